@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog, admit_all, build_catalogs
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.pipeline import Stage
@@ -26,16 +26,16 @@ class PermitAll:
     def reads_arguments(self, tool: Tool) -> bool:
         return False
 
-    def lists(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, caller: Principal, tool: Tool) -> bool:
         return True
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
         return True
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         return None
 
-    def may(
+    def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         return Decision(True, ("permit-all",), "test")
@@ -51,7 +51,7 @@ def build_permissive_hub(
 ) -> Hub:
     """`tools` is a catalog of tools, or one of every kind; `parts` are optional ones of `Hub`."""
     catalogs = complete_catalogs(tools) if isinstance(tools, Catalog) else tools
-    return Hub(catalogs, bus, stages, Chains(bytes(32)), PermitAll(), **parts)
+    return Hub(catalogs, bus, stages, CallChains(bytes(32)), PermitAll(), **parts)
 
 
 async def call_tool(

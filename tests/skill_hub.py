@@ -11,7 +11,7 @@ from tests.permissive_hub import call_tool, complete_catalogs
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import HubError
 from dragoman.core.hub import Hub
@@ -20,7 +20,7 @@ from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Bridged, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import Carried
+from dragoman.core.trace import TraceContext
 from dragoman.guards.announce import Announce
 from dragoman.guards.authorize import Authorize
 from dragoman.guards.recursion import Recursion
@@ -42,16 +42,16 @@ class ScriptedPolicies:
             return Decision(False, ("no-deploys",), "abcd1234")
         return Decision(True, ("team",), "abcd1234")
 
-    def lists(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, caller: Principal, tool: Tool) -> bool:
         return tool.name not in self.hidden or caller == BOSS
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
-        return self.lists(caller, tool) and tool.name not in self.denied
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
+        return self.can_list(caller, tool) and tool.name not in self.denied
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         return caller.label
 
-    def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
         return Decision(caller.label in self.admins, ("admins",), "abcd1234")
 
 
@@ -108,7 +108,7 @@ class SkillHub:
         self.judge = ScriptedPolicies()
         self.agent = ScriptedAgent()
         self.catalog = Catalog(review=admit_all)
-        self.chains = Chains(bytes(32))
+        self.chains = CallChains(bytes(32))
         self.announce = Announce(self.bus, at_once)
         stages = [*before, self.announce, Recursion(self.chains), Authorize(self.judge)]
         self.hub = Hub(complete_catalogs(self.catalog), self.bus, stages, self.chains, self.judge)
@@ -119,11 +119,11 @@ class SkillHub:
         self,
         name: str = "vercel_ops.deploy",
         who: Principal = ALICE,
-        carried: Carried | None = None,
+        carried: TraceContext | None = None,
         **arguments: Any,
     ) -> Result:
         return await call_tool(
-            self.hub, who, name, arguments, door="test", view=EVERYTHING, carried=carried
+            self.hub, who, name, arguments, door="test", view=EVERYTHING, trace_context=carried
         )
 
     def begin(

@@ -16,7 +16,7 @@ import asyncio
 
 from dragoman.core.errors import Denied
 from dragoman.core.events import PostVerb, PreVerb, VerbError
-from dragoman.core.event_payloads import verb_event
+from dragoman.core.event_payloads import render_verb_event
 
 heard, followed = [], []
 
@@ -88,7 +88,9 @@ async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
 def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
     bus = Bus()
     join_plugins(bus, [])
-    assert not bus.gated and not any(bus.heard(kind) for kind in (PreVerb, PostVerb, VerbError))
+    assert not bus.has_gates and not any(
+        bus.is_observed(kind) for kind in (PreVerb, PostVerb, VerbError)
+    )
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ TOOLS = [
 
 def call(caller: Principal, tool: Tool, chain: tuple[str, ...] = ()) -> Call:
     return Call(
-        caller=caller,
+        principal=caller,
         tool=tool,
-        asked_as=tool.name,
+        requested_name=tool.name,
         arguments={"path": "notes.txt"},
         trace=Trace("0" * 32, chain),
         door="mcp-http",

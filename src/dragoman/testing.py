@@ -23,17 +23,17 @@ from dragoman.a2a.protocol.dialects.operations import V03
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
-from dragoman.core.event_payloads import verb_event
+from dragoman.core.event_payloads import render_verb_event
 from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.kept_results import KeptResults
-from dragoman.core.name_claims import Claims
+from dragoman.core.name_claims import NameClaims
 from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.principal import Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
@@ -60,7 +60,7 @@ class VerbBus:
         """What is returned ends it."""
 
         def hear(event: Any) -> None:
-            callback(verb_event(event))
+            callback(render_verb_event(event))
 
         ends = [self.bus.observe(kind, hear) for kind in (PreVerb, PostVerb, VerbError)]
 
@@ -136,7 +136,7 @@ def build_a2a_skill_tool(
         wire = new
     org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
     name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
-    catalogs, bus = build_catalogs(admit_all, Claims()), (verb_bus or VerbBus()).bus
+    catalogs, bus = build_catalogs(admit_all, NameClaims()), (verb_bus or VerbBus()).bus
     catalog = catalogs[TOOL]
     agent = RemoteAgent(
         ExternalAgent(name=name, url=url, wire=wire, timeout_secs=timeout_secs),  # type: ignore[arg-type]
@@ -148,13 +148,13 @@ def build_a2a_skill_tool(
         org=org,
     )
     judge = _judge(policies, agent)
-    handles, chains = Handles(os.urandom(32), SECONDS), Chains(os.urandom(32))
+    handles, chains = QuestionHandles(os.urandom(32), SECONDS), CallChains(os.urandom(32))
     limits = Limits()
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    stages = guards.standard(_Unrecorded(), bus, limits, handles, chains, judge, kept)
+    stages = guards.build_stages(_Unrecorded(), bus, limits, handles, chains, judge, kept)
     hub = Hub(catalogs, bus, stages, chains, judge, results=kept)
     agent.offer(_peer(url, card, skill, wire), str(agent_row["id"]))
-    (tool,) = [tool for tool in catalog.tools() if tool.bridged is not None]
+    (tool,) = [tool for tool in catalog.list_tools() if tool.bridged is not None]
     return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))
 
 

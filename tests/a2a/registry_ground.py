@@ -19,7 +19,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import AgentChanged
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.stores.audit.log import SqliteAuditLog
 from permissive_hub import build_permissive_hub
 
@@ -126,7 +126,7 @@ class Ground:
         return self.listed.get_agent(key, anybody, secret=True)
 
     def tools(self) -> list[str]:
-        return [tool.name for tool in self.hub.catalog.tools()]
+        return [tool.name for tool in self.hub.catalog.list_tools()]
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Looks whenever an agent or the catalog has changed."""
@@ -154,7 +154,7 @@ async def ground(
     written = f"[bridge]\nprobe_secs = {every}\n{bridge}[a2a]\nenabled = true\nstore = 'memory'\n"
     written += config
     tools = catalog if catalog is not None else Catalog(review=admit_all)
-    hub, net, pins = build_permissive_hub(tools, Bus(), []), Client(), Pins()
+    hub, net, pins = build_permissive_hub(tools, Bus(), []), OutboundHttp(), Pins()
     changes: list[None] = []
     audit = SqliteAuditLog(home)
     side = AgentSide(

@@ -19,9 +19,9 @@ from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next
 from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.guards.timeout import Time
+from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import Validate, compile_schema
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from permissive_hub import build_permissive_hub
 
 DEPLOY = {
@@ -121,18 +121,20 @@ async def bridged(
     timeout: float | None = None,
     **entry: Any,
 ) -> AsyncIterator[Ground]:
-    net = Client()
+    net = OutboundHttp()
     calls: list[Call] = []
 
     async def noted(call: Call, next: Next) -> Result:
         calls.append(call)
         return await next(call)
 
-    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [noted, Validate(), Time(*limits)])
+    hub = build_permissive_hub(
+        Catalog(review=admit_all), Bus(), [noted, Validate(), Timeout(*limits)]
+    )
     async with odd_agent(playing(answer, card)) as server:
         agent = RemoteAgent(
             ExternalAgent(**{"name": "Vercel Ops", "url": server.url, **entry}),
-            lambda url, private: net.reaching(url, allow_private=private),
+            lambda url, private: net.open_configured(url, allow_private=private),
             hub.catalog,
             compile_schema,
             headers=headers or {},

@@ -19,7 +19,7 @@ from dragoman.a2a.protocol.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 
 Peers = Callable[..., HttpPeer]
 
@@ -31,8 +31,8 @@ ClientOf = Callable[[str], A2aClient]
 
 @pytest.fixture
 async def client_of() -> AsyncIterator[ClientOf]:
-    net = Client()
-    yield lambda url: A2aClient(net.reaching(url, allow_private=False))
+    net = OutboundHttp()
+    yield lambda url: A2aClient(net.open_configured(url, allow_private=False))
     await net.close()
 
 

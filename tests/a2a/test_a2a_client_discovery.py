@@ -21,11 +21,11 @@ from dragoman.a2a.client.card_discovery import (
     strip_card_path,
 )
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 
 
 def discovery(url: str, **more: Any) -> CardDiscovery:
-    return CardDiscovery(Client().reaching(url, allow_private=False), {}, url, **more)
+    return CardDiscovery(OutboundHttp().open_configured(url, allow_private=False), {}, url, **more)
 
 
 @pytest.mark.promise("L1")
@@ -173,7 +173,7 @@ async def test_registered_headers_go_with_the_card_of_the_registered_origin_alon
         request.reply(200, card_10("http://127.0.0.1:1"))
 
     async with odd_agent(handle) as agent, odd_agent(handle) as other:
-        http = Client().reaching(agent.url, allow_private=True)
+        http = OutboundHttp().open_configured(agent.url, allow_private=True)
         find = CardDiscovery(http, {"authorization": "Bearer s"}, agent.url)
         await find(agent.url)
         await find(other.url)

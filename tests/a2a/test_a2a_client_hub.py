@@ -15,7 +15,7 @@ from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, TASKS_SEND, Endpoin
 from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.dialects import V01, V03, V10
 from dragoman.a2a.protocol.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 
 CONFIG = """
 [a2a]
@@ -53,8 +53,8 @@ ClientOf = Callable[[str], A2aClient]
 
 @pytest.fixture
 async def client_of() -> AsyncIterator[ClientOf]:
-    net = Client()
-    yield lambda url: A2aClient(net.reaching(url, allow_private=False))
+    net = OutboundHttp()
+    yield lambda url: A2aClient(net.open_configured(url, allow_private=False))
     await net.close()
 
 

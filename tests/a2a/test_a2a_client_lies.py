@@ -21,7 +21,7 @@ from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError
 from dragoman.core.errors import BadReply, TargetFailed, Unreachable
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 
 UNKNOWN = -32601
 SAID = {"message": build_text_message("hello")}
@@ -29,7 +29,7 @@ OLD_CARD = {"name": "Odd", "version": "1", "capabilities": {}, "skills": []}
 
 
 def client_for(agent: OddAgent, **more: Any) -> A2aClient:
-    return A2aClient(Client().reaching(agent.url, allow_private=True), **more)
+    return A2aClient(OutboundHttp().open_configured(agent.url, allow_private=True), **more)
 
 
 def serving(
@@ -276,7 +276,7 @@ async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(sai
         port = agent.url.rpartition(":")[2]
         registered = f"http://{here}:{port}"
         inside = port
-        outlet = Client().reaching(registered, allow_private=False)
+        outlet = OutboundHttp().open_configured(registered, allow_private=False)
         headers = {"x-key": "k"}
         client = A2aClient(outlet, headers, registered=registered)
         assert (await client.send_message(registered, SAID))["task"]["id"] == "t1"
@@ -284,7 +284,7 @@ async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(sai
         assert not (await client.find_agent(registered)).findings
         async with odd_agent(rest) as other:
             inside = other.url.rpartition(":")[2]
-            strange = A2aClient(Client().reaching(registered, allow_private=False))
+            strange = A2aClient(OutboundHttp().open_configured(registered, allow_private=False))
             assert (await strange.send_message(registered, SAID))["task"]["id"] == "t1"
             (finding,) = (await strange.find_agent(registered)).findings
             assert "other ports of a private host" in finding and "allow_private" in finding

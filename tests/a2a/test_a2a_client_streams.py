@@ -17,7 +17,7 @@ from tests.a2a.odd_agent import Request, build_text_message, card_10, odd_agent,
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.event_stream import TURN, read_state
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 
 SAID = {"message": build_text_message("hello")}
 STREAMING: dict[str, Any] = {"capabilities": {"streaming": True}}
@@ -51,7 +51,7 @@ async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
         await asyncio.Event().wait()
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             stream = await client.stream_message(agent.url, SAID)
             events = [event async for event in stream]
@@ -67,7 +67,7 @@ async def test_an_older_stream_ends_where_it_says_final() -> None:
         await asyncio.Event().wait()
 
     async with odd_agent(streaming(work, "JSONRPC:0.3")) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             events = [event async for event in await client.stream_message(agent.url, SAID)]
     assert [read_state(event["statusUpdate"]) for event in events] == ["TASK_STATE_INPUT_REQUIRED"]
@@ -82,7 +82,7 @@ async def test_a_subscription_says_where_it_was() -> None:
             await request.event({"task": task_10("WORKING")}, "7")
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         stream = await client.subscribe(agent.url, "t1")
         assert len([event async for event in stream]) == 1
         again = await client.subscribe(agent.url, "t1", stream.last_id)
@@ -98,7 +98,7 @@ async def test_a_line_that_breaks_is_told_as_such() -> None:
         await request.writer.drain()
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         stream = await client.stream_message(agent.url, SAID)
         assert "task" in await anext(stream)
         with pytest.raises(Unreachable):
@@ -113,7 +113,7 @@ async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
         request.writer.write(data)
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply):
             async for _ in await client.stream_message(agent.url, SAID):
                 pass
@@ -128,7 +128,7 @@ async def test_an_event_has_at_most_ten_megabytes() -> None:
             await request.writer.drain()
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="sent too much"):
             async for _ in await client.stream_message(agent.url, SAID):
                 pass
@@ -144,7 +144,7 @@ async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None
             await asyncio.Event().wait()
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             events = [event async for event in await client.stream_message(agent.url, SAID)]
             answer = await client.send_message(agent.url, SAID)
@@ -160,7 +160,7 @@ async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message()
             request.fail(-32601, "Method not found")
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         events = [event async for event in await client.stream_message(agent.url, SAID)]
         (finding,) = (await client.find_agent(agent.url)).findings
     assert "its card says that it streams" in finding and len(events) == 1
@@ -175,7 +175,7 @@ async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
         request.writer.write(f"data: {json.dumps(error)}\n\n".encode())
 
     async with odd_agent(streaming(work)) as agent:
-        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="what"):
             async for _ in await client.stream_message(agent.url, SAID):
                 pass
@@ -239,7 +239,7 @@ async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace
     """The neighbour has a turn after a few events; all streams of an agent have one pace."""
     heard, turns = 0, [0]
     with flooding_agent() as url:
-        outlet = Client().reaching(url, allow_private=False)
+        outlet = OutboundHttp().open_configured(url, allow_private=False)
         eager = A2aClient(outlet, events_per_second=10 * FLOOD)
 
         async def hear(client: A2aClient) -> None:
@@ -287,7 +287,7 @@ async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> N
                 await asyncio.sleep(0.01)
 
     async with odd_agent(streaming(work, capabilities={})) as agent:
-        outlet = Client().reaching(agent.url, allow_private=False)
+        outlet = OutboundHttp().open_configured(agent.url, allow_private=False)
         client = A2aClient(outlet, timeout=0.2)
         async with asyncio.timeout(10):
             with pytest.raises(TimedOut, match="timed out: its stream had no event in time"):

@@ -34,14 +34,14 @@ from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent, Request
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.bus import Bus
-from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
+from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard_update
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import StorageFailed, WorkFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.guards.validate import compile_schema
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
@@ -180,8 +180,10 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
         tasks.insert(task)
     odd.append({"artifactUpdate": {"t": Celsius(1.5), "n": Count(3), "yes": True}})
     tasks.flush()
-    assert store.entries(odd.key)[-1].event == {"artifactUpdate": {"t": 1.5, "n": 3, "yes": True}}
-    assert len(store.entries(other.key)) == 1
+    assert store.load_entries(odd.key)[-1].event == {
+        "artifactUpdate": {"t": 1.5, "n": 3, "yes": True}
+    }
+    assert len(store.load_entries(other.key)) == 1
     await tasks.close()
     store.close()
 
@@ -218,7 +220,7 @@ def completed(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its_words() -> None:
-    far = RemoteTask("chatty", discard)
+    far = RemoteTask("chatty", discard_update)
     words = [f"word {number} ".ljust(300) for number in range(MANY)]
     begun = time.process_time()
     for number, word in enumerate(words):
@@ -235,7 +237,7 @@ def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its
 
 
 def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
-    far = RemoteTask("chatty", discard)
+    far = RemoteTask("chatty", discard_update)
     data = [{"data": number} for number in range(5)]
     begun = time.process_time()
     for number in range(MANY):
@@ -247,7 +249,7 @@ def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
 
 
 def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() -> None:
-    far = RemoteTask("wordy", discard)
+    far = RemoteTask("wordy", discard_update)
     far.apply_event(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
     begun = time.process_time()
     far.apply_event(completed({"text": "1"}, *({"text": f"x{number}"} for number in range(MANY))))
@@ -323,9 +325,9 @@ def face() -> tuple[A2aServer, StoredTasks, CardService]:
         await asyncio.Event().wait()
         return None
 
-    client = Client()
+    client = OutboundHttp()
     push = PushNotifier(
-        tasks, store, lambda _, __: client.anywhere(allow_private=False), settings, check=never
+        tasks, store, lambda _, __: client.open_public(allow_private=False), settings, check=never
     )
     return A2aServer(hub, tasks, targets, cards, push, 100.0), tasks, cards
 
@@ -411,14 +413,18 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
                 enough.set()
             await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    tasks, store, client = listed(), MemoryTaskStore(), Client()
+    tasks, store, client = listed(), MemoryTaskStore(), OutboundHttp()
     settings = A2aSettings(push_private=True)
 
     async def fine(url: str) -> str | None:
         return None
 
     push = PushNotifier(
-        tasks, store, lambda _, allowed: client.anywhere(allow_private=True), settings, check=fine
+        tasks,
+        store,
+        lambda _, allowed: client.open_public(allow_private=True),
+        settings,
+        check=fine,
     )
     async with listening(webhook) as peer:
         for owner, id, count in ((ME, "slow", 4), (YOU, "quick", 0)):
@@ -437,11 +443,11 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
 
 
 async def test_the_path_of_a_webhook_which_may_be_a_secret_is_in_no_message() -> None:
-    task, client = made(Held()), Client()
+    task, client = made(Held()), OutboundHttp()
     async with listening(Talk.gone) as peer:
         url = f"http://127.0.0.1:{peer.port}/bot-S3CRET/send?key=S3CRET"
     hook = Webhook(task, "h", {"url": url}, "1.0", 0)
-    http = client.anywhere(allow_private=True)
+    http = client.open_public(allow_private=True)
     failure = await deliver(http, hook, task.entries[0], BOUND)
     assert failure is not None and f"127.0.0.1:{peer.port}" in failure.why
     assert "S3CRET" not in failure.why + hook.label

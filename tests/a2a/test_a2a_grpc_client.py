@@ -72,7 +72,7 @@ async def client_of(
             request.reply(404, {})
 
     async with odd_agent(handle) as agent, a_client(resolve) if resolve else a_client() as net:
-        http = net.reaching(agent.url, allow_private=private)
+        http = net.open_configured(agent.url, allow_private=private)
         client = A2aClient(http, timeout=5, registered=agent.url)
         try:
             yield client, agent.url
@@ -185,7 +185,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
 
         agent = await stack.enter_async_context(odd_agent(handle))
         net = await stack.enter_async_context(a_client())
-        client = A2aClient(net.reaching(agent.url, allow_private=True), timeout=10)
+        client = A2aClient(net.open_configured(agent.url, allow_private=True), timeout=10)
         stack.push_async_callback(client.close)
 
         async def send(n: int) -> str:

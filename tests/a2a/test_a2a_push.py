@@ -29,7 +29,7 @@ from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
@@ -191,13 +191,13 @@ async def ground(
 ) -> AsyncIterator[Ground]:
     store = store or MemoryTaskStore()
     tasks = StoredTasks(store, most=most, most_each=most, max_bytes=10**8, idle=1000)
-    client = Client(resolve)
+    client = OutboundHttp(resolve)
     push = PushNotifier(
         tasks,
         store,
-        lambda _, allowed: client.anywhere(allow_private=allowed),
+        lambda _, allowed: client.open_public(allow_private=allowed),
         A2aSettings(push_private=private, **settings),
-        check=lambda url: client.objection(url, allow_private=private),
+        check=lambda url: client.find_objection(url, allow_private=private),
         first_seconds=first_seconds,
     )
     tasks.load(lambda stored: AgentTask.made_again(stored, no_call))
@@ -337,8 +337,8 @@ async def test_the_webhooks_of_a_caller_that_has_lost_access_are_parked_also_aft
                 await hub.push.set(task, {"url": receiver.url(f"/{owner.id}")}, "1.0")
                 hub.works[owner.id].says("under way", "more")
                 await receiver.until(1, f"/{owner.id}")
-            hub.push.end_callers(why_ended)
-            hub.tasks.end_callers(why_ended)
+            hub.push.end_principals(why_ended)
+            hub.tasks.end_principals(why_ended)
             assert hub.tasks.get(ALICE, "alice").state == "cancelled"
             assert hub.tasks.get(BOB, "bob").state == "working"
             for held in receiver.held.values():
@@ -348,7 +348,7 @@ async def test_the_webhooks_of_a_caller_that_has_lost_access_are_parked_also_aft
         store.close()
         store = SqliteTaskStore(tmp_path)
         async with ground(store) as hub:
-            hub.push.end_callers(why_ended)
+            hub.push.end_principals(why_ended)
             await receiver.until(3, "/bob")  # that it was interrupted
             await hub.quiet()
             assert hub.push.list(hub.tasks.get(ALICE, "alice"))["configs"], "it is still there"

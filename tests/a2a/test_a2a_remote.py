@@ -16,7 +16,15 @@ from tests.permissive_hub import call_tool
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
-from dragoman.core.call import Artifact, Lasting, MessageOrigin, Progress, Result, Update, Wanted
+from dragoman.core.call import (
+    Artifact,
+    MessageOrigin,
+    Progress,
+    Result,
+    TaskStarted,
+    Update,
+    WantedUpdates,
+)
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import (
     BadReply,
@@ -31,9 +39,9 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import MEMBERS
-from dragoman.guards.timeout import Time
+from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import compile_schema
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from permissive_hub import build_permissive_hub
 
 Peers = Callable[..., HttpPeer]
@@ -64,11 +72,13 @@ FEATURES = {"elicitation": {"form": {}, "url": {}}}
 
 @asynccontextmanager
 async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator[Remote]:
-    net = Client()
-    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [Time(seconds, seconds, seconds)])
+    net = OutboundHttp()
+    hub = build_permissive_hub(
+        Catalog(review=admit_all), Bus(), [Timeout(seconds, seconds, seconds)]
+    )
     agent = RemoteAgent(
         ExternalAgent(name="far-away", url=url, **entry),
-        lambda url, private: net.reaching(url, allow_private=private),
+        lambda url, private: net.open_configured(url, allow_private=private),
         hub.catalog,
         compile_schema,
         headers={},
@@ -100,7 +110,7 @@ class Remote:
             door="test",
             view=EVERYTHING,
             updates=self.updates.append,
-            wanted=Wanted(progress=True, lasting=True),
+            wanted_updates=WantedUpdates(progress=True, task_start=True),
             **more,
         )
 
@@ -114,14 +124,14 @@ def text_of(result: Result) -> str:
 
 async def test_an_agent_is_offered_as_one_tool_and_one_for_each_skill(sdk: Sdk) -> None:
     async with remote(sdk[0]) as far:
-        tools = far.hub.catalog.tools()
+        tools = far.hub.catalog.list_tools()
         shown = far.agent.snapshot()
         names = ["far-away.message", "far_away.ask", "far_away.echo"]
         assert sorted(tool.name for tool in tools) == names
         tool = far.hub.catalog.find("dragoman_agent_far_away")
         assert tool is far.hub.catalog.find("far-away.message")
         far.agent.withdraw("it is away")
-        assert not far.hub.catalog.tools()
+        assert not far.hub.catalog.list_tools()
         assert (far.agent.state, far.agent.reason) == ("failed", "it is away")
     assert tool.agent is not None and tool.agent.description == "Does what the first word says."
     assert tool.description.startswith("Does what the first word says. Takes a message")
@@ -327,7 +337,7 @@ async def test_a_call_that_is_left_has_the_task_cancelled(
     more = [] if streams else ["--no-streaming"]
     async with remote(http_peer("a2a_sdk_agent", "--log", log, *more).url) as far:
         call = asyncio.get_running_loop().create_task(far.call("hang"))
-        while not any(isinstance(update, Progress | Lasting) for update in far.updates):
+        while not any(isinstance(update, Progress | TaskStarted) for update in far.updates):
             await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -387,7 +397,7 @@ async def test_a_task_without_a_stream_is_asked_after_until_it_ends() -> None:
     async with odd_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "at last"
     assert server.sent("SendMessage")[0].params["configuration"] == {"returnImmediately": True}
-    assert any(isinstance(update, Lasting) for update in far.updates)
+    assert any(isinstance(update, TaskStarted) for update in far.updates)
 
 
 async def test_what_a_stream_did_not_tell_is_asked_for_at_its_end() -> None:

@@ -14,7 +14,7 @@ from tests.a2a.odd_agent import Request, card_10, odd_agent
 from tests.a2a.registry_ground import NOT_FOUND, anybody, external, ground, moody, skill
 from tests.permissive_hub import call_tool
 
-from dragoman.core.catalog import Catalog, Reviewed, admit_all
+from dragoman.core.catalog import Catalog, ReviewResult, admit_all
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool
@@ -385,14 +385,14 @@ async def test_a_changed_skill_is_held_by_the_catalogs_review_and_the_rest_is_of
     catalog = Catalog(review=admit_all)
     approved: dict[str, str] = {}
 
-    def review(target: str, tools: Sequence[Tool]) -> Reviewed:
+    def review(target: str, tools: Sequence[Tool]) -> ReviewResult:
         admitted, held = [], {}
         for tool in tools:
             if approved.setdefault(tool.name, tool.description) == tool.description:
                 admitted.append(tool)
             else:
                 held[tool.name] = "its description has changed"
-        return Reviewed(admitted, held)
+        return ReviewResult(admitted, held)
 
     catalog.review = review
     async with moody("deploy", "list") as agent, ground(tmp_path, catalog=catalog) as here:

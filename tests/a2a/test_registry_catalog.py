@@ -113,16 +113,18 @@ async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path
         def decide(self, call: Call) -> Decision:
             return Decision(True)
 
-        def lists(self, caller: Principal, tool: Tool) -> bool:
+        def can_list(self, caller: Principal, tool: Tool) -> bool:
             return True
 
-        def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+        def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
             return True
 
-        def group(self, caller: Principal) -> Hashable:
+        def group_of_principal(self, caller: Principal) -> Hashable:
             return None
 
-        def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+        def decide_action(
+            self, caller: Principal, action: str, tool: Tool | None = None
+        ) -> Decision:
             return Decision(tool is None or tool.target.name != "Hidden")
 
     async with (
@@ -134,7 +136,7 @@ async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path
         await here.listed.add({"url": two.url, "public": True})
         assert b"Hidden" in (await ask(here, CATALOG_PATHS[0])).answer
         here.hub.authorizer = Discreet()
-        here.hub.catalog.touch()
+        here.hub.catalog.mark_changed()
         answer = (await ask(here, CATALOG_PATHS[0])).answer
         assert b"Hidden" not in answer and b"Open" in answer
 

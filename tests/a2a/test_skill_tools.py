@@ -69,8 +69,8 @@ def test_a_skill_is_called_by_all_of_its_names(
     assert tool.description == f"Invokes the {skill} skill on remote A2A agent {agent}"
     catalog = Catalog(review=admit_all)
     catalog.offer(agent, [tool])
-    assert catalog.shown(tool, "legacy") == catalog.shown(tool, "dotted") == name
-    safe = catalog.shown(tool, "safe")
+    assert catalog.listed_name(tool, "legacy") == catalog.listed_name(tool, "dotted") == name
+    safe = catalog.listed_name(tool, "safe")
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", safe)
     for called in (name, identity, alias, safe, tool.other_names["safe!"]):
         assert catalog.find(called) is tool
@@ -110,9 +110,9 @@ def test_one_spelling_of_a_skill_is_offered_and_none_is_the_agent_itself() -> No
     assert names[3] == names[4] != "ag.message"
     catalog = Catalog(review=admit_all)
     catalog.offer("ag", tools)
-    assert [tool.remote_name for tool in catalog.tools()] == ["a b", "message"]
+    assert [tool.remote_name for tool in catalog.list_tools()] == ["a b", "message"]
     assert catalog.find("a2a_ag_a_b") is tools[0]
-    assert [remark.partition(" is not")[0] for remark in catalog.remarks("ag")] == [
+    assert [remark.partition(" is not")[0] for remark in catalog.list_remarks("ag")] == [
         'tool "a_b"', 'tool "A/B"', 'tool "Message"',
     ]  # fmt: skip
 

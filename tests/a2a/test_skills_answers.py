@@ -16,7 +16,7 @@ from tests.permissive_hub import call_tool
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
-from dragoman.core.call import ABSENT, Progress, Result, Update, Wanted
+from dragoman.core.call import ABSENT, Progress, Result, Update, WantedUpdates
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import (
     BadReply,
@@ -31,7 +31,7 @@ from dragoman.core.errors import (
 from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.validate import compile_schema
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from permissive_hub import build_permissive_hub
 
 TEXT, DATA = {"kind": "text", "text": "done"}, {"kind": "data", "data": {"n": 1}}
@@ -196,7 +196,7 @@ async def test_what_the_agent_asks_is_a_question_and_the_answer_continues_its_ta
 
     async with bridged(answer, wire=wire) as ground:
         asked = await ground.call()
-        assert asked.questions is not None and asked.questions["reply"].words == "done"
+        assert asked.questions is not None and asked.questions["reply"].text == "done"
         answers = {"reply": {"action": "accept", "content": {"reply": "blue"}}}
         result = await ground.call(handle=asked.handle, answers=answers)
         assert texts(result) == ["done"]
@@ -323,11 +323,11 @@ async def test_an_agent_that_answers_with_errors_is_there() -> None:
 @asynccontextmanager
 async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[..., Any]]:
     """What calls the skill `echo` of the agent there."""
-    net = Client()
+    net = OutboundHttp()
     hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     agent = RemoteAgent(
         ExternalAgent(name="SDK", url=url),
-        lambda url, private: net.reaching(url, allow_private=private),
+        lambda url, private: net.open_configured(url, allow_private=private),
         hub.catalog,
         compile_schema,
         headers={},
@@ -344,7 +344,7 @@ async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[.
             view=EVERYTHING,
             features={"elicitation": {"form": {}}},
             updates=updates.append,
-            wanted=Wanted(progress=True),
+            wanted_updates=WantedUpdates(progress=True),
             **more,
         )
 

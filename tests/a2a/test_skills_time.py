@@ -11,10 +11,10 @@ from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import Ground, bridged
 
 from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
-from dragoman.core.call import Wanted
+from dragoman.core.call import WantedUpdates
 from dragoman.core.errors import RemoteA2ATimeoutError
 
-PROGRESS, TASKS = Wanted(progress=True), Wanted(progress=True, lasting=True)
+PROGRESS, TASKS = WantedUpdates(progress=True), WantedUpdates(progress=True, task_start=True)
 
 
 class Slow:

@@ -167,7 +167,9 @@ async def test_a_call_by_an_alias_is_one_by_the_canonical_name(name: str) -> Non
         await ground.call(name=name)
         with pytest.raises(NotFound):
             await ground.call(name=f"{name}x")
-    assert ground.calls[0].tool.name == "vercel_ops.deploy" and ground.calls[0].asked_as == name
+    assert (
+        ground.calls[0].tool.name == "vercel_ops.deploy" and ground.calls[0].requested_name == name
+    )
     assert len(ground.sent) == 1
 
 

@@ -26,16 +26,16 @@ from dragoman.a2a.server.http import A2aHttpTransport
 from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
-from dragoman.core.agent_tool import agent_tool
+from dragoman.core.agent_tool import build_agent_tool
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
-from dragoman.core.call_chains import Flight
+from dragoman.core.call_chains import RunningCall
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.stored_tasks import StoredTasks
-from dragoman.core.tool import DEFAULT_TRAITS, AgentFacts, Tool, anything
+from dragoman.core.tool import DEFAULT_TRAITS, AgentFacts, Tool, accept_anything
 from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
 from dragoman.stores.tasks import MemoryTaskStore
@@ -85,14 +85,14 @@ class Place:
         self.port = port
         self.channel = channel
 
-    def under_way(self) -> Flight:
+    def under_way(self) -> RunningCall:
         """A call that somebody else's target is serving just now."""
         call = Call(
-            caller=ANN,
+            principal=ANN,
             tool=Tool(name="far.run", alias="far", remote_name="run", target=self.agent),
-            asked_as="far.run",
+            requested_name="far.run",
             arguments={},
-            trace=self.hub.chains.trace(ANN, "far.run", "far", None),
+            trace=self.hub.chains.start_trace(ANN, "far.run", "far", None),
             door="test",
         )
         return self.hub.chains.enter(call)
@@ -128,9 +128,9 @@ class Place:
 async def place() -> AsyncIterator[Place]:
     settings = A2aSettings(enabled=True)
     catalog, store, agent = Catalog(review=admit_all), MemoryTaskStore(), Mirror()
-    hub = build_permissive_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
     facts = AgentFacts(name="mirror", description="")
-    catalog.offer("mirror", [agent_tool(agent, facts, "dragoman_agent_", anything)])
+    catalog.offer("mirror", [build_agent_tool(agent, facts, "dragoman_agent_", accept_anything)])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
     targets = MessageRouter(hub, "mirror")
     cards = CardService(targets, settings, lambda card: card)
@@ -183,12 +183,12 @@ async def test_a_message_that_comes_back_belongs_to_the_call_it_was_sent_for(way
     async with place() as here:
         flight = here.under_way()
         for metadata, headers in (
-            (flight.trace.carried(), {}),
-            ({}, flight.trace.headers()),
-            ({"traceparent": PARENT}, flight.trace.headers()),  # its agent's library was busy
+            (flight.trace.build_context(), {}),
+            ({}, flight.trace.build_headers()),
+            ({"traceparent": PARENT}, flight.trace.build_headers()),  # its agent's library was busy
         ):
             trace = await here.send(way, metadata, headers)
-            assert trace.above is flight and trace.chain == ("far.run",)
+            assert trace.parent is flight and trace.chain == ("far.run",)
             assert trace.id == flight.trace.id and trace.origin == "key:ann"
 
 
@@ -198,11 +198,11 @@ async def test_the_metadata_of_the_request_counts_too(body: str) -> None:
     async with place() as here:
         flight = here.under_way()
         params = V10.params("hi")
-        params["metadata"] = flight.trace.carried()
+        params["metadata"] = flight.trace.build_context()
         params["message"]["metadata"] = {"own": 1} if body == "message" else {}
         _, path, message, own = V10.request(SEND, params)
         await here.post(path, message, own)
-        assert here.agent.calls[-1].trace.above is flight
+        assert here.agent.calls[-1].trace.parent is flight
 
 
 @pytest.mark.promise("Q6", "Q7")
@@ -219,8 +219,8 @@ async def test_the_metadata_of_the_request_counts_too(body: str) -> None:
 async def test_the_routes_of_the_first_dialect_are_read_too(path: str, body: Any) -> None:
     async with place() as here:
         flight = here.under_way()
-        await here.post(path, body, flight.trace.headers())
-        assert here.agent.calls[-1].trace.above is flight
+        await here.post(path, body, flight.trace.build_headers())
+        assert here.agent.calls[-1].trace.parent is flight
 
 
 @pytest.mark.promise("Q6", "Q7")
@@ -238,10 +238,10 @@ async def test_a_trace_comes_over_grpc_as_metadata_of_both_kinds(transport: Any)
             await asyncio.wait_for(client.send_message(request, context=context), 10)
             return here.agent.calls[-1].trace
 
-        assert (await send(flight.trace.carried(), {})).above is flight
-        assert (await send({}, flight.trace.headers())).above is flight
+        assert (await send(flight.trace.build_context(), {})).parent is flight
+        assert (await send({}, flight.trace.headers())).parent is flight
         assert (await send({}, {"traceparent": PARENT})).id == ID
-        assert (await send({}, {})).above is None
+        assert (await send({}, {})).parent is None
 
 
 @pytest.mark.promise("Q6")

@@ -12,7 +12,7 @@ from dragoman.agents.function import FunctionAgent
 from dragoman.core.call import Call
 from dragoman.core.errors import Declined, InvalidInput
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import anything
+from dragoman.core.tool import accept_anything
 from dragoman.core.trace import new_trace
 
 
@@ -26,14 +26,14 @@ async def listing(request: Request) -> Any:
 
 def agent(function: str, *modes: str) -> FunctionAgent:
     entry = AgentEntry(name="own", function=f"{__name__}:{function}", input_modes=list(modes))
-    return FunctionAgent(entry, "dragoman_agent_", anything)
+    return FunctionAgent(entry, "dragoman_agent_", accept_anything)
 
 
 def call(to: FunctionAgent, arguments: dict[str, Any], answers: Any = None) -> Call:
     return Call(
-        caller=OWNER,
+        principal=OWNER,
         tool=to.tool,
-        asked_as="own",
+        requested_name="own",
         arguments=arguments,
         trace=new_trace(),
         door="mcp-http",

@@ -10,16 +10,16 @@ from dragoman.core.call import Call
 from dragoman.core.errors import Denied, NotFound
 from dragoman.core.events import PostVerb, PreVerb, ServerChanged
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 
 
 def about_to(name: str = "files.read") -> PreVerb:
     return PreVerb(
         Call(
-            caller=OWNER,
-            tool=tool_nowhere(name, NotFound("nowhere")),
-            asked_as=name,
+            principal=OWNER,
+            tool=build_missing_tool(name, NotFound("nowhere")),
+            requested_name=name,
             arguments={},
             trace=new_trace(),
             door="test",
@@ -31,7 +31,7 @@ def test_an_observer_hears_its_kind_of_event_and_no_other() -> None:
     bus = Bus()
     heard: list[object] = []
     bus.observe(ServerChanged, heard.append)
-    assert bus.heard(ServerChanged) and not bus.heard(PostVerb)
+    assert bus.is_observed(ServerChanged) and not bus.is_observed(PostVerb)
     bus.emit(about_to())
     changed = ServerChanged("a", "connected", "")
     bus.emit(changed)
@@ -62,14 +62,14 @@ async def test_a_gate_may_refuse_with_words_of_its_own() -> None:
     async def passes(event: PreVerb) -> None:
         return None
 
-    assert not bus.attended
-    await bus.ask(about_to())
+    assert not bus.has_call_observers
+    await bus.ask_gates(about_to())
     bus.gate("passes", passes)
-    await bus.ask(about_to())
+    await bus.ask_gates(about_to())
     bus.gate("refuses", refuses)
-    assert bus.attended
+    assert bus.has_call_observers
     with pytest.raises(Denied, match=r"^not files\.read$"):
-        await bus.ask(about_to())
+        await bus.ask_gates(about_to())
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("broken"), NotFound("odd"), TimeoutError()])
@@ -83,7 +83,7 @@ async def test_a_gate_that_fails_refuses(
 
     bus.gate("careful", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(Denied) as raised:
-        await bus.ask(about_to())
+        await bus.ask_gates(about_to())
     assert str(raised.value) == '"files.read" was refused: the gate "careful" failed'
     assert raised.value.__cause__ is problem
 
@@ -100,7 +100,7 @@ async def test_a_gate_that_takes_too_long_refuses(caplog: pytest.LogCaptureFixtu
 
     bus.gate("slow", sleeps)
     with caplog.at_level(logging.ERROR), pytest.raises(Denied, match='the gate "slow" failed'):
-        await bus.ask(about_to())
+        await bus.ask_gates(about_to())
     assert ended.is_set()
 
 
@@ -113,7 +113,7 @@ async def test_a_caller_who_leaves_while_a_gate_thinks_is_not_refused_but_gone()
         await asyncio.sleep(60)
 
     bus.gate("thinks", thinks)
-    task = asyncio.create_task(bus.ask(about_to()))
+    task = asyncio.create_task(bus.ask_gates(about_to()))
     await asyncio.wait_for(asked.wait(), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -133,7 +133,7 @@ async def test_a_gate_that_outlives_its_time_refuses_even_where_it_says_nothing(
 
     bus.gate("stubborn", stubborn)
     with caplog.at_level(logging.ERROR), pytest.raises(Denied, match='the gate "stubborn" failed'):
-        await bus.ask(about_to())
+        await bus.ask_gates(about_to())
 
 
 async def test_gates_have_the_time_that_is_set(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,9 +143,9 @@ async def test_gates_have_the_time_that_is_set(caplog: pytest.LogCaptureFixture)
     patient, hasty = Bus(gate_seconds=30), Bus(gate_seconds=0.005)
     for bus in (patient, hasty):
         bus.gate("thinks", thinks)
-    await patient.ask(about_to())
+    await patient.ask_gates(about_to())
     with pytest.raises(Denied):
-        await hasty.ask(about_to())
+        await hasty.ask_gates(about_to())
 
 
 def test_an_observer_can_leave_and_then_nothing_is_made_for_it() -> None:
@@ -155,11 +155,11 @@ def test_an_observer_can_leave_and_then_nothing_is_made_for_it() -> None:
     stay: list[object] = []
     bus.observe(PostVerb, stay.append)
     bus.emit(about_to())
-    assert bus.attended and bus.heard(PreVerb)
+    assert bus.has_call_observers and bus.is_observed(PreVerb)
     leave()
     bus.emit(about_to())
     assert len(heard) == 1
-    assert not bus.attended and not bus.heard(PreVerb) and bus.heard(PostVerb)
+    assert not bus.has_call_observers and not bus.is_observed(PreVerb) and bus.heard(PostVerb)
 
 
 @pytest.mark.promise("R8")
@@ -218,7 +218,7 @@ def test_an_observer_that_would_never_be_awaited_is_refused() -> None:
     bus = Bus()
     with pytest.raises(TypeError, match="use follow"):
         bus.observe(PreVerb, observer)  # type: ignore[arg-type]
-    assert not bus.heard(PreVerb)
+    assert not bus.is_observed(PreVerb)
 
 
 async def test_a_follower_is_told_in_order_and_nobody_waits_for_it() -> None:
@@ -236,7 +236,7 @@ async def test_a_follower_is_told_in_order_and_nobody_waits_for_it() -> None:
     events = [ServerChanged("a", state, "") for state in ("starting", "connected", "stopped")]
     for event in events:
         bus.emit(event)
-    assert told == [] and bus.heard(ServerChanged) and not bus.attended
+    assert told == [] and bus.is_observed(ServerChanged) and not bus.has_call_observers
     go.set()
     await asyncio.wait_for(done.wait(), 5)
     assert told == events
@@ -283,7 +283,7 @@ async def test_a_follower_that_fails_goes_on_and_one_that_always_does_is_let_go(
         bus.emit(ServerChanged("a", "connected", ""))
     await asyncio.wait_for(let_go.wait(), 5)
     await bus.close()
-    assert len(tries) == MAX_FAILURES and not bus.heard(ServerChanged)
+    assert len(tries) == MAX_FAILURES and not bus.is_observed(ServerChanged)
     assert "the broken one failed 100 times in a row" in caplog.text
 
 

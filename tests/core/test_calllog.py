@@ -9,15 +9,15 @@ from dragoman.core.call_log import FLUSH_LINES, CallLog
 from dragoman.core.errors import NotFound, TimedOut
 from dragoman.core.events import PostVerb
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import Trace
 
 
 def ended(name: str, error: TimedOut | None = None) -> PostVerb:
     call = Call(
-        caller=OWNER,
-        tool=tool_nowhere(name, NotFound("nowhere")),
-        asked_as=name,
+        principal=OWNER,
+        tool=build_missing_tool(name, NotFound("nowhere")),
+        requested_name=name,
         arguments={"password": "hunter2"},
         trace=Trace("0123456789", ("a.b",)),
         door="test",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog, Reviewed, admit_all
+from dragoman.core.catalog import Catalog, ReviewResult, admit_all
 from dragoman.core.errors import ConfigError, NotFound, Quarantined, StorageFailed
-from dragoman.core.name_claims import Claim, Claims
+from dragoman.core.name_claims import Claim, NameClaims
 from dragoman.core.tool import DEFAULT_TRAITS, Nowhere, Tool
 
 
@@ -59,33 +59,33 @@ def test_an_alias_belongs_to_the_tool_that_had_it_first_until_its_target_is_remo
     catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     assert catalog.find("mcp_a_b_c").name == "a_b.c"
-    assert [catalog.shown(one) for one in catalog.tools()] == ["a.b_c", "mcp_a_b_c"]
+    assert [catalog.listed_name(one) for one in catalog.list_tools()] == ["a.b_c", "mcp_a_b_c"]
     catalog.offer("a_b", [])
     assert isinstance(error_of(catalog, "mcp_a_b_c"), NotFound)
     catalog.withdraw("a_b")
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     assert isinstance(error_of(catalog, "mcp_a_b_c"), NotFound)
-    assert [catalog.shown(one) for one in catalog.tools()] == ["a.b_c"]
+    assert [catalog.listed_name(one) for one in catalog.list_tools()] == ["a.b_c"]
     catalog.claims.release("a_b")
     catalog.share_names()
     assert catalog.find("mcp_a_b_c").name == "a.b_c"
-    assert [catalog.shown(one) for one in catalog.tools()] == ["mcp_a_b_c"]
+    assert [catalog.listed_name(one) for one in catalog.list_tools()] == ["mcp_a_b_c"]
 
 
 def test_what_is_held_keeps_its_names() -> None:
-    def review(target: str, tools: Sequence[Tool]) -> Reviewed:
+    def review(target: str, tools: Sequence[Tool]) -> ReviewResult:
         held = {one.name: "it has changed" for one in tools if one.remote_name == "c"}
-        return Reviewed([one for one in tools if one.name not in held], held)
+        return ReviewResult([one for one in tools if one.name not in held], held)
 
     catalog = Catalog(review=review)
     catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     assert isinstance(error_of(catalog, "mcp_a_b_c"), Quarantined)
-    assert catalog.shown(catalog.find("a.b_c")) == "a.b_c"
+    assert catalog.listed_name(catalog.find("a.b_c")) == "a.b_c"
 
 
 def test_nobody_has_a_name_that_begins_as_the_canonical_names_of_another_do() -> None:
-    claims = Claims(find_namespaces=lambda: {"git": "git", "p": "p"})
+    claims = NameClaims(find_namespaces=lambda: {"git": "git", "p": "p"})
     catalog = Catalog(review=admit_all, claims=claims)
     catalog.offer("p", [tool("p.x", "git.push"), tool("p.y", "mcp_p_y")])
     assert isinstance(error_of(catalog, "git.push"), NotFound)
@@ -113,8 +113,8 @@ class Kept:
 
 def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    Catalog(review=admit_all, claims=Claims(kept)).offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
-    again = Catalog(review=admit_all, claims=Claims(kept))
+    Catalog(review=admit_all, claims=NameClaims(kept)).offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
+    again = Catalog(review=admit_all, claims=NameClaims(kept))
     again.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     assert isinstance(error_of(again, "mcp_a_b_c"), NotFound)
     again.claims.keep_only({"a"})
@@ -123,15 +123,15 @@ def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert again.find("mcp_a_b_c").name == "a.b_c"
     monkeypatch.setattr("dragoman.core.name_claims.MAX_NAMES", 2)
     again.offer("a", [tool(f"a.{n}", f"mcp_a_{n}") for n in range(5)])
-    assert sum(again.shown(one) != one.name for one in again.tools()) == 1
+    assert sum(again.listed_name(one) != one.name for one in again.list_tools()) == 1
 
 
 def test_where_claims_cannot_be_read_there_are_canonical_names_only() -> None:
-    catalog = Catalog(review=admit_all, claims=Claims(Kept(broken=True)))
+    catalog = Catalog(review=admit_all, claims=NameClaims(Kept(broken=True)))
     catalog.offer("a", [tool("a.x", "mcp_a_x")])
     assert catalog.find("a.x").name == "a.x"
     assert isinstance(error_of(catalog, "mcp_a_x"), NotFound)
-    assert catalog.shown(catalog.find("a.x")) == "a.x"
+    assert catalog.listed_name(catalog.find("a.x")) == "a.x"
 
 
 def test_a_name_goes_before_an_alias() -> None:
@@ -145,8 +145,8 @@ def test_an_offer_takes_the_place_of_the_one_before() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x"), tool("a.y")])
     catalog.offer("a", [tool("a.y"), tool("a.z")])
-    assert [one.name for one in catalog.tools()] == ["a.y", "a.z"]
-    assert [one.name for one in catalog.offered_by("a")] == ["a.y", "a.z"]
+    assert [one.name for one in catalog.list_tools()] == ["a.y", "a.z"]
+    assert [one.name for one in catalog.list_offered("a")] == ["a.y", "a.z"]
     assert isinstance(error_of(catalog, "a.x"), NotFound)
 
 
@@ -154,7 +154,7 @@ def test_tools_come_in_the_order_of_their_names_whoever_came_first() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("b", [tool("b.x")])
     catalog.offer("a", [tool("a.z"), tool("a.a")])
-    assert [one.name for one in catalog.tools()] == ["a.a", "a.z", "b.x"]
+    assert [one.name for one in catalog.list_tools()] == ["a.a", "a.z", "b.x"]
 
 
 def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered() -> None:
@@ -175,7 +175,7 @@ def test_an_offer_with_a_name_twice_changes_nothing() -> None:
     version = catalog.version
     with pytest.raises(ConfigError, match="twice"):
         catalog.offer("a", [tool("a.y"), tool("a.y")])
-    assert [one.name for one in catalog.tools()] == ["a.x"]
+    assert [one.name for one in catalog.list_tools()] == ["a.x"]
     assert catalog.version == version
 
 
@@ -200,5 +200,5 @@ def test_a_tool_whose_alias_is_the_name_of_another_is_shown_by_its_own_name() ->
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.b.c", "mcp_a_b.c")])
     catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])
-    assert catalog.shown(catalog.find("a.b.c")) == "a.b.c"
-    assert catalog.shown(catalog.find("mcp_a_b.c")) != "a.b.c"
+    assert catalog.listed_name(catalog.find("a.b.c")) == "a.b.c"
+    assert catalog.listed_name(catalog.find("mcp_a_b.c")) != "a.b.c"

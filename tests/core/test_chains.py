@@ -10,11 +10,11 @@ import pytest
 
 from dragoman.core import call_chains as module
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains, Flight
+from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import Looping, Refused
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
-from dragoman.core.trace import CHAIN, PARENT, STATE, Carried, Trace, carried_in, new_trace
+from dragoman.core.trace import CHAIN, PARENT, STATE, Trace, TraceContext, new_trace, parse_trace
 
 KEY = bytes(range(32))
 ANN = Principal("key", "ann")
@@ -43,19 +43,20 @@ class Road:
 
     def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
-        self.chains = Chains(KEY, clock=self.clock, **limits)
+        self.chains = CallChains(KEY, clock=self.clock, **limits)
 
     def begin(
-        self, caller: Principal, target: str, carried: Carried | None = None, **more: Any
-    ) -> Flight:
+        self, caller: Principal, target: str, carried: TraceContext | None = None, **more: Any
+    ) -> RunningCall:
         tool = Tool(name=f"{target}.run", alias=target, remote_name="run", target=Named(target))
-        trace = self.chains.trace(caller, tool.name, target, carried, **more)
+        trace = self.chains.start_trace(caller, tool.name, target, carried, **more)
         call = Call(
-            caller=caller, tool=tool, asked_as=tool.name, arguments={}, trace=trace, door="test",
+            principal=caller, tool=tool, requested_name=tool.name,
+            arguments={}, trace=trace, door="test",
         )  # fmt: skip
         return self.chains.enter(call)
 
-    def end(self, *flights: Flight) -> None:
+    def end(self, *flights: RunningCall) -> None:
         for flight in flights:
             self.chains.leave(flight)
 
@@ -65,15 +66,17 @@ def of(name: str) -> Principal:
     return Principal("key", f"{name}-key", serves=name)
 
 
-def told(flight: Flight, *left_out: str) -> Carried:
+def told(flight: RunningCall, *left_out: str) -> TraceContext:
     """What the target of a call was told, as it brings it back."""
-    beside = {name: text for name, text in flight.trace.carried().items() if name not in left_out}
-    carried = carried_in({}, beside)
+    beside = {
+        name: text for name, text in flight.trace.build_context().items() if name not in left_out
+    }
+    carried = parse_trace({}, beside)
     assert carried is not None
     return carried
 
 
-def refused(road: Road, caller: Principal, target: str, carried: Carried | None = None) -> str:
+def refused(road: Road, caller: Principal, target: str, carried: TraceContext | None = None) -> str:
     with pytest.raises(Refused) as caught:
         road.begin(caller, target, carried)
     return f"{type(caught.value).__name__}: {caught.value}"
@@ -95,13 +98,13 @@ def test_a_call_that_brings_nothing_begins_a_trace_of_its_own() -> None:
 def test_each_of_the_forms_alone_tells_where_a_call_belongs(left_out: tuple[str, ...]) -> None:
     road = Road()
     first = road.begin(ANN, "a")
-    carried = first.trace.carried()
+    carried = first.trace.build_context()
     if PARENT in left_out and CHAIN in left_out:  # a tracing library has put in its own span
         carried[PARENT] = f"00-{first.trace.id}-{'ab' * 8}-01"
         left_out = (CHAIN,)
-    brought = carried_in({}, {name: carried[name] for name in carried if name not in left_out})
+    brought = parse_trace({}, {name: carried[name] for name in carried if name not in left_out})
     second = road.begin(LOCAL, "b", brought)
-    assert second.above is first and second.chain is first.chain
+    assert second.parent is first and second.chain is first.chain
     assert second.trace.id == first.trace.id and second.trace.chain == ("a.run",)
     assert second.trace.origin == "key:ann"
 
@@ -110,27 +113,29 @@ def test_each_of_the_forms_alone_tells_where_a_call_belongs(left_out: tuple[str,
 def test_a_trace_of_somebody_else_is_kept_with_what_others_say_of_it() -> None:
     road = Road()
     id = "4f" * 16
-    brought = Carried(id, "ab" * 8, "v1.made.up", "rojo=00f067aa0ba902b7, congo=t61")
+    brought = TraceContext(id, "ab" * 8, "v1.made.up", "rojo=00f067aa0ba902b7, congo=t61")
     flight = road.begin(ANN, "a", brought)
-    assert flight.trace.id == id and flight.above is None and flight.trace.depth == 0
+    assert flight.trace.id == id and flight.parent is None and flight.trace.depth == 0
     own, rojo, congo = flight.trace.state.split(",")
     assert own.endswith(f"@dragoman={flight.trace.span}")
     assert (rojo, congo) == ("rojo=00f067aa0ba902b7", "congo=t61")
-    again = road.begin(BOB, "b", Carried(id, "cd" * 8, "", flight.trace.state))
-    assert again.above is flight
+    again = road.begin(BOB, "b", TraceContext(id, "cd" * 8, "", flight.trace.state))
+    assert again.parent is flight
     assert again.trace.state.split(",") == [own.replace(flight.trace.span, again.trace.span),
                                             rojo, congo]  # fmt: skip
-    long = road.begin(ANN, "c", Carried("5e" * 16, "ab" * 8, "", ",".join(["x=" + "y" * 98] * 5)))
+    long = road.begin(
+        ANN, "c", TraceContext("5e" * 16, "ab" * 8, "", ",".join(["x=" + "y" * 98] * 5))
+    )
     assert len(long.trace.state) <= 512 and long.trace.state.count("x=") == 4
 
 
 @pytest.mark.promise("Q7")
 def test_a_ring_of_two_hubs_is_seen_by_the_first() -> None:
     here, there = Road(), Road()
-    there.chains = Chains(b"another key" * 3)
+    there.chains = CallChains(b"another key" * 3)
     first = here.begin(ANN, "other-hub")
     passed = there.begin(LOCAL, "this-hub", told(first))
-    assert passed.above is None and passed.trace.id == first.trace.id
+    assert passed.parent is None and passed.trace.id == first.trace.id
     assert "other-hub" in refused(here, LOCAL, "other-hub", told(passed))
 
 
@@ -144,19 +149,19 @@ def test_a_ring_of_two_hubs_is_seen_by_the_first() -> None:
 )  # fmt: skip
 def test_words_that_this_hub_has_not_signed_say_nothing(words: str) -> None:
     road = Road()
-    flight = road.begin(ANN, "a", Carried("4f" * 16, "ab" * 8, words))
-    assert flight.above is None and flight.trace.depth == 0
+    flight = road.begin(ANN, "a", TraceContext("4f" * 16, "ab" * 8, words))
+    assert flight.parent is None and flight.trace.depth == 0
 
 
 @pytest.mark.promise("Q7")
 def test_signed_words_that_were_changed_say_nothing() -> None:
     road = Road()
     first = road.begin(ANN, "a")
-    words = first.trace.carried()[CHAIN]
+    words = first.trace.build_context()[CHAIN]
     road.end(first)
-    assert road.begin(BOB, "b", Carried("", "", words)).chain.id == first.chain.id
+    assert road.begin(BOB, "b", TraceContext("", "", words)).chain.id == first.chain.id
     said, _, mac = words.rpartition(".")
-    other = Chains(b"another key" * 3)
+    other = CallChains(b"another key" * 3)
     for forged in (
         f"{said.replace('.1.', '.0.', 1)}.{mac}",
         f"{said}.{mac[::-1]}",
@@ -166,7 +171,7 @@ def test_signed_words_that_were_changed_say_nothing() -> None:
         other._sign(first.trace),
     ):
         assert forged != words
-        assert road.begin(BOB, "b", Carried("", "", forged)).above is None
+        assert road.begin(BOB, "b", TraceContext("", "", forged)).parent is None
 
 
 # --- by the credential ----------------------------------------------------------------------------
@@ -176,10 +181,10 @@ def test_signed_words_that_were_changed_say_nothing() -> None:
 def test_a_credential_tells_what_was_left_out_or_is_anothers() -> None:
     road = Road()
     first, other = road.begin(ANN, "a"), road.begin(BOB, "x")
-    lies = (None, Carried("4f" * 16, "ab" * 8, "v1.made.up"), told(other))
+    lies = (None, TraceContext("4f" * 16, "ab" * 8, "v1.made.up"), told(other))
     for lie in lies:
         second = road.begin(of("a"), "b", lie)
-        assert second.above is first and second.trace.chain == ("a.run",)
+        assert second.parent is first and second.trace.chain == ("a.run",)
         road.end(second)
         assert refused(road, of("a"), "a", lie).startswith("Looping: ")
     assert other.chain.calls == 1
@@ -191,7 +196,7 @@ def test_a_credential_says_nothing_while_its_target_serves_nobody() -> None:
     first = road.begin(ANN, "a")
     words = told(first)
     road.end(first)
-    assert road.begin(of("a"), "b").above is None
+    assert road.begin(of("a"), "b").parent is None
     # Unless it says itself that it goes on with something that is over.
     late = road.begin(of("a"), "a", words)
     assert late.chain.id == first.chain.id and late.trace.chain == ("a.run",)
@@ -202,7 +207,7 @@ def test_of_several_calls_that_a_target_serves_it_is_the_one_that_it_names() -> 
     road = Road()
     flights = [road.begin(caller, "a") for caller in (ANN, BOB, LOCAL)]
     for flight in flights:
-        assert road.begin(of("a"), "b", told(flight)).above is flight
+        assert road.begin(of("a"), "b", told(flight)).parent is flight
 
 
 @pytest.mark.promise("Q7")
@@ -210,9 +215,9 @@ def test_a_target_that_names_none_is_not_refused_for_what_may_be_anothers() -> N
     road = Road()
     ann, bob = road.begin(ANN, "a"), road.begin(BOB, "b")
     under_ann = road.begin(of("a"), "b")
-    assert under_ann.above is ann
+    assert under_ann.parent is ann
     # "b" serves ann's chain, in which "a" waits, and bob's, in which it does not.
-    assert road.begin(of("b"), "a").above is bob
+    assert road.begin(of("b"), "a").parent is bob
 
 
 @pytest.mark.promise("Q7")
@@ -236,7 +241,7 @@ def test_calls_at_once_that_name_none_are_spread_over_those_that_they_may_be_for
     road = Road()
     served = [road.begin(ANN, "a") for _ in range(100)]
     made = [road.begin(of("a"), "b") for _ in range(100)]
-    assert {id(one.above) for one in made} == {id(one) for one in served}
+    assert {id(one.parent) for one in made} == {id(one) for one in served}
 
 
 # --- how far --------------------------------------------------------------------------------------
@@ -322,7 +327,7 @@ def test_who_brings_nothing_is_bounded_by_what_a_target_serves() -> None:
     road.begin(LOCAL, "b")
     road.end(mine.pop())
     road.begin(BOB, "a")
-    assert road.chains.under_way("a") == 8
+    assert road.chains.count_running("a") == 8
 
 
 def test_what_is_over_is_forgotten() -> None:
@@ -333,7 +338,9 @@ def test_what_is_over_is_forgotten() -> None:
     refused(road, LOCAL, "t9", told(flights[-1]))
     road.end(*reversed(flights))
     chains = road.chains
-    assert not chains._flights and not chains._at and not chains._of and chains.under_way("a") == 0
+    assert (
+        not chains._running and not chains._at and not chains._of and chains.count_running("a") == 0
+    )
 
 
 # --- beyond the calls -----------------------------------------------------------------------------
@@ -415,10 +422,10 @@ def test_the_words_are_short_whatever_the_names_are() -> None:
     flight = road.begin(ANN, "é" * 5_000)
     for number in range(40):
         flight = road.begin(LOCAL, f"{number}" + '"\0\n\ud800'[number % 4] * 3_000, told(flight))
-    text = flight.trace.carried()[CHAIN]
+    text = flight.trace.build_context()[CHAIN]
     assert len(text) < 2_500 and text.isascii() and "\n" not in text
     road.end(flight)
-    assert road.begin(LOCAL, "z", Carried("", "", text)).trace.depth == 41
+    assert road.begin(LOCAL, "z", TraceContext("", "", text)).trace.depth == 41
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -431,7 +438,7 @@ def test_what_continues_a_question_goes_on_in_its_trace() -> None:
     handle = f"{first.trace.id}.sealed"
     assert road.begin(ANN, "a", handle=handle).trace.id == first.trace.id
     # Also where its request was traced anew by somebody on the way.
-    fresh = Carried("5e" * 16, "ab" * 8, "")
+    fresh = TraceContext("5e" * 16, "ab" * 8, "")
     assert road.begin(ANN, "a", fresh, handle=handle).trace.id == first.trace.id
     for none in ("sealed", f"{'0' * 32}.x", f"{'g' * 32}.x", ""):
         assert road.begin(ANN, "b", handle=none).trace.id not in ("0" * 32, first.trace.id)
@@ -442,23 +449,23 @@ def test_what_continues_a_question_goes_on_in_its_trace() -> None:
 PARENTS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def shapes() -> Iterator[tuple[dict[bytes, bytes], Any, Carried | None]]:
+def shapes() -> Iterator[tuple[dict[bytes, bytes], Any, TraceContext | None]]:
     id, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     other = "00-" + "5e" * 16 + "-" + "ab" * 8 + "-00"
-    none = Carried("", "", "")
+    none = TraceContext("", "", "")
     yield {}, None, None
     yield {b"accept": b"*/*"}, {"progressToken": 1}, None
     yield {}, {STATE: "a=b"}, None
-    yield {}, {PARENT: PARENTS}, Carried(id, span, "")
-    yield {b"traceparent": PARENTS.encode()}, None, Carried(id, span, "")
-    yield {b"traceparent": PARENTS.encode()}, {PARENT: other}, Carried("5e" * 16, "ab" * 8, "")
+    yield {}, {PARENT: PARENTS}, TraceContext(id, span, "")
+    yield {b"traceparent": PARENTS.encode()}, None, TraceContext(id, span, "")
+    yield {b"traceparent": PARENTS.encode()}, {PARENT: other}, TraceContext("5e" * 16, "ab" * 8, "")
     hubs = {b"traceparent": PARENTS.encode(), b"x-dragoman-chain": b"v1.x.y"}
-    yield hubs, {PARENT: other}, Carried(id, span, "v1.x.y")
-    yield hubs, {PARENT: other, CHAIN: "v1.a.b"}, Carried("5e" * 16, "ab" * 8, "v1.a.b")
-    yield {b"x-openstarry-trace-id": id.upper().encode()}, None, Carried(id, "", "")
+    yield hubs, {PARENT: other}, TraceContext(id, span, "v1.x.y")
+    yield hubs, {PARENT: other, CHAIN: "v1.a.b"}, TraceContext("5e" * 16, "ab" * 8, "v1.a.b")
+    yield {b"x-openstarry-trace-id": id.upper().encode()}, None, TraceContext(id, "", "")
     uuid = "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"
-    yield {}, {"X-OpenStarry-Trace-ID": uuid}, Carried(id, "", "")
-    yield {}, {"X-OpenStarry-Trace-ID": "x", PARENT: PARENTS}, Carried(id, span, "")
+    yield {}, {"X-OpenStarry-Trace-ID": uuid}, TraceContext(id, "", "")
+    yield {}, {"X-OpenStarry-Trace-ID": "x", PARENT: PARENTS}, TraceContext(id, span, "")
     no_id, no_span = f"00-{'0' * 32}-{span}-01", f"00-{id}-{'0' * 16}-01"
     texts = ("", "x", PARENTS[:-1], f"{PARENTS}-x", PARENTS.upper(), f"ff{PARENTS[2:]}")
     for bad in (*texts, no_id, no_span, 5, None, ["x"], {"a": 1}):
@@ -467,29 +474,29 @@ def shapes() -> Iterator[tuple[dict[bytes, bytes], Any, Carried | None]]:
         yield {}, {"X-OpenStarry-Trace-ID": bad}, none
     yield {}, {CHAIN: "x" * 4_097}, none
     yield {}, {CHAIN: -1}, none
-    yield {}, {PARENT: PARENTS, STATE: "a=b,c=d"}, Carried(id, span, "", "a=b,c=d")
+    yield {}, {PARENT: PARENTS, STATE: "a=b,c=d"}, TraceContext(id, span, "", "a=b,c=d")
     for bad in ("a=b\r\nx: y", "a=\0", "é=1", "a=" + "b" * 511, 5, ["a=b"]):
-        yield {}, {PARENT: PARENTS, STATE: bad}, Carried(id, span, "")
+        yield {}, {PARENT: PARENTS, STATE: bad}, TraceContext(id, span, "")
     yield {b"traceparent": b"\xff\xfe"}, None, none
 
 
 @pytest.mark.promise("Q6")
 @pytest.mark.parametrize(("fields", "beside", "carried"), list(shapes()))
 def test_what_a_request_brings_is_read_or_left(
-    fields: dict[bytes, bytes], beside: Any, carried: Carried | None
+    fields: dict[bytes, bytes], beside: Any, carried: TraceContext | None
 ) -> None:
-    assert carried_in(fields, beside) == carried
+    assert parse_trace(fields, beside) == carried
 
 
 @pytest.mark.promise("Q6")
 def test_what_leaves_is_the_same_beside_a_message_and_as_headers() -> None:
     flight = Road().begin(ANN, "a")
-    beside, headers = flight.trace.carried(), flight.trace.headers()
+    beside, headers = flight.trace.build_context(), flight.trace.build_headers()
     assert list(beside.values()) == list(headers.values()) and len(headers) == 4
     fields = {name.encode(): value.encode() for name, value in headers.items()}
-    assert carried_in(fields) == carried_in({}, json.loads(json.dumps(beside)))
+    assert parse_trace(fields) == parse_trace({}, json.loads(json.dumps(beside)))
     assert all(value.isascii() and value.isprintable() for value in headers.values())
-    own = new_trace().headers()
+    own = new_trace().build_headers()
     assert set(own) == {"x-openstarry-trace-id", "traceparent"}
-    assert carried_in({name.encode(): value.encode() for name, value in own.items()}) is not None
+    assert parse_trace({name.encode(): value.encode() for name, value in own.items()}) is not None
     assert Trace("4f" * 16).labels == frozenset()

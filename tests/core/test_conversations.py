@@ -15,7 +15,7 @@ from dragoman.core.conversations import (
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
-from dragoman.core.tool import unknown
+from dragoman.core.tool import build_unknown_tool
 from dragoman.core.trace import new_trace
 
 ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
@@ -23,9 +23,9 @@ ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
 
 def call_by(caller: Principal, **more: Any) -> Call:
     return Call(
-        caller=caller,
-        tool=unknown("a.message"),
-        asked_as="a.message",
+        principal=caller,
+        tool=build_unknown_tool("a.message"),
+        requested_name="a.message",
         arguments={},
         trace=new_trace(),
         door="mcp-http",
@@ -73,7 +73,7 @@ def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
     kept = Conversations("a")
     call = call_by(ANN, session="s")
     kept.keep(call, Conversation(), "far")
-    kept.end(call, kept.find(call))
+    kept.forget(call, kept.find(call))
     assert kept.find(call) == Conversation() and len(kept) == 0
 
 

@@ -17,10 +17,10 @@ async def test_those_who_are_not_ended_in_time_are_called_back_in_the_order_they
     loop = asyncio.get_running_loop()
     called: list[str] = []
     over = asyncio.Event()
-    limits.begin(loop, lambda: called.append("first"))
-    ended = limits.begin(loop, lambda: called.append("ended"))
-    limits.begin(loop, lambda: (called.append("last"), over.set())[0])
-    limits.end(ended)
+    limits.start(loop, lambda: called.append("first"))
+    ended = limits.start(loop, lambda: called.append("ended"))
+    limits.start(loop, lambda: (called.append("last"), over.set())[0])
+    limits.cancel(ended)
     begun = loop.time()
     await until(over)
     assert called == ["first", "last"] and loop.time() - begun >= 0.015
@@ -33,13 +33,13 @@ async def test_one_that_begins_later_is_called_later_and_an_idle_one_begins_agai
     for _ in range(2):
         over = asyncio.Event()
         begun: list[float] = []
-        limits.end(limits.begin(loop, lambda: pytest.fail("it was ended")))
+        limits.cancel(limits.start(loop, lambda: pytest.fail("it was ended")))
         await asyncio.sleep(0.01)
         begun.append(loop.time())
-        limits.begin(loop, over.set)
+        limits.start(loop, over.set)
         await until(over)
         assert loop.time() - begun[0] >= 0.025
-        limits.end(10_000)  # none of those
+        limits.cancel(10_000)  # none of those
 
 
 def test_another_loop_starts_afresh() -> None:
@@ -47,11 +47,11 @@ def test_another_loop_starts_afresh() -> None:
 
     async def one() -> None:
         over = asyncio.Event()
-        limits.begin(asyncio.get_running_loop(), over.set)
+        limits.start(asyncio.get_running_loop(), over.set)
         await until(over)
 
     async def left() -> None:
-        limits.begin(asyncio.get_running_loop(), lambda: None)
+        limits.start(asyncio.get_running_loop(), lambda: None)
 
     asyncio.run(left())
     asyncio.run(one())

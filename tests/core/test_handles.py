@@ -10,7 +10,12 @@ from dragoman.core import question_handles
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import MAX_HANDLE, Handles, can_answer, unanswerable
+from dragoman.core.question_handles import (
+    MAX_HANDLE,
+    QuestionHandles,
+    build_needs_input,
+    can_answer,
+)
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import new_trace
 
@@ -35,13 +40,13 @@ class Place:
 def call_of(name: str = "a.x", caller: Principal = OWNER, **arguments: Any) -> Call:
     tool = Tool(name=name, alias=name, remote_name=name, target=Place())
     return Call(
-        caller=caller, tool=tool, asked_as=name, arguments=arguments, trace=new_trace(),
+        principal=caller, tool=tool, requested_name=name, arguments=arguments, trace=new_trace(),
         door="test",
     )  # fmt: skip
 
 
 def test_the_state_comes_back_to_whom_it_was_given_for() -> None:
-    handles = Handles(KEY, 60)
+    handles = QuestionHandles(KEY, 60)
     call = call_of(a=1, b="é")
     handle = handles.seal(call, "state ☂")
     assert handles.open(replace(call, handle=handle)) == "state ☂"
@@ -56,7 +61,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> None:
-    handles = Handles(KEY, 60)
+    handles = QuestionHandles(KEY, 60)
     call = call_of(a=1)
     handle = handles.seal(call, "s")
     with pytest.raises(InvalidInput, match="none that was given to this caller"):
@@ -66,7 +71,7 @@ def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> No
 
 def test_a_handle_is_good_for_once_and_for_its_time() -> None:
     clock = Clock()
-    handles = Handles(KEY, 60, clock)
+    handles = QuestionHandles(KEY, 60, clock)
     call = call_of()
     used, late = handles.seal(call, "1"), handles.seal(call, "2")
     handles.open(replace(call, handle=used))
@@ -81,19 +86,19 @@ def test_a_handle_is_good_for_once_and_for_its_time() -> None:
 
 def test_forged_and_damaged_handles_are_refused() -> None:
     call = call_of()
-    handle = Handles(KEY, 60).seal(call, "s")
+    handle = QuestionHandles(KEY, 60).seal(call, "s")
     raw = bytearray(base64.urlsafe_b64decode(handle))
     raw[-3] ^= 1
     damaged = base64.urlsafe_b64encode(bytes(raw)).decode()
-    foreign = Handles(b"o" * 32, 60).seal(call, "s")
+    foreign = QuestionHandles(b"o" * 32, 60).seal(call, "s")
     for bad in ("", "x", "%%%", damaged, foreign, handle[:-4], "é"):
         with pytest.raises(InvalidInput):
-            Handles(KEY, 60).open(replace(call, handle=bad))
+            QuestionHandles(KEY, 60).open(replace(call, handle=bad))
 
 
 def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
     with pytest.raises(BadReply):
-        Handles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
+        QuestionHandles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
 
 
 def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
@@ -101,8 +106,8 @@ def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
 ) -> None:
     monkeypatch.setattr(question_handles, "MAX_USED", 3)
     now = 1_000.0
-    handles = Handles(KEY, 60, lambda: now)
-    call, other = call_of(), replace(call_of(), caller=Principal("key", "another"))
+    handles = QuestionHandles(KEY, 60, lambda: now)
+    call, other = call_of(), replace(call_of(), principal=Principal("key", "another"))
 
     def answer(call: Call) -> str:
         return handles.open(replace(call, handle=handles.seal(call, "s")))
@@ -144,8 +149,8 @@ def test_who_cannot_be_asked_is_told_what_was_asked() -> None:
         "3": Question(ROOTS, {}),
     }
     call = replace(call_of(), features={"roots": {}})
-    error = unanswerable(asked, call)
+    error = build_needs_input(asked, call)
     assert isinstance(error, NeedsInput)
     assert "Your name?" in str(error) and "Sign in https://x.example/login" in str(error)
     assert error.missing == {"elicitation": {"form": {}, "url": {}}}
-    assert unanswerable({"3": asked["3"]}, call) is None
+    assert build_needs_input({"3": asked["3"]}, call) is None

@@ -11,7 +11,7 @@ from dragoman.core.call import Call, Progress, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import HubError, NotFound, Unreachable, WorkFailed, list_leaves
 from dragoman.core.hub import Hub
-from dragoman.core.pipeline import Next, Stage, compose
+from dragoman.core.pipeline import Next, Stage, build_pipeline
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import (
     COMPLETION,
@@ -23,7 +23,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.core.trace import Carried, new_trace
+from dragoman.core.trace import TraceContext, new_trace
 from permissive_hub import build_permissive_hub
 
 
@@ -64,17 +64,17 @@ async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> 
 async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
     place = Place()
     updates: list[Progress] = []
-    carried = Carried("5" * 32, "", "")
+    carried = TraceContext("5" * 32, "", "")
     caller = Principal("key", "ci", "lab")
     result = await call_tool(hub_of(place),
         caller, "mcp_place_add", {"x": 2}, door="api", view=EVERYTHING,
-        carried=carried, meta={"k": 1}, updates=updates.append,
+        trace_context=carried, meta={"k": 1}, updates=updates.append,
     )  # fmt: skip
     assert result.content == ["add"]
     (made,) = place.calls
-    assert (made.caller, made.arguments, made.door) == (caller, {"x": 2}, "api")
+    assert (made.principal, made.arguments, made.door) == (caller, {"x": 2}, "api")
     assert (made.trace.id, made.trace.chain) == ("5" * 32, ())
-    assert (made.tool.name, made.asked_as, made.meta) == (
+    assert (made.tool.name, made.requested_name, made.meta) == (
         "place.add", "mcp_place_add", {"k": 1},
     )  # fmt: skip
     assert updates == [Progress(progress=1)]
@@ -98,7 +98,7 @@ async def test_what_a_view_does_not_show_cannot_be_called() -> None:
     place = Place()
     hub = hub_of(place)
     view = View(("place.a*", "dragoman_agent_*"))
-    assert [tool.name for tool in hub.tools(OWNER, view)] == ["place.add"]
+    assert [tool.name for tool in hub.list_tools(OWNER, view)] == ["place.add"]
     assert (await call(hub, "mcp_place_add", view)).content == ["add"]
     with pytest.raises(NotFound) as hidden:
         await call(hub, "place.echo", view)
@@ -110,16 +110,16 @@ async def test_what_a_view_does_not_show_cannot_be_called() -> None:
 
 def test_a_view_shows_by_either_name_and_an_empty_one_shows_nothing() -> None:
     hub = hub_of(Place())
-    by_alias = hub.tools(OWNER, View(("mcp_place_echo",)))
+    by_alias = hub.list_tools(OWNER, View(("mcp_place_echo",)))
     assert [tool.name for tool in by_alias] == ["place.Echo", "place.echo"]
-    assert hub.tools(OWNER, View(())) == []
-    assert len(hub.tools(OWNER, EVERYTHING)) == len(hub.tools(OWNER, View(("*",)))) == 3
+    assert hub.list_tools(OWNER, View(())) == []
+    assert len(hub.list_tools(OWNER, EVERYTHING)) == len(hub.list_tools(OWNER, View(("*",)))) == 3
 
 
 async def test_an_error_carries_the_trace_of_its_call() -> None:
     hub = hub_of(Place(Unreachable("gone")))
     with pytest.raises(Unreachable) as raised:
-        await call(hub, "place.add", carried=Carried("abc", "", ""))
+        await call(hub, "place.add", trace_context=TraceContext("abc", "", ""))
     assert raised.value.trace == "abc"
     with pytest.raises(Unreachable) as again:
         await call(hub, "place.add")
@@ -174,12 +174,12 @@ async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() 
         return Result()
 
     def road(stages: Sequence[Stage]) -> Next:
-        return compose(stages, end)
+        return build_pipeline(stages, end)
 
     place = Place()
     made = Call(
-        caller=OWNER, tool=hub_of(place).catalog.find("place.add"), asked_as="x", arguments={},
-        trace=new_trace(), door="test",
+        principal=OWNER, tool=hub_of(place).catalog.find("place.add"), requested_name="x",
+        arguments={}, trace=new_trace(), door="test",
     )  # fmt: skip
     await road([stage("outer"), stage("inner")])(made)
     assert order == ["outer in", "inner in", "end", "inner out", "outer out"]

@@ -8,7 +8,7 @@ from dragoman.core.call import Call
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Nowhere, tool_nowhere
+from dragoman.core.tool import Nowhere, build_missing_tool
 from dragoman.core.trace import new_trace
 
 pytestmark = pytest.mark.promise("P2")
@@ -19,9 +19,9 @@ HALF = "x" * (512 * 1024 - 100)
 
 def call_of(name: str) -> Call:
     return Call(
-        caller=Principal("key", name),
-        tool=tool_nowhere("files.read", NotFound("nowhere")),
-        asked_as="x",
+        principal=Principal("key", name),
+        tool=build_missing_tool("files.read", NotFound("nowhere")),
+        requested_name="x",
         arguments={},
         trace=new_trace(),
         door="test",
@@ -69,7 +69,7 @@ async def test_it_ends_with_its_time_and_with_its_callers_access() -> None:
     assert is_there(kept, first) and first != second
     clock.now = 600
     assert not is_there(kept, first) and is_there(kept, second)
-    kept.end_callers(lambda one: "revoked" if one.id == "two" else None)
+    kept.end_principals(lambda one: "revoked" if one.id == "two" else None)
     assert not is_there(kept, second)
     kept.keep(call_of("two"), "a text", "text/plain")
     assert kept.size < 1_000, "what has expired is not held any longer"

@@ -306,7 +306,7 @@ async def test_what_cannot_be_stored_is_stored_when_it_can_be(
     async with asyncio.timeout(5):
         while task.saved < 3:
             await asyncio.sleep(0.005)
-    assert len(store.entries(task.key)) == 3
+    assert len(store.load_entries(task.key)) == 3
     assert caplog.records[0].levelno == logging.ERROR
     await tasks.close()
     store.close()

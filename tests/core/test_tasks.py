@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.call import FORM, Lasting, Progress, Question, Result, Updates
+from dragoman.core.call import FORM, Progress, Question, Result, TaskStarted, Updates
 from dragoman.core.errors import NotFound, Overloaded, TimedOut
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import (
@@ -133,7 +133,7 @@ async def test_updates_become_the_message_and_lasting_is_seen_at_once() -> None:
     far.updates(Progress(progress=1, total=4))
     far.updates(Progress(progress=2, message="half"))
     assert not task.lasting
-    far.updates(Lasting(message="queued"))
+    far.updates(TaskStarted(message="queued"))
     assert task.lasting and changes == ["1 of 4", "half", "queued"]
     far.updates(Progress(progress=3, message="x" * 5_000))
     assert len(task.message) == 1_000

@@ -5,9 +5,9 @@ from time import process_time
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.resource_owner import Owners, matches
+from dragoman.core.resource_owner import ResourceOwners, matches
 from dragoman.core.tool import DEFAULT_TRAITS, TEMPLATE, Tool
-from dragoman.core.unlisted_resources import MAX_URI, Mentions
+from dragoman.core.unlisted_resources import MAX_URI, ReturnedUris
 
 EXPANSIONS = [
     ("test://template/{id}/data", "test://template/7/data", True),
@@ -62,41 +62,41 @@ def of(server: str, address: str, kind: str) -> Tool:
 
 def test_the_template_that_says_the_most_has_the_address() -> None:
     wide, narrow = of("a", "db://{+rest}", TEMPLATE), of("b", "db://users/{id}", TEMPLATE)
-    owners = Owners([wide, narrow], [])
-    assert owners.of("db://users/1") == (narrow.target, "db://users/1")
-    assert owners.of("db://other/1") == (wide.target, "db://other/1")
+    owners = ResourceOwners([wide, narrow], [])
+    assert owners.find_owner("db://users/1") == (narrow.target, "db://users/1")
+    assert owners.find_owner("db://other/1") == (wide.target, "db://other/1")
 
 
 def test_without_a_template_the_only_server_with_resources_is_asked_and_never_one_of_several() -> (
     None
 ):
     one, other = Place("a"), Place("b")
-    assert Owners([], [one]).of("z://9") == (one, "z://9")
-    assert Owners([], [one, other]).of("z://9") is None
-    whole = Owners([], [one, other]).of("b.z://9")
+    assert ResourceOwners([], [one]).find_owner("z://9") == (one, "z://9")
+    assert ResourceOwners([], [one, other]).find_owner("z://9") is None
+    whole = ResourceOwners([], [one, other]).find_owner("b.z://9")
     assert whole == (other, "z://9"), "its full name says whose it is"
-    assert Owners([], [one, other]).of("ui://b.dragoman/z/9") == (other, "ui://z/9")
-    assert Owners([], []).of("z://9") is None
+    assert ResourceOwners([], [one, other]).find_owner("ui://b.dragoman/z/9") == (other, "ui://z/9")
+    assert ResourceOwners([], []).find_owner("z://9") is None
 
 
 def test_of_two_servers_with_the_same_template_none_is_asked_unless_it_is_named() -> None:
     one, other = of("a", "db://{table}", TEMPLATE), of("b", "db://{table}", TEMPLATE)
-    owners = Owners([one, other], [])
-    assert owners.of("db://users") is None
-    assert owners.of("b.db://users") == (other.target, "db://users")
+    owners = ResourceOwners([one, other], [])
+    assert owners.find_owner("db://users") is None
+    assert owners.find_owner("b.db://users") == (other.target, "db://users")
 
 
 def test_an_address_that_is_too_long_is_nobodys_whoever_is_the_only_one_to_ask() -> None:
     only = Place("a")
-    assert Owners([], [only]).of("z://" + "9" * MAX_URI) is None
+    assert ResourceOwners([], [only]).find_owner("z://" + "9" * MAX_URI) is None
 
 
 def test_an_address_is_looked_for_among_very_many_templates_in_little_time() -> None:
     many = [of("a", f"x://{'y' * 4_000}/{n}/{{id}}", TEMPLATE) for n in range(5_000)]
-    owners = Owners(many, [])
+    owners = ResourceOwners(many, [])
     begun = process_time()
     for _ in range(20):
-        assert owners.of("z://9") is None
+        assert owners.find_owner("z://9") is None
     assert process_time() - begun < 1.0
 
 
@@ -107,20 +107,20 @@ def test_an_address_that_tools_name_or_a_server_returned_is_that_servers() -> No
         Tool(name=f"{on.name}.s", alias="s", remote_name="s", resources=("ui://both",), target=on)
         for on in (one, other)
     ]
-    owners = Owners([], [one, other], [one, other, third], [mine, *both])
-    assert owners.of("ui://app", mentioned_by="a") == (other, "ui://app")
-    assert owners.of("ui://both") is None, "two say that it is theirs"
-    assert owners.of("x://9", mentioned_by="c") == (third, "x://9")
-    assert owners.of("x://9", mentioned_by="gone") is None
+    owners = ResourceOwners([], [one, other], [one, other, third], [mine, *both])
+    assert owners.find_owner("ui://app", mentioned_by="a") == (other, "ui://app")
+    assert owners.find_owner("ui://both") is None, "two say that it is theirs"
+    assert owners.find_owner("x://9", mentioned_by="c") == (third, "x://9")
+    assert owners.find_owner("x://9", mentioned_by="gone") is None
 
 
 def test_a_returned_address_stays_with_the_first_server_and_each_keeps_a_bounded_number() -> None:
-    mentions = Mentions(most=2)
+    mentions = ReturnedUris(most=2)
     for server, uri in [("a", "x://1"), ("b", "x://1"), ("b", "x://2"), ("a", "x://3")]:
         mentions.add(server, uri)
-    assert [mentions.owner(f"x://{n}") for n in (1, 2, 3)] == ["a", "b", "a"]
+    assert [mentions.find_owner(f"x://{n}") for n in (1, 2, 3)] == ["a", "b", "a"]
     mentions.add("a", "x://1")
     mentions.add("a", "x://4")
-    assert [mentions.owner(f"x://{n}") for n in (1, 2, 3, 4)] == ["a", "b", None, "a"]
+    assert [mentions.find_owner(f"x://{n}") for n in (1, 2, 3, 4)] == ["a", "b", None, "a"]
     mentions.forget("a")
-    assert [mentions.owner(f"x://{n}") for n in (1, 2, 3, 4)] == [None, "b", None, None]
+    assert [mentions.find_owner(f"x://{n}") for n in (1, 2, 3, 4)] == [None, "b", None, None]

@@ -24,13 +24,13 @@ from dragoman.core.errors import (
 )
 from dragoman.core.event_payloads import (
     CODES,
-    TOLD,
-    code_of,
-    exec_event,
-    redacted,
-    session_of,
-    told,
-    verb_event,
+    EVENT_NAMES,
+    build_session_id,
+    find_code,
+    redact_event,
+    render_event,
+    render_exec_event,
+    render_verb_event,
 )
 from dragoman.core.events import (
     CostReported,
@@ -43,7 +43,7 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.principal import Principal
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 
 FIELDS = [
     "phase",
@@ -63,7 +63,7 @@ FIELDS = [
 def listening(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
     for kind in (PreVerb, PostVerb, VerbError):
-        road.bus.observe(kind, lambda event: heard.append(verb_event(event)))
+        road.bus.observe(kind, lambda event: heard.append(render_verb_event(event)))
     return heard
 
 
@@ -180,16 +180,16 @@ async def test_a_call_of_something_else_has_no_agent_and_its_trace_for_a_session
 
 def test_every_error_has_a_code_of_its_own_table() -> None:
     assert set(CODES) <= {*list_leaves(), HubError}
-    assert {code_of(error("x")) for error in list_leaves()} == set(CODES.values())
+    assert {find_code(error("x")) for error in list_leaves()} == set(CODES.values())
 
 
 async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
     road = SkillHub()
     said: list[tuple[dict[str, Any], Call]] = []
-    for kind in TOLD:
+    for kind in EVENT_NAMES:
 
         def keep(event: Any) -> None:
-            found = told(event)
+            found = render_event(event)
             assert found is not None
             said.append((found[1], event.call))
 
@@ -209,7 +209,7 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
         "verb-error",
         "EXEC:TOOL_RESULT",
     ]
-    left = [redacted(one, call) for one, call in said]
+    left = [redact_event(one, call) for one, call in said]
     text = json.dumps(left, ensure_ascii=False)
     assert secret not in text and "no host … here" in text and len(text) < 20_000
     assert left[0]["args"] == {
@@ -225,10 +225,10 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
 
 
 def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
-    found = told(ServerChanged("files", "failed", "r" * 5000))
+    found = render_event(ServerChanged("files", "failed", "r" * 5000))
     assert found is not None and found[0] == "server-changed"
     assert found[1]["server"] == "files" and len(found[1]["reason"]) == 1000
-    assert told(Event()) is None
+    assert render_event(Event()) is None
 
 
 # --- calls of agents --------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
 def agents(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
     for kind in (ToolCall, ToolResult):
-        road.bus.observe(kind, lambda event: heard.append(exec_event(event)))
+        road.bus.observe(kind, lambda event: heard.append(render_exec_event(event)))
     return heard
 
 
@@ -263,7 +263,7 @@ async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
         "tool": "vercel_ops.deploy",
         "arguments": {"branch": "main"},
     }
-    assert (asked["traceId"], asked["sessionId"]) == (trace, session_of(road.agent.calls[0]))
+    assert (asked["traceId"], asked["sessionId"]) == (trace, build_session_id(road.agent.calls[0]))
     assert isinstance(asked["timestamp"], int) and asked["timestamp"] > 1_700_000_000_000
     assert (answered["type"], answered["source"]) == ("EXEC:TOOL_RESULT", "Vercel Ops")
     assert answered["payload"] == {
@@ -282,11 +282,11 @@ async def test_a_call_for_another_that_is_under_way_is_one_too_and_a_persons_is_
     await asyncio.wait_for(road.agent.running.wait(), 5)
     assert heard == []
     above = road.agent.calls[0].trace
-    headers = {name.encode(): value.encode() for name, value in above.headers().items()}
+    headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
     other = road.agent.plain("search.find")
     road.catalog.offer("search", [other])
     object.__setattr__(other, "target", type(road.agent)("search"))
-    await road.call("search.find", carried=carried_in(headers))
+    await road.call("search.find", carried=parse_trace(headers))
     assert [one["type"] for one in heard] == ["EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"]
     assert {one["traceId"] for one in heard} == {above.id}
     assert heard[0]["source"] == ALICE.label
@@ -340,6 +340,6 @@ async def test_what_a_remote_says_it_used_is_announced_as_numbers_alone() -> Non
     await road.call(usage=usage)
     await road.call()
     assert [one.usage for one in heard] == [{"totalTokens": 1200, "cost": 0.5}]
-    found = told(heard[0])
+    found = render_event(heard[0])
     assert found is not None and found[0] == "cost"
     assert found[1]["verb"] == "vercel_ops.deploy"

@@ -9,18 +9,18 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import Denied, HubError, NotFound, Overloaded, Unreachable
 from dragoman.core.events import Event, PostVerb, PreVerb, VerbError
-from dragoman.core.pipeline import Next, compose
+from dragoman.core.pipeline import Next, build_pipeline
 from dragoman.core.principal import LOCAL, OWNER, Principal
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.announce import Announce
 
 
 def a_call(caller: Principal = OWNER) -> Call:
     return Call(
-        caller=caller,
-        tool=tool_nowhere("files.read", NotFound("nowhere")),
-        asked_as="x",
+        principal=caller,
+        tool=build_missing_tool("files.read", NotFound("nowhere")),
+        requested_name="x",
         arguments={},
         trace=new_trace(),
         door="test",
@@ -35,7 +35,7 @@ def listening(bus: Bus) -> list[Any]:
 
 
 def road(bus: Bus, target: Next, limit: int = 100) -> Next:
-    return compose([Announce(bus, limit)], target)
+    return build_pipeline([Announce(bus, limit)], target)
 
 
 async def answers(call: Call) -> Result:
@@ -124,7 +124,7 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
         return Result()
 
     announce = Announce(bus, 2)
-    call = compose([announce], waits)
+    call = build_pipeline([announce], waits)
     running = [asyncio.ensure_future(call(a_call(one))) for one in (OWNER, LOCAL)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as raised:
@@ -139,7 +139,7 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
     go.set()
     await call(a_call())
     await running[1]
-    assert announce.under_way == 0
+    assert announce.running == 0
 
 
 async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
@@ -150,7 +150,7 @@ async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
         return Result()
 
     announce = Announce(Bus(), 5)
-    call = compose([announce], waits)
+    call = build_pipeline([announce], waits)
     running = [asyncio.ensure_future(call(a_call())) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(
@@ -159,11 +159,11 @@ async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
         await call(a_call())
     running += [asyncio.ensure_future(call(a_call(LOCAL))) for _ in range(2)]
     await asyncio.sleep(0)
-    assert announce.under_way == 5
+    assert announce.running == 5
     go.set()
     await asyncio.gather(*running)
     await call(a_call())
-    assert announce.under_way == 0 and not announce._of
+    assert announce.running == 0 and not announce._of
 
 
 async def test_a_caller_who_leaves_is_announced_as_failed_and_leaves_room() -> None:
@@ -177,13 +177,13 @@ async def test_a_caller_who_leaves_is_announced_as_failed_and_leaves_room() -> N
         raise AssertionError
 
     announce = Announce(bus, 1)
-    task = asyncio.ensure_future(compose([announce], waits)(a_call()))
+    task = asyncio.ensure_future(build_pipeline([announce], waits)(a_call()))
     await asyncio.wait_for(begun.wait(), 5)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert [type(event) for event in heard] == [PreVerb, PostVerb]
     assert heard[1].outcome == "failed"
-    assert announce.under_way == 0
+    assert announce.running == 0
 
 
 async def test_an_observer_that_fails_changes_nothing_for_the_caller(

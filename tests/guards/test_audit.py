@@ -25,7 +25,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.principal import Principal
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import Trace
 from dragoman.guards.audit import Audit
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -34,9 +34,9 @@ from dragoman.stores.audit.reader import AuditReader, AuditRecord
 
 def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: str = "x") -> Call:
     return Call(
-        caller=Principal("key", "ci", "lab"),
-        tool=tool_nowhere(name, NotFound("nowhere")),
-        asked_as=asked,
+        principal=Principal("key", "ci", "lab"),
+        tool=build_missing_tool(name, NotFound("nowhere")),
+        requested_name=asked,
         arguments=arguments,
         trace=Trace("4f2a", ("a.b", "c.d")),
         door="mcp-http",

@@ -13,7 +13,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound, RemoteA2ATaskFailedError
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 from dragoman.guards.audit import Audit
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
@@ -92,12 +92,12 @@ async def test_a_call_for_another_is_recorded_with_who_began_it_the_chain_and_it
     outer = road.begin("files.read")
     await asyncio.wait_for(road.agent.running.wait(), 5)
     above = road.agent.calls[0].trace
-    headers = {name.encode(): value.encode() for name, value in above.headers().items()}
-    next(road.chains._flights[above.span].waiting()).chain.labels = frozenset({"web", "mail"})
+    headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
+    next(road.chains._running[above.span].list_waiting()).chain.labels = frozenset({"web", "mail"})
     helper = type(road.agent)("search")
     road.catalog.offer("search", [helper.plain("search.find")])
     agent = Principal("key", "qa", behalf="nobody", serves="Vercel Ops")
-    await road.call("search.find", who=agent, carried=carried_in(headers))
+    await road.call("search.find", who=agent, carried=parse_trace(headers))
     road.agent.go.set()
     await outer
     first, second = road.records()
@@ -121,11 +121,11 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
 
     road = SkillHub()
     call = Call(
-        caller=ALICE,
+        principal=ALICE,
         tool=road.agent.skill(),
-        asked_as="x",
+        requested_name="x",
         arguments={},
-        trace=road.chains.trace(ALICE, "v", "t", None),
+        trace=road.chains.start_trace(ALICE, "v", "t", None),
         door="test",
     )
     await Audit(log)(call, run)

@@ -10,12 +10,12 @@ import pytest
 from dragoman.core.call import ABSENT, Artifact, Call, Result
 from dragoman.core.errors import NotFound, WorkFailed
 from dragoman.core.kept_results import KeptResults
-from dragoman.core.pipeline import compose
+from dragoman.core.pipeline import build_pipeline
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
-from dragoman.guards.truncate import Cut
+from dragoman.guards.truncate import Truncate
 from dragoman.wire.json import encode
 
 pytestmark = pytest.mark.promise("P2")
@@ -26,9 +26,9 @@ CAP, DATA = LIMITS.result_chars, LIMITS.data_chars
 
 def a_call(**about: Any) -> Call:
     return Call(
-        caller=OWNER,
-        tool=replace(tool_nowhere("files.read", NotFound("nowhere")), **about),
-        asked_as="x",
+        principal=OWNER,
+        tool=replace(build_missing_tool("files.read", NotFound("nowhere")), **about),
+        requested_name="x",
         arguments={},
         trace=new_trace(),
         door="test",
@@ -48,7 +48,7 @@ async def cut(
         return Result(content=content, structured=structured, size=size, artifacts=artifacts)
 
     call = a_call(definition={"outputSchema": schema})
-    return await compose([Cut(LIMITS, KeptResults(0, 600))], target)(call)
+    return await build_pipeline([Truncate(LIMITS, KeptResults(0, 600))], target)(call)
 
 
 def marker(out: int, of: int, setting: str = "result_chars", most: int = CAP) -> str:
@@ -216,7 +216,7 @@ async def test_an_error_of_the_far_side_is_kept_to_the_same_size() -> None:
             raise WorkFailed("no", native)
 
         with pytest.raises(WorkFailed) as error:
-            await compose([Cut(LIMITS, KeptResults(0, 600))], target)(a_call())
+            await build_pipeline([Truncate(LIMITS, KeptResults(0, 600))], target)(a_call())
         return error.value.native
 
     short = {"code": 7, "message": "no", "data": {"a": [1]}, "more": 1}

@@ -9,7 +9,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import MAX_QUESTIONS, Handles
+from dragoman.core.question_handles import MAX_QUESTIONS, QuestionHandles
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
@@ -45,7 +45,7 @@ def hub_of(asker: Asker) -> Hub:
     catalog.offer(
         "asker", [Tool(name="asker.greet", alias="greet", remote_name="greet", target=asker)]
     )
-    return build_permissive_hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
+    return build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(b"k" * 32, 60))])
 
 
 async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:

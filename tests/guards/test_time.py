@@ -6,23 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from dragoman.core.call import Call, Lasting, Note, Progress, Result, Update, Wanted
+from dragoman.core.call import (
+    Call,
+    LogMessage,
+    Progress,
+    Result,
+    TaskStarted,
+    Update,
+    WantedUpdates,
+)
 from dragoman.core.errors import NotFound, TimedOut
-from dragoman.core.pipeline import Next, compose
+from dragoman.core.pipeline import Next, build_pipeline
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import AgentFacts, TargetTraits, Tool, tool_nowhere
+from dragoman.core.tool import AgentFacts, TargetTraits, Tool, build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
-from dragoman.guards.timeout import Time
+from dragoman.guards.timeout import Timeout
 
 pytestmark = pytest.mark.promise("P3")
 
 
 def a_call() -> Call:
     return Call(
-        caller=OWNER,
-        tool=tool_nowhere("files.read", NotFound("nowhere")),
-        asked_as="x",
+        principal=OWNER,
+        tool=build_missing_tool("files.read", NotFound("nowhere")),
+        requested_name="x",
         arguments={},
         trace=new_trace(),
         door="test",
@@ -30,7 +38,7 @@ def a_call() -> Call:
 
 
 def road(target: Next, seconds: float = 0.05) -> Next:
-    return compose([Time(seconds)], target)
+    return build_pipeline([Timeout(seconds)], target)
 
 
 def test_a_tool_has_sixty_seconds_unless_it_is_set() -> None:
@@ -66,10 +74,10 @@ async def test_an_agent_has_the_time_of_a_task_from_the_start_and_no_more() -> N
         await asyncio.sleep(0.2)
         return Result(content=["done"])
 
-    stages = Time(0.05, with_progress=0.06, as_task=10)
-    assert (await compose([stages], works)(call)).content == ["done"]
+    stages = Timeout(0.05, with_progress=0.06, as_task=10)
+    assert (await build_pipeline([stages], works)(call)).content == ["done"]
     with pytest.raises(TimedOut, match=r"0.1 s and .* raise \[limits\] task_timeout_secs"):
-        await compose([Time(0.05, as_task=0.1)], works)(call)
+        await build_pipeline([Timeout(0.05, as_task=0.1)], works)(call)
 
 
 async def test_a_target_in_time_is_not_touched() -> None:
@@ -129,8 +137,8 @@ async def test_progress_gives_a_tool_its_time_again() -> None:
         return await reports(call, Progress(progress=1), 0.05, 0.5)
 
     heard: list[Update] = []
-    call = replace(a_call(), wanted=Wanted(progress=True), updates=heard.append)
-    road = compose([Time(0.2, 5)], target)
+    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True), updates=heard.append)
+    road = build_pipeline([Timeout(0.2, 5)], target)
     assert (await road(call)).content == ["done"]
     assert len(heard) > 2, "and the caller still hears of it"
 
@@ -140,9 +148,9 @@ async def test_progress_helps_up_to_a_maximum() -> None:
         return await reports(call, Progress(progress=1), 0.05, 30)
 
     begun = time.monotonic()
-    call = replace(a_call(), wanted=Wanted(progress=True))
+    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match=r"longer than 0.5 s .* progress_timeout_secs"):
-        await compose([Time(0.2, 0.5)], target)(call)
+        await build_pipeline([Timeout(0.2, 0.5)], target)(call)
     assert 0.4 < time.monotonic() - begun < 5
 
 
@@ -152,29 +160,31 @@ async def test_a_tool_that_was_silent_after_its_progress_is_stopped() -> None:
         return await asyncio.sleep(30, Result())
 
     begun = time.monotonic()
-    call = replace(a_call(), wanted=Wanted(progress=True))
+    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match="tool_timeout_secs"):
-        await compose([Time(0.2, 20)], target)(call)
+        await build_pipeline([Timeout(0.2, 20)], target)(call)
     assert time.monotonic() - begun < 5
 
 
 async def test_what_a_tool_says_of_its_work_gives_it_no_time() -> None:
     async def target(call: Call) -> Result:
-        return await reports(call, Note(level="info", data="x"), 0.05, 30)
+        return await reports(call, LogMessage(level="info", data="x"), 0.05, 30)
 
-    call = replace(a_call(), wanted=Wanted(notes="debug"))
+    call = replace(a_call(), wanted_updates=WantedUpdates(log_level="debug"))
     with pytest.raises(TimedOut):
-        await compose([Time(0.2, 20)], target)(call)
+        await build_pipeline([Timeout(0.2, 20)], target)(call)
 
 
 async def test_a_call_that_became_a_task_has_a_tasks_time_though_nobody_asked_for_updates() -> None:
     async def target(call: Call) -> Result:
-        call.updates(Lasting())
+        call.updates(TaskStarted())
         return await asyncio.sleep(0.5, Result(content=["done"]))
 
-    assert (await compose([Time(0.1, 0.2, 5)], target)(a_call_that_may_last())).content == ["done"]
+    assert (
+        await build_pipeline([Timeout(0.1, 0.2, 5)], target)(a_call_that_may_last())
+    ).content == ["done"]
     with pytest.raises(TimedOut, match=r"longer than 0.3 s .* task_timeout_secs"):
-        await compose([Time(0.1, 0.2, 0.3)], target)(a_call_that_may_last())
+        await build_pipeline([Timeout(0.1, 0.2, 0.3)], target)(a_call_that_may_last())
 
 
 async def test_a_timeout_of_the_targets_own_stays_its_own_where_time_may_grow() -> None:
@@ -182,7 +192,7 @@ async def test_a_timeout_of_the_targets_own_stays_its_own_where_time_may_grow() 
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine"):
-        await compose([Time(60)], fails)(a_call_that_may_last())
+        await build_pipeline([Timeout(60)], fails)(a_call_that_may_last())
 
 
 async def test_an_update_that_comes_too_late_changes_nothing() -> None:
@@ -192,5 +202,5 @@ async def test_an_update_that_comes_too_late_changes_nothing() -> None:
         kept.append(call)
         return Result()
 
-    await compose([Time(0.2, 20, 20)], target)(a_call_that_may_last())
-    kept[0].updates(Lasting())
+    await build_pipeline([Timeout(0.2, 20, 20)], target)(a_call_that_may_last())
+    kept[0].updates(TaskStarted())

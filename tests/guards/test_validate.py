@@ -10,9 +10,9 @@ import pytest
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound
-from dragoman.core.pipeline import compose
+from dragoman.core.pipeline import build_pipeline
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import Tool, Validator, anything, tool_nowhere
+from dragoman.core.tool import Tool, Validator, accept_anything, build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.validate import (
     LENIENT,
@@ -26,7 +26,7 @@ from dragoman.guards.validate import (
 
 
 def call_with(validate: Validator, arguments: Any) -> Call:
-    nowhere = tool_nowhere("files.read", NotFound("nowhere"))
+    nowhere = build_missing_tool("files.read", NotFound("nowhere"))
     tool = Tool(
         name="files.read",
         alias="x",
@@ -35,9 +35,9 @@ def call_with(validate: Validator, arguments: Any) -> Call:
         target=nowhere.target,
     )
     return Call(
-        caller=OWNER,
+        principal=OWNER,
         tool=tool,
-        asked_as="x",
+        requested_name="x",
         arguments=arguments,
         trace=new_trace(),
         door="test",
@@ -59,7 +59,7 @@ async def test_arguments_that_fit_go_on_and_others_never_reach_the_target() -> N
         reached.append(call.arguments)
         return Result()
 
-    road = compose([Validate()], target)
+    road = build_pipeline([Validate()], target)
     validate = compile_schema(SCHEMA)
     await road(call_with(validate, {"path": "/tmp"}))
     for wrong, words in (
@@ -76,9 +76,9 @@ async def test_arguments_that_fit_go_on_and_others_never_reach_the_target() -> N
 
 
 def test_a_schema_that_says_nothing_costs_nothing() -> None:
-    assert compile_schema({}) is anything
-    assert compile_schema({"type": "object"}) is anything
-    assert compile_schema({"type": "object", "properties": {}}) is not anything
+    assert compile_schema({}) is accept_anything
+    assert compile_schema({"type": "object"}) is accept_anything
+    assert compile_schema({"type": "object", "properties": {}}) is not accept_anything
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ async def test_policies_read_no_argument_that_is_described_elsewhere(check: str)
     async def target(call: Call) -> Result:
         return Result()
 
-    read = compose([Validate(lambda tool: True)], target)
-    unread = compose([Validate(lambda tool: False)], target)
+    read = build_pipeline([Validate(lambda tool: True)], target)
+    unread = build_pipeline([Validate(lambda tool: False)], target)
     part = {"properties": {"force": {"$ref": ELSEWHERE}, "path": STRING}}
     extra = {"properties": {"path": STRING}, "additionalProperties": {"$ref": ELSEWHERE}}
     unused = {"properties": {"force": STRING}, "$defs": {"x": {"$ref": ELSEWHERE}}}
@@ -359,8 +359,8 @@ async def test_what_servers_convert_passes_as_it_is_and_what_nobody_can_mean_is_
         reached.append(call.arguments)
         return Result()
 
-    road = compose([Validate(lambda tool: False)], target)
-    exact = compose([Validate(lambda tool: True)], target)
+    road = build_pipeline([Validate(lambda tool: False)], target)
+    exact = build_pipeline([Validate(lambda tool: True)], target)
     whole = {
         "type": "object",
         "$defs": {"n": {"type": "integer"}},
@@ -390,7 +390,7 @@ async def test_a_misspelt_argument_is_named() -> None:
     async def target(call: Call) -> Result:
         return Result()
 
-    road = compose([Validate(lambda tool: False)], target)
+    road = build_pipeline([Validate(lambda tool: False)], target)
     open_ = {
         "type": "object",
         "properties": {"file_path": {"type": "string"}, "dry_run": {"type": "boolean"}},

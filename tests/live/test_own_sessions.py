@@ -105,20 +105,22 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
     every = ["allowed", "count", "grow"]
     forms = {"elicitation": {}}
     with Ide(home, {}) as plain, Ide(home, ASKED) as one, Ide(home, forms) as two:
-        assert plain.tools() == every
-        assert one.tools() == [*every, "sample"]
-        assert two.tools() == ["allowed", "ask", "count", "grow"]
-        assert plain.tools() == every
+        assert plain.list_tools() == every
+        assert one.list_tools() == [*every, "sample"]
+        assert two.list_tools() == ["allowed", "ask", "count", "grow"]
+        assert plain.list_tools() == every
         assert one.call("w.sample")["result"].get("isError") is not True
         for client, tool in ((plain, "w.sample"), (two, "w.sample"), (plain, "w.ask")):
             assert "for this client" in client.call(tool)["error"]["message"]
 
         # A tool that one client's session has added is that client's alone.
         one.call("w.grow")
-        assert "extra" in one.tools()  # at once, whether or not it has heard of the change
+        assert "extra" in one.list_tools()  # at once, whether or not it has heard of the change
         one.until_told("notifications/tools/list_changed")
         assert one.call("w.extra")["result"].get("isError") is not True
-        assert two.tools() == ["allowed", "ask", "count", "grow"] and plain.tools() == every
+        assert (
+            two.list_tools() == ["allowed", "ask", "count", "grow"] and plain.list_tools() == every
+        )
         assert "for this client" in two.call("w.extra")["error"]["message"]
 
         # Another's session may add the same. It can be called at once, also by a client that has
@@ -126,9 +128,9 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
         two.call("w.grow")
         assert two.call("w.extra")["result"].get("isError") is not True
         plain.call("w.grow")
-        assert plain.tools() == ["allowed", "count", "extra", "grow"]
+        assert plain.list_tools() == ["allowed", "count", "extra", "grow"]
     with Ide(home, ASKED) as later:
-        assert later.tools() == [*every, "sample"]
+        assert later.list_tools() == [*every, "sample"]
         wait_for(lambda: "error" in later.call("w.extra"))
     states = running.api("/api/mcp/servers")["connected"]
     (state,) = [one for one in states if one["name"] == "w"]
@@ -154,11 +156,11 @@ def test_clients_that_can_be_asked_nothing_hear_what_a_server_of_both_eras_pushe
         running = hub(servers=[entry], config='[mcp]\nstdio_expose = ["*"]\n')
         running.wait_connected("w")
         with Ide(running.home, {}) as one, Ide(running.home, {}) as two:
-            assert "extra" not in one.tools()
+            assert "extra" not in one.list_tools()
             one.call("w.grow")
             for client in (one, two):
                 client.until_told("notifications/tools/list_changed")
-                assert "extra" in client.tools()
+                assert "extra" in client.list_tools()
                 assert client.text("w.extra") == "grown"
             assert one.text("w.spoken") == two.text("w.spoken")
             assert one.text("w.spoken").startswith("2025-11-25")

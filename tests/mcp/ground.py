@@ -16,16 +16,16 @@ from tests.peers.process import command
 from tests.permissive_hub import call_tool
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Result, Update, Wanted
+from dragoman.core.call import Result, Update, WantedUpdates
 from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.events import ClientGone, ResourceUpdated
-from dragoman.core.name_claims import Claims
+from dragoman.core.name_claims import NameClaims
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import TOOL
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.guards.timeout import Time
+from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.upstream import Upstream
@@ -37,7 +37,7 @@ from dragoman.mcp.config import (
     SseTransport,
     StdioTransport,
 )
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from permissive_hub import build_permissive_hub
 
 EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
@@ -48,17 +48,17 @@ class Ground:
         self, place: Path, question_secs: float = 60.0, answer_secs: float = ANSWER_SECONDS
     ) -> None:
         self.bus = Bus()
-        handles = Handles(b"k" * 32, question_secs)
-        catalogs = build_catalogs(admit_all, Claims())
+        handles = QuestionHandles(b"k" * 32, question_secs)
+        catalogs = build_catalogs(admit_all, NameClaims())
         self.servers = UpstreamManager(self._make, catalogs, self.bus)
-        stages = [Questions(handles), Time(60)]
+        stages = [Questions(handles), Timeout(60)]
         self.hub = build_permissive_hub(catalogs, self.bus, stages, refresher=self.servers)
-        self.net = Client()
+        self.net = OutboundHttp()
         self._connector = Connector(
             place,
             f"ground{os.getpid()}",
             os.environ,
-            lambda url, private: self.net.reaching(url, allow_private=private),
+            lambda url, private: self.net.open_configured(url, allow_private=private),
         )
         self._question_secs = question_secs
         self._answer_secs = answer_secs
@@ -94,11 +94,11 @@ class Ground:
         kind: str = TOOL,
         caller: Principal = OWNER,
         updates: Callable[[Update], None] | None = None,
-        wanted: Wanted | None = None,
+        wanted: WantedUpdates | None = None,
         **more: Any,
     ) -> Result:
         if updates is not None and wanted is not None:
-            more.update(updates=updates, wanted=wanted)
+            more.update(updates=updates, wanted_updates=wanted)
         async with asyncio.timeout(20):
             return await call_tool(
                 self.hub,

@@ -14,7 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
@@ -89,7 +89,7 @@ class Curious:
 
 def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[McpServer, Curious]:
     target = Curious(*rounds)
-    stage = Questions(Handles(b"k" * 32, 60))
+    stage = Questions(QuestionHandles(b"k" * 32, 60))
     hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [stage])
     for kind, alias in ((TOOL, "mcp_curious_t"), (PROMPT, "mcp_curious_p"), (RESOURCE, "a:b")):
         tool = Tool(name=f"curious.{alias}", alias=alias, kind=kind, remote_name="x", target=target)
@@ -438,7 +438,7 @@ async def test_what_a_client_declares_is_kept_as_far_as_its_revision_has_it(
         "capabilities": {**ALL_ABLE, "experimental": {"x": {}}},
         "clientInfo": {"name": "n" * 1000},
     }
-    await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)
+    await face.answer(json.loads(rpc.encode_request(1, "initialize", params)), peer)
     kept = {"roots": {"listChanged": True}, "experimental": {"x": {}}, **TASKS_ONLY}
     kept["sampling"] = ALL_ABLE["sampling"] if revision == R2511 else {}
     if revision >= R2506:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Note, Result
+from dragoman.core.call import Call, LogMessage, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, InvalidInput
 from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, ServerLogged
@@ -93,7 +93,7 @@ class Listener:
         self.deaf = False
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
         params = {"notifications": wanted, "_meta": meta}
-        message = json.loads(rpc.request(id, "subscriptions/listen", params))
+        message = json.loads(rpc.encode_request(id, "subscriptions/listen", params))
         begun = face.begin(message, self.peer, self.push)
         assert begun is not None and not isinstance(begun, bytes)
         self.work = asyncio.ensure_future(begun)
@@ -119,7 +119,7 @@ async def told(who: Any, count: int) -> list[Any]:
 
 
 async def ask(face: McpServer, peer: ClientState, method: str, uri: Any) -> Any:
-    answer = await face.answer(json.loads(rpc.request(1, method, {"uri": uri})), peer)
+    answer = await face.answer(json.loads(rpc.encode_request(1, method, {"uri": uri})), peer)
     assert answer is not None
     return json.loads(answer)
 
@@ -226,10 +226,10 @@ async def test_a_line_of_a_shared_log_goes_to_those_who_asked_for_it_and_may_rea
     def may(caller: Principal, action: str, *_: Any, **__: Any) -> Decision:
         return Decision(caller == OWNER, (), "test")
 
-    monkeypatch.setattr(face.hub.authorizer, "may", may)
+    monkeypatch.setattr(face.hub.authorizer, "decide_action", may)
 
     def log(level: str, data: Any, client: str | None = None) -> None:
-        face.hub.bus.emit(ServerLogged("watch", Note(level=level, data=data), client))
+        face.hub.bus.emit(ServerLogged("watch", LogMessage(level=level, data=data), client))
 
     log("info", "dull")
     log("error", "news")
@@ -475,7 +475,7 @@ async def test_a_filter_that_is_none_is_refused(wanted: Any) -> None:
 async def test_who_does_not_say_what_to_listen_for_is_refused(params: Any) -> None:
     face, _ = watched()
     meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
-    message = json.loads(rpc.request(1, "subscriptions/listen", {**params, "_meta": meta}))
+    message = json.loads(rpc.encode_request(1, "subscriptions/listen", {**params, "_meta": meta}))
     answer = await face.answer(
         message, ClientState(OWNER, "test", EVERYTHING, R2607), lambda _: True
     )

@@ -81,7 +81,7 @@ async def ask(
     if revision == R2607:
         client = {"io.modelcontextprotocol/clientInfo": {"name": info, "version": "1"}}
         params["_meta"] = {**MODERN_META, **(client if info else {})}
-    answer = await face.answer(json.loads(rpc.request(1, method, params)), peer)
+    answer = await face.answer(json.loads(rpc.encode_request(1, method, params)), peer)
     assert answer is not None
     return json.loads(answer)
 
@@ -153,8 +153,8 @@ async def test_what_a_client_called_itself_counts_from_the_handshake_on() -> Non
     )
     peer = ClientState(OWNER, "test", EVERYTHING)
     params = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "Dotty"}}
-    await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)
-    answer = await face.answer(json.loads(rpc.request(2, "tools/list", {})), peer)
+    await face.answer(json.loads(rpc.encode_request(1, "initialize", params)), peer)
+    answer = await face.answer(json.loads(rpc.encode_request(2, "tools/list", {})), peer)
     assert answer is not None
     assert json.loads(answer)["result"]["tools"][0]["name"] == "desk.a"
 

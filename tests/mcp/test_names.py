@@ -12,7 +12,7 @@ from dragoman import extract_mcp_server, format_mcp_tool_name, is_mcp_tool
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import NotFound
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.core.tool_identity import MAX_NAME, fold_id, fold_name, identity_of
+from dragoman.core.tool_identity import MAX_NAME, build_identity, fold_id, fold_name
 from dragoman.mcp.protocol.tool_names import (
     build_alias,
     build_canonical_name,
@@ -104,7 +104,7 @@ FOLDED = [
 def test_every_spelling_of_a_name_folds_to_one(name: str, folded: str) -> None:
     assert fold_name(name) == folded
     assert fold_name(folded) == folded
-    assert build_canonical_name("My-Server", name) == identity_of("My-Server", name)
+    assert build_canonical_name("My-Server", name) == build_identity("My-Server", name)
     assert fold_id(f"My-Server.{name}") == f"My-Server.{folded}"
 
 
@@ -161,16 +161,16 @@ def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
 def test_in_a_catalog_every_form_is_accepted_and_a_shared_safe_name_is_told_apart() -> None:
     catalog = Catalog(review=admit_all)
     for server, tool in (("a_b", "c"), ("a", "b_c"), ("a", "d")):
-        catalog.offer(server, [*catalog.offered_by(server), made(server, tool)])
+        catalog.offer(server, [*catalog.list_offered(server), made(server, tool)])
     for name in ("a.d", "mcp_a_d", "a_d"):
         assert catalog.find(name).name == "a.d"
     one, other = catalog.find("a_b.c"), catalog.find("a.b_c")
-    shown = {catalog.shown(one, "safe"), catalog.shown(other, "safe")}
+    shown = {catalog.listed_name(one, "safe"), catalog.listed_name(other, "safe")}
     assert len(shown) == 2 and all("." not in name for name in shown)
     assert {catalog.find(name).name for name in shown} == {"a_b.c", "a.b_c"}
-    assert catalog.shown(catalog.find("a.d"), "safe") == "a_d"
-    assert catalog.shown(catalog.find("a.d"), "dotted") == "a.d"
-    assert catalog.shown(catalog.find("a.d")) == "mcp_a_d"
+    assert catalog.listed_name(catalog.find("a.d"), "safe") == "a_d"
+    assert catalog.listed_name(catalog.find("a.d"), "dotted") == "a.d"
+    assert catalog.listed_name(catalog.find("a.d")) == "mcp_a_d"
 
 
 def digest(text: str) -> str:

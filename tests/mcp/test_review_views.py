@@ -87,7 +87,7 @@ async def test_a_server_does_not_get_into_a_view_by_the_addresses_that_it_choose
 ) -> None:
     hub, servers = hub_of(("pub", TOOL, "t"), ("hidden", of, "pub.x://1"))
     await refused(hub, kind, "pub.x://1", PUB)
-    assert hub.tools(OWNER, PUB, of) == []
+    assert hub.list_tools(OWNER, PUB, of) == []
     assert servers["hidden"].asked == []
 
 

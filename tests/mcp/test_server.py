@@ -93,7 +93,7 @@ def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
 async def ask(
     face: McpServer, method: str, revision: Revision = R2511, view: View = EVERYTHING, **params: Any
 ) -> Any:
-    message = rpc.request(1, method, params_for(revision, **params))
+    message = rpc.encode_request(1, method, params_for(revision, **params))
     answer = await face.answer(json.loads(message), peer(revision, view))
     assert answer is not None
     return json.loads(answer)
@@ -147,7 +147,7 @@ async def test_a_list_over_8_mb_comes_in_pages_that_miss_nothing_and_repeat_noth
     pages = 0
     cursor: dict[str, Any] = {}
     while True:
-        message = rpc.request(1, "tools/list", params_for(revision, **cursor))
+        message = rpc.encode_request(1, "tools/list", params_for(revision, **cursor))
         answer = await made.answer(json.loads(message), peer(revision))
         assert answer is not None and len(answer) < 8.1 * 1024 * 1024
         result = json.loads(answer)["result"]
@@ -264,7 +264,7 @@ async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revisi
     for meta in ({"progressToken": "t"}, {"progressToken": 0}, {}, {"progressToken": [1]}):
         params = params_for(revision, name="desk.a")
         params["_meta"] = {**params.get("_meta", {}), **meta}
-        message = json.loads(rpc.request(1, "tools/call", params))
+        message = json.loads(rpc.encode_request(1, "tools/call", params))
         await face("a").answer(message, peer(revision), lambda one: pushed.append(json.loads(one)))
     told = {"progressToken": "t", "progress": 1, "total": 2}
     if revision > R2024:
@@ -507,13 +507,13 @@ def test_whatever_comes_is_answered_exactly_when_an_answer_is_due(
     encoded = encode(message)  # as it would have come: infinity is none of it
     message = json.loads(encoded)
     answer = run(made.answer(message, peer(revision)))
-    is_message = rpc.flaw(message) is None
+    is_message = rpc.find_flaw(message) is None
     due = not is_message or ("id" in message and "method" in message)
     assert (answer is not None) == due
     if answer is not None:
         got = json.loads(answer)
         assert got["jsonrpc"] == "2.0"
-        assert got["id"] == rpc.id_of(message)
+        assert got["id"] == rpc.find_id(message)
         assert ("result" in got) != ("error" in got)
         if not is_message:
             assert got["error"]["code"] == -32600
@@ -529,7 +529,7 @@ def test_whatever_comes_in_a_batch_is_answered_exactly_when_an_answer_is_due(
     if revision != R2503 or not messages:
         assert json.loads(answer)["error"]["code"] == -32600
         return
-    due = [m for m in messages if rpc.flaw(m) is not None or ("id" in m and "method" in m)]
+    due = [m for m in messages if rpc.find_flaw(m) is not None or ("id" in m and "method" in m)]
     assert (answer is not None) == bool(due)
     if answer is not None:
         assert len(json.loads(answer)) == len(due)

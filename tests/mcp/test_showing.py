@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Note, Progress, Result
+from dragoman.core.call import Call, LogMessage, Progress, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFailed
 from dragoman.core.principal import OWNER
@@ -72,7 +72,9 @@ class Library:
         if call.tool.kind == COMPLETION:
             return Result(structured=self.structured, extra=self.extra)
         for level in ("debug", "info", "notice", "error", "strange"):
-            call.updates(Note(level=level, data={"n": 1}, logger="l" if level == "info" else None))
+            call.updates(
+                LogMessage(level=level, data={"n": 1}, logger="l" if level == "info" else None)
+            )
         call.updates(Progress(progress=1))
         return Result(content=[TEXT], structured=[1])
 
@@ -112,7 +114,7 @@ async def ask(
     face: McpServer, method: str, revision: Revision, push: Any = None, **params: Any
 ) -> Any:
     peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
-    message = json.loads(rpc.request(1, method, params_for(revision, **params)))
+    message = json.loads(rpc.encode_request(1, method, params_for(revision, **params)))
     answer = await face.answer(message, peer, push)
     assert answer is not None
     return json.loads(answer)
@@ -331,7 +333,7 @@ async def notes(revision: Revision, level: str | None, meta: dict[str, Any] | No
     face, target = library()
     peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
     if level is not None:
-        request = json.loads(rpc.request(1, "logging/setLevel", {"level": level}))
+        request = json.loads(rpc.encode_request(1, "logging/setLevel", {"level": level}))
         answer = await face.answer(request, peer)
         assert answer is not None and json.loads(answer)["result"] == {}
     pushed: list[Any] = []
@@ -341,13 +343,13 @@ async def notes(revision: Revision, level: str | None, meta: dict[str, Any] | No
         return True
 
     params = params_for(revision, name="library.t", meta=meta or {})
-    await face.answer(json.loads(rpc.request(2, "tools/call", params)), peer, push)
+    await face.answer(json.loads(rpc.encode_request(2, "tools/call", params)), peer, push)
     assert {one["method"] for one in pushed} <= {"notifications/message"}
     for one in pushed:
         assert one["params"]["data"] == {"n": 1}
         assert ("logger" in one["params"]) == (one["params"]["level"] == "info")
     assert target.last is not None
-    return [one["params"]["level"] for one in pushed], target.last.wanted.notes
+    return [one["params"]["level"] for one in pushed], target.last.wanted_updates.log_level
 
 
 @pytest.mark.promise("B12")
@@ -385,9 +387,15 @@ async def test_without_a_way_to_tell_nothing_is_wanted() -> None:
     meta = {META + "logLevel": "debug", "progressToken": 1}
     await ask(face, "tools/call", R2607, name="library.t", meta=meta)
     assert target.last is not None
-    assert (target.last.wanted.progress, target.last.wanted.notes) == (False, None)
+    assert (target.last.wanted_updates.progress, target.last.wanted_updates.log_level) == (
+        False,
+        None,
+    )
     await ask(face, "tools/call", R2607, lambda _: True, name="library.t", meta=meta)
-    assert (target.last.wanted.progress, target.last.wanted.notes) == (True, "debug")
+    assert (target.last.wanted_updates.progress, target.last.wanted_updates.log_level) == (
+        True,
+        "debug",
+    )
 
 
 # --- what goes with every call
@@ -410,7 +418,7 @@ async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
     peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
     peer.features = {"sampling": {}}
     meta = {"traceparent": "00-1-2-01"}
-    message = json.loads(rpc.request(1, method, params_for(revision, meta=meta, **params)))
+    message = json.loads(rpc.encode_request(1, method, params_for(revision, meta=meta, **params)))
     for push, able in ((lambda _: True, True), (None, False)):
         await face.answer(message, peer, push)
         assert target.last is not None

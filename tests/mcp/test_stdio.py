@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import ROOTS, Call, Note, Progress, Question, Result
+from dragoman.core.call import ROOTS, Call, LogMessage, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
@@ -60,7 +60,7 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
             sock=ours,
         )
         params = {"name": "t.t", "_meta": {"progressToken": 1}}
-        connection.data_received(rpc.request(1, "tools/call", params) + b"\n")
+        connection.data_received(rpc.encode_request(1, "tools/call", params) + b"\n")
         async with asyncio.timeout(5):
             await target.said.wait()
         assert UNREAD_BYTES / 2 < transport.get_write_buffer_size() < 2 * UNREAD_BYTES
@@ -93,7 +93,7 @@ class Server:
         if call.tool.remote_name == "ask" and call.handle is None:
             return Result(questions={"q": Question(ROOTS, {})}, handle="h")
         if call.tool.remote_name == "log":
-            call.updates(Note(level="warning", data="careful"))
+            call.updates(LogMessage(level="warning", data="careful"))
         return Result(content=[{"type": "text", "text": json.dumps(call.answers)}])
 
 
@@ -132,7 +132,7 @@ async def connected(
 ) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
     hub = build_permissive_hub(
-        Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))]
+        Catalog(review=admit_all), Bus(), [Questions(QuestionHandles(b"k" * 32, 60))]
     )
     names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
     for kind, some in names.items():

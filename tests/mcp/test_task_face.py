@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import FORM, Call, Lasting, Note, Progress, Question, Result, Update
+from dragoman.core.call import (
+    FORM,
+    Call,
+    LogMessage,
+    Progress,
+    Question,
+    Result,
+    TaskStarted,
+    Update,
+)
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tasks import Tasks
 from dragoman.core.tool import PROMPT, TOOL, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
@@ -83,7 +92,7 @@ class Place:
     def __init__(self, after: float, **bounds: Any) -> None:
         self.worker = Worker()
         hub = build_permissive_hub(
-            Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))]
+            Catalog(review=admit_all), Bus(), [Questions(QuestionHandles(b"k" * 32, 60))]
         )
         for kind in (TOOL, PROMPT):
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
@@ -103,7 +112,9 @@ class Place:
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
         params["_meta"] = {**meta, **params.get("_meta", {})}
         peer = ClientState(who, "test", EVERYTHING, R2607)
-        answer = await self.face.answer(json.loads(rpc.request(1, method, params)), peer, push)
+        answer = await self.face.answer(
+            json.loads(rpc.encode_request(1, method, params)), peer, push
+        )
         assert answer is not None
         return json.loads(answer)
 
@@ -119,7 +130,7 @@ class Place:
     async def waits(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The answer to a call that lasts, and that is not answered before it is done."""
         asking = asyncio.create_task(work)
-        self.worker.does(Lasting())
+        self.worker.does(TaskStarted())
         await asyncio.wait([asking], timeout=0.1)
         assert not asking.done(), asking.result()
         self.worker.does(done())
@@ -127,7 +138,7 @@ class Place:
 
     async def created(self) -> Any:
         """The task of a call that lasts from its first moment."""
-        self.worker.does(Lasting())
+        self.worker.does(TaskStarted())
         made = (await self.ask("tools/call", name="t"))["result"]
         assert made["resultType"] == "task"
         return made
@@ -181,7 +192,7 @@ async def test_what_takes_longer_than_the_grace_becomes_a_task_and_goes_on() -> 
 
 async def test_what_lasts_for_its_server_is_a_task_at_once() -> None:
     async with place() as here:
-        here.worker.does(Lasting(message="queued"))
+        here.worker.does(TaskStarted(message="queued"))
         made = (await here.ask("tools/call", name="t"))["result"]
         assert (made["resultType"], made["statusMessage"]) == ("task", "queued")
         here.worker.does(Progress(progress=1, message="half"))
@@ -205,7 +216,7 @@ async def test_clients_that_shake_hands_wait_and_the_hub_knows_tasks_in_their_pl
     async with place(after=0.01) as here:
         params = {"name": "t", "task": {}} if revision < R2511 else {"name": "t"}
         peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
-        message = json.loads(rpc.request(1, "tools/call", params))
+        message = json.loads(rpc.encode_request(1, "tools/call", params))
         answer = json.loads(await here.waits(here.face.answer(message, peer)))
         assert text(answer["result"]) == "done"
         assert here.worker.calls[0].features is TASKS_ONLY
@@ -220,9 +231,9 @@ async def test_progress_and_notes_are_heard_until_it_is_a_task() -> None:
             return True
 
         meta = {"progressToken": "p", META + "logLevel": "info"}
-        here.worker.does(Progress(progress=1), Note(level="info", data="x"))
+        here.worker.does(Progress(progress=1), LogMessage(level="info", data="x"))
         made = (await here.ask("tools/call", push=push, name="t", _meta=meta))["result"]
-        here.worker.does(Progress(progress=2), Note(level="info", data="y"), done())
+        here.worker.does(Progress(progress=2), LogMessage(level="info", data="y"), done())
         await here.until(made["taskId"], "completed")
         assert [one["method"] for one in heard] == [
             "notifications/progress",
@@ -327,7 +338,7 @@ async def test_what_is_asked_before_there_is_a_task_is_asked_as_ever() -> None:
         first = (await here.ask("tools/call", name="t"))["result"]
         assert first["resultType"] == "input_required" and len(here.tasks) == 0
         brought = {"requestState": first["requestState"], "inputResponses": {"a": {"x": 1}}}
-        here.worker.does(Lasting())
+        here.worker.does(TaskStarted())
         second = (await here.ask("tools/call", name="t", **brought))["result"]
         assert second["resultType"] == "task" and here.worker.calls[1].answers == {"a": {"x": 1}}
         here.worker.does(asks("a"))
@@ -382,7 +393,7 @@ class Old(ClientState):
         return True
 
     async def ask(self, method: str, **params: Any) -> Any:
-        message = json.loads(rpc.request(1, method, params))
+        message = json.loads(rpc.encode_request(1, method, params))
         return json.loads(await self.here.face.answer(message, self, self.push) or b"")
 
 
@@ -397,10 +408,10 @@ async def test_the_older_form_creates_a_task_and_waits_for_its_result() -> None:
         id = task["taskId"]
         assert (await old.ask("tasks/get", taskId=id))["result"]["status"] == "working"
         waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
-        here.worker.does(Lasting(), Progress(progress=1, total=2, message="half"), done())
+        here.worker.does(TaskStarted(), Progress(progress=1, total=2, message="half"), done())
         result = (await asyncio.wait_for(waiting, 5))["result"]
         assert text(result) == "done" and result["_meta"] == {RELATED_KEY: {"taskId": id}}
-        assert here.worker.calls[0].wanted.lasting, "so that its server may make one"
+        assert here.worker.calls[0].wanted_updates.task_start, "so that its server may make one"
         progress, status = old.told
         assert progress["params"] == {
             "progressToken": 7,
@@ -551,7 +562,7 @@ async def test_only_tools_have_tasks() -> None:
             old.ask("prompts/get", name="t", task={}),
             here.ask("prompts/get", name="t"),
         ):
-            here.worker.does(Lasting(), Result())
+            here.worker.does(TaskStarted(), Result())
             assert "messages" in (await asking)["result"]
         assert len(here.tasks) == 0
 

@@ -15,7 +15,7 @@ from tests.web.serving import Place, Work, call, place, request
 from tests.web.serving import modern as of_the_new_era
 
 from dragoman.core.call import Call, Progress, Question, Result
-from dragoman.core.call_chains import Chains, Flight
+from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
@@ -29,15 +29,15 @@ ID = PARENT[3:35]
 META = "io.modelcontextprotocol/"
 
 
-def under_way(chains: Chains, work: Work) -> Flight:
+def under_way(chains: CallChains, work: Work) -> RunningCall:
     """A call that somebody else's target is serving just now."""
     ann = Principal("key", "ann")
     call = Call(
-        caller=ann,
+        principal=ann,
         tool=Tool(name="far.run", alias="far", remote_name="run", target=work),
-        asked_as="far.run",
+        requested_name="far.run",
         arguments={},
-        trace=chains.trace(ann, "far.run", "far", None),
+        trace=chains.start_trace(ann, "far.run", "far", None),
         door="test",
     )
     return chains.enter(call)
@@ -146,7 +146,7 @@ async def test_a_trace_that_came_in_headers_is_gone_on_with(door: Any) -> None:
 async def test_a_call_that_comes_back_belongs_to_the_one_it_was_made_for(door: Any) -> None:
     async with place() as here:
         flight = under_way(here.face.hub.chains, here.work)
-        trace = await door(here, flight.trace.carried(), {})
+        trace = await door(here, flight.trace.build_context(), {})
         assert trace.above is flight and trace.chain == ("far.run",) and trace.depth == 1
         assert trace.id == flight.trace.id and trace.origin == "key:ann"
         if door is not by_stdio:
@@ -195,7 +195,7 @@ def curious(here: Place, *, at_once: bool = True) -> Curious:
     work = Curious()
     if at_once:
         work.go.set()
-    tool = next(one for one in here.face.hub.catalog.tools() if one.name == "work.do")
+    tool = next(one for one in here.face.hub.catalog.list_tools() if one.name == "work.do")
     here.face.hub.catalog.offer("work", [replace(tool, target=work)])
     return work
 

@@ -10,10 +10,10 @@ import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, until
 from tests.mcp.mini_http import Request, legacy, mini, modern
 
-from dragoman.core.call import Wanted
+from dragoman.core.call import WantedUpdates
 from dragoman.core.principal import LOCAL
 from dragoman.core.tool import PROMPT
-from dragoman.core.trace import CHAIN, MEMBERS, PARENT, STATE, TRACE_ID, Trace, carried_in
+from dragoman.core.trace import CHAIN, MEMBERS, PARENT, STATE, TRACE_ID, Trace, parse_trace
 from dragoman.mcp.client import remote_tasks
 from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.config import HttpTransport, ServerEntry
@@ -63,7 +63,7 @@ def check_headers(request: Request) -> None:
 def comes_back(world: Ground, request: Request) -> Trace:
     """Where a call belongs that brings what this request said."""
     fields = {name.encode(): value.encode() for name, value in request.headers.items()}
-    return world.hub.chains.trace(LOCAL, "x.y", "x", carried_in(fields))
+    return world.hub.chains.trace(LOCAL, "x.y", "x", parse_trace(fields))
 
 
 @pytest.mark.promise("Q6")
@@ -79,7 +79,9 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_old_era(
     async with mini(handle) as server:
         async with ground(short_tmp) as world:
             await world.add(http("s", server.url))
-            await world.call("s.t", wanted=Wanted(notes="info"), updates=lambda update: None)
+            await world.call(
+                "s.t", wanted_updates=WantedUpdates(log_level="info"), updates=lambda update: None
+            )
             await until(lambda: any(one.method == "GET" for one in server.requests))
         methods = {one.asked for one in server.requests} | {one.method for one in server.requests}
         wanted = {"initialize", "notifications/initialized", "tools/list", "tools/call"}
@@ -179,7 +181,7 @@ async def test_everything_that_goes_to_a_child_is_traced_in_its_meta(
             check_traced(one)
         meta = meta_of(server.sent("tools/call")[0])
         assert meta["com.example/own"] == 1
-        trace = world.hub.chains.trace(LOCAL, "x.y", "x", carried_in({}, meta))
+        trace = world.hub.chains.trace(LOCAL, "x.y", "x", parse_trace({}, meta))
         assert trace.chain == ("s.t",) and trace.id == meta[TRACE_ID]
 
 
@@ -192,8 +194,8 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
     async with ground(short_tmp) as world:
         await world.add(server.entry(interactive=interactive))
         features = {"features": EVERYTHING_ASKED, "client": "c"} if interactive else {}
-        carried = carried_in({}, CLIENTS)
-        await world.call("s.t", meta=CLIENTS, carried=carried, **features)
+        carried = parse_trace({}, CLIENTS)
+        await world.call("s.t", meta=CLIENTS, trace_context=carried, **features)
         meta = meta_of(server.sent("tools/call")[0])
         assert {name: meta[name] for name in meta if name not in MEMBERS} == {
             "com.example/own": {"a": [1]},
@@ -221,7 +223,7 @@ async def test_a_task_of_a_server_is_followed_in_the_trace_of_its_call(
         result = await world.call(
             "s.t",
             features={"extensions": {TASKS: {}}},
-            wanted=Wanted(lasting=True),
+            wanted_updates=WantedUpdates(task_start=True),
             updates=lambda update: None,
         )
         assert result.content == DONE["content"]

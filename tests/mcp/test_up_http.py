@@ -11,7 +11,7 @@ import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, ground, http, until
 from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
 
-from dragoman.core.call import Progress, Wanted
+from dragoman.core.call import Progress, WantedUpdates
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
 from dragoman.mcp.client import session as sessions
@@ -67,8 +67,8 @@ async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
         await world.add(http("s", server.url))
         seen: list[Any] = []
 
-        wanted = Wanted(progress=True)
-        result = await world.call("s.t", updates=seen.append, wanted=wanted, client="c")
+        wanted = WantedUpdates(progress=True)
+        result = await world.call("s.t", updates=seen.append, wanted_updates=wanted, client="c")
 
         assert result.content == DONE["content"]
         assert [one.progress for one in seen if isinstance(one, Progress)] == [1]
@@ -347,7 +347,10 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
     async with ground(short_tmp) as world, mini(handle) as server:
         await world.add(http("s", server.url, timeout_secs=1))
 
-        how: dict[str, Any] = {"updates": lambda _: None, "wanted": Wanted(progress=True)}
+        how: dict[str, Any] = {
+            "updates": lambda _: None,
+            "wanted_updates": WantedUpdates(progress=True),
+        }
         assert (await world.call("s.t", meta={"a": 1}, **how)).content
         with pytest.raises(TimedOut):
             await world.call("s.t", meta={"a": 1})

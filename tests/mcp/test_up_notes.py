@@ -11,7 +11,7 @@ import pytest
 from tests.mcp.ground import Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
-from dragoman.core.call import Note, Wanted
+from dragoman.core.call import LogMessage, WantedUpdates
 
 Peers = Callable[..., HttpPeer]
 
@@ -33,8 +33,10 @@ async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
 
         async def hear(key: str, level: str | None) -> list[Any]:
             heard: list[Any] = []
-            wanted = Wanted(notes=level)
-            await world.call("m.log", {"key": key}, updates=heard.append, wanted=wanted, client=key)
+            wanted = WantedUpdates(log_level=level)
+            await world.call(
+                "m.log", {"key": key}, updates=heard.append, wanted_updates=wanted, client=key
+            )
             return heard
 
         a, b, c = await asyncio.gather(hear("a", "debug"), hear("b", "error"), hear("c", None))
@@ -78,14 +80,14 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
         heard: list[Any] = []
         how: dict[str, Any] = {"updates": heard.append, "client": "a"}
 
-        await world.call("s.t", wanted=Wanted(notes="info"), **how)
-        await world.call("s.t", wanted=Wanted(notes="warning"), **how)
+        await world.call("s.t", wanted_updates=WantedUpdates(log_level="info"), **how)
+        await world.call("s.t", wanted_updates=WantedUpdates(log_level="warning"), **how)
         await world.call("s.t")
 
         assert heard == [
-            Note(level="info", data="two"),
-            Note(level="error", data="three", logger="l"),
-            Note(level="error", data="three", logger="l"),
+            LogMessage(level="info", data="two"),
+            LogMessage(level="error", data="three", logger="l"),
+            LogMessage(level="error", data="three", logger="l"),
         ]
         assert [one["params"]["level"] for one in server.sent("logging/setLevel")] == ["info"]
         lines = upstream.stderr.read_text().splitlines()
@@ -112,7 +114,9 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
 
         def call(client: str) -> asyncio.Task[Any]:
             how: dict[str, Any] = {"updates": heard[client].append, "client": client}
-            return asyncio.ensure_future(world.call("s.t", wanted=Wanted(notes="info"), **how))
+            return asyncio.ensure_future(
+                world.call("s.t", wanted_updates=WantedUpdates(log_level="info"), **how)
+            )
 
         hanging = []
         for number, client in enumerate(others):
@@ -137,7 +141,10 @@ async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_ano
     async with ground(short_tmp) as world:
         upstream = await world.add(server.entry())
         heard: list[Any] = []
-        how: dict[str, Any] = {"updates": heard.append, "wanted": Wanted(notes="info")}
+        how: dict[str, Any] = {
+            "updates": heard.append,
+            "wanted_updates": WantedUpdates(log_level="info"),
+        }
         first = asyncio.ensure_future(world.call("s.t", client="a", **how))
         await until(lambda: server.sent("tools/call"))
         first.cancel()
@@ -155,8 +162,12 @@ async def test_progress_and_notes_are_asked_for_only_where_they_are_wanted(short
         log = short_tmp / "log"
         await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))
 
-        for wanted in (Wanted(), Wanted(progress=True), Wanted(notes="error")):
-            await world.call("m.echo", {"text": "x"}, updates=lambda _: None, wanted=wanted)
+        for wanted in (
+            WantedUpdates(),
+            WantedUpdates(progress=True),
+            WantedUpdates(log_level="error"),
+        ):
+            await world.call("m.echo", {"text": "x"}, updates=lambda _: None, wanted_updates=wanted)
         await world.call("m.echo", {"text": "x"})
 
         metas = [

@@ -12,7 +12,7 @@ import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer, processes_at_home, read_log, wait_for_log
 
-from dragoman.core.call import Progress, Result, Wanted
+from dragoman.core.call import Progress, Result, WantedUpdates
 from dragoman.core.errors import (
     BadReply,
     InvalidInput,
@@ -529,7 +529,11 @@ async def test_a_caller_who_leaves_while_his_call_runs_on_his_own_session_cancel
         await asyncio.to_thread(wait_for_log, log, event="cancelled", key="k")
         seen: list[Any] = []
         await world.call(
-            "m.progress", {"steps": 3}, updates=seen.append, wanted=Wanted(progress=True), **how
+            "m.progress",
+            {"steps": 3},
+            updates=seen.append,
+            wanted_updates=WantedUpdates(progress=True),
+            **how,
         )
         assert [update.progress for update in seen if isinstance(update, Progress)] == [1, 2, 3]
 

@@ -12,7 +12,7 @@ from tests.mcp.test_up_http import legacy
 from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import BadReply, TimedOut
-from dragoman.guards.timeout import Time
+from dragoman.guards.timeout import Timeout
 from permissive_hub import build_permissive_hub
 
 ANSWER_SECS = 1.5
@@ -59,7 +59,7 @@ async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
             await asyncio.Event().wait()
 
     async with ground(short_tmp) as world, mini(handle) as server:
-        world.hub = build_permissive_hub(world.hub.catalog, world.bus, [Time(0.2)])
+        world.hub = build_permissive_hub(world.hub.catalog, world.bus, [Timeout(0.2)])
         await world.add(http("s", server.url))
         with pytest.raises(TimedOut, match=r"raise \[limits\] tool_timeout_secs if it needs more"):
             await world.call("s.t")

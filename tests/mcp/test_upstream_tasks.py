@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.call import Call, Lasting, Progress, Result, Update, Wanted
+from dragoman.core.call import Call, Progress, Result, TaskStarted, Update, WantedUpdates
 from dragoman.core.errors import (
     BadReply,
     HubError,
@@ -21,7 +21,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client import remote_tasks
 from dragoman.mcp.client.remote_tasks import UpstreamTasks, is_task, is_task_handle, wants_task
@@ -75,9 +75,9 @@ def a_call(
     **more: Any,
 ) -> Call:
     return Call(
-        caller=OWNER,
-        tool=tool_nowhere("s.x", NotFound("x")),
-        asked_as="x",
+        principal=OWNER,
+        tool=build_missing_tool("s.x", NotFound("x")),
+        requested_name="x",
         arguments={},
         trace=new_trace(),
         door="test",
@@ -112,7 +112,7 @@ async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -
     result = await UpstreamTasks("s", 60).follow(created, a_call(told.append), server.ask, finish)
     assert (result.content, result.size) == (["done"], 5)
     assert told == [
-        Lasting(message="queued"),
+        TaskStarted(message="queued"),
         Progress(progress=1, message="queued"),
         Progress(progress=2, message="one"),
         Progress(progress=3, message="two"),
@@ -225,7 +225,7 @@ async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() ->
     again = a_call(told.append, answers=answers, handle=asked.handle)
     result = await following.resume(again, server.ask, finish)
     assert result.content == ["done"], "and what it asked before is not asked again"
-    assert told[0] == Lasting()
+    assert told[0] == TaskStarted()
     assert server.asked[2] == ("tasks/update", {"taskId": "t1", "inputResponses": answers})
     assert not following._open
 
@@ -312,7 +312,7 @@ async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
 async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_tasks, "MAX_OPEN", 2)
     server, following = Server(ASKS), UpstreamTasks("s", 60)
-    ann, bob, eve = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b", "e"))
+    ann, bob, eve = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b", "e"))
     await following.follow(CREATED, ann, server.ask, finish)
     await following.follow(CREATED, bob, server.ask, finish)
     with pytest.raises(Overloaded, match="too many questions"):
@@ -327,7 +327,7 @@ async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
 ) -> None:
     monkeypatch.setattr(remote_tasks, "MAX_OPEN", 4)
     server, following = Server(ASKS), UpstreamTasks("s", 60)
-    ann, bob = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b"))
+    ann, bob = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
         await following.follow(CREATED, ann, server.ask, finish)
     with pytest.raises(Overloaded, match="2 tasks of yours"):
@@ -360,7 +360,7 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
 
     value, size = await UpstreamTasks("s", 60).wait_result(OLD, hear, server.ask, watched=True)
     assert (value, size) == ({"content": ["done"], "_meta": {}}, 7)
-    assert told == [Lasting(), Progress(progress=1, message="half")]
+    assert told == [TaskStarted(), Progress(progress=1, message="half")]
     assert "tasks/cancel" not in server.methods()
 
 
@@ -431,7 +431,7 @@ def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
     support: Any, asked: bool, wanted: bool
 ) -> None:
     features = {"tasks": {"requests": {"tools": {"call": {}}}}}
-    call = a_call(wanted=Wanted(lasting=asked))
+    call = a_call(wanted_updates=WantedUpdates(task_start=asked))
     definition = {"execution": {"taskSupport": support}}
     call = replace(call, tool=replace(call.tool, definition=definition))
     assert wants_task(features, call) is wanted

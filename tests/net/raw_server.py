@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
 
 BOUND = 3.0  # less than an idle connection lasts, so that its end is not taken for another
@@ -136,8 +136,8 @@ def lasting(answer: bytes) -> Callable[[Talk], Awaitable[None]]:
 
 
 @asynccontextmanager
-async def a_client(resolve: Resolve = system_resolve) -> AsyncIterator[Client]:
-    client = Client(resolve)
+async def a_client(resolve: Resolve = system_resolve) -> AsyncIterator[OutboundHttp]:
+    client = OutboundHttp(resolve)
     try:
         yield client
     finally:
@@ -145,9 +145,9 @@ async def a_client(resolve: Resolve = system_resolve) -> AsyncIterator[Client]:
 
 
 async def get(
-    client: Client, url: str, path: str = "", limit: int = 1_000_000
+    client: OutboundHttp, url: str, path: str = "", limit: int = 1_000_000
 ) -> tuple[int, bytes]:
     """Asks the server configured as `url` and reads the whole answer."""
-    outlet = client.reaching(url, allow_private=False)
+    outlet = client.open_configured(url, allow_private=False)
     reply = await outlet.request("GET", url + path, {}, timeout=BOUND)
     return reply.status, await reply.body.read(limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.net.addresses import Verdict, judge
+from dragoman.net.addresses import Verdict, classify_address
 
 
 def _each(text: str) -> list[str]:
@@ -56,13 +56,13 @@ NO_ADDRESSES = [
 def test_an_address_is_judged_by_the_worst_that_can_be_said_of_it(
     address: str, verdict: Verdict
 ) -> None:
-    assert judge(address).verdict is verdict, judge(address)
+    assert classify_address(address).verdict is verdict, classify_address(address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
 def test_loopback_is_told_from_other_private_addresses(address: str) -> None:
-    assert judge(address).loopback
-    assert not judge("10.0.0.1").loopback
+    assert classify_address(address).loopback
+    assert not classify_address("10.0.0.1").loopback
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_loopback_is_told_from_other_private_addresses(address: str) -> None:
     ],
 )
 def test_the_judgement_says_what_kind_of_address_it_is(address: str, kind: str) -> None:
-    assert judge(address).kind == kind
+    assert classify_address(address).kind == kind

@@ -80,7 +80,7 @@ async def test_an_answer_to_head_has_no_body_and_the_next_request_is_not_confuse
         listening(always(START + b"content-length: 5\r\n\r\n")) as peer,
         a_client() as client,
     ):
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for _ in range(2):
             reply = await outlet.request("HEAD", peer.url, {}, timeout=BOUND)
             assert (reply.status, await reply.body.read(10)) == (200, b"")
@@ -89,7 +89,7 @@ async def test_an_answer_to_head_has_no_body_and_the_next_request_is_not_confuse
 
 async def test_what_is_sent_is_what_was_asked() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         headers = {"Content-Type": "x/y"}
         await outlet.request("POST", peer.url + "a?b=c", headers, b"body", timeout=BOUND)
         await outlet.request("GET", peer.url, {}, timeout=BOUND)
@@ -113,7 +113,7 @@ async def test_what_is_sent_is_what_was_asked() -> None:
 )  # fmt: skip
 async def test_headers_that_would_change_the_message_are_refused(headers: dict[str, str]) -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         with pytest.raises(InvalidInput):
             await outlet.request("GET", peer.url, headers, timeout=BOUND)
         assert peer.connections == 0
@@ -123,7 +123,7 @@ async def test_reply_headers_are_lower_case_and_the_last_of_two_counts() -> None
     head = b"Content-Type: a/b  \r\nX-TWICE: 1\r\nx-twice: 2\r\nX-Empty:\r\nX-Odd: \xe9\r\n"
     answer = START + head + b"Content-Length: 0\r\n\r\n"
     async with listening(always(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         assert reply.headers == {
             "content-type": "a/b",
@@ -138,7 +138,7 @@ async def test_headers_of_interim_answers_and_trailers_are_not_the_answers_own()
     interim = b"HTTP/1.1 103 Early Hints\r\nx-early: 1\r\n\r\n"
     answer = interim + CHUNKED + b"2\r\nok\r\n0\r\nx-late: 1\r\ncontent-type: a/b\r\n\r\n"
     async with listening(always(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for _ in range(2):
             reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
             assert await reply.body.read(10) == b"ok"
@@ -169,7 +169,7 @@ PACKED = gzip.compress(b"hello")
 )
 async def test_an_answer_that_is_compressed_unasked_is_read_all_the_same(answer: bytes) -> None:
     async with listening(always(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for _ in range(2):
             reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
             assert "content-encoding" not in reply.headers
@@ -253,7 +253,7 @@ async def test_a_body_ended_by_a_reset_is_not_taken_for_whole() -> None:
         connection.reset()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         chunks = aiter(reply.body.chunks())
         assert await anext(chunks) == b"hello"
@@ -296,7 +296,7 @@ async def test_a_large_body_is_read_whole() -> None:
 async def test_a_body_in_very_small_chunks_takes_little_more_room_than_its_size() -> None:
     answer = CHUNKED + b"2\r\nab\r\n" * 100_000 + b"0\r\n\r\n"
     async with listening(always(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         await get(client, peer.url)  # so that only the second answer is weighed
         tracemalloc.start()
         try:
@@ -310,7 +310,7 @@ async def test_a_body_in_very_small_chunks_takes_little_more_room_than_its_size(
 async def test_a_large_request_arrives_whole() -> None:
     body = bytes(range(256)) * 8192
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url, {}, body, timeout=BOUND)
         assert await reply.body.read(10) == b"ok"
         assert peer.requests[0].endswith(b"\r\n\r\n" + body)
@@ -318,7 +318,7 @@ async def test_a_large_request_arrives_whole() -> None:
 
 async def test_a_small_answer_is_there_without_waiting_once_the_head_is() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         with pytest.raises(StopIteration) as returned:
             reply.body.read(10).send(None)
@@ -327,7 +327,7 @@ async def test_a_small_answer_is_there_without_waiting_once_the_head_is() -> Non
 
 async def test_no_timer_is_left_of_an_answer_that_has_come() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=3600)
         assert not reply.body._limit  # type: ignore[attr-defined]
 
@@ -344,7 +344,7 @@ async def test_a_stream_is_handed_on_as_it_comes() -> None:
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         heard.put_nowait(None)
         seen = []
@@ -365,7 +365,7 @@ async def test_a_stream_outlives_the_time_limit_of_the_request() -> None:
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=0.2)
         chunks = aiter(reply.body.chunks())
         asyncio.get_running_loop().call_later(0.4, go.set)
@@ -393,7 +393,7 @@ async def test_a_reader_that_does_not_read_stops_the_sender() -> None:
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         await asyncio.wait_for(stopped.wait(), BOUND)
         assert sent < total
@@ -406,7 +406,7 @@ async def test_a_reader_that_does_not_read_stops_the_sender() -> None:
 
 async def test_no_head_in_time_is_timed_out_and_closes_the_connection() -> None:
     async with listening(lasting(b"HTTP/1.1 200 OK\r\n")) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         with pytest.raises(TimedOut, match=r"did not answer within 0\.05 s"):
             await outlet.request("GET", peer.url, {}, timeout=0.05)
         await asyncio.wait_for(peer.gone.wait(), BOUND)
@@ -415,7 +415,7 @@ async def test_no_head_in_time_is_timed_out_and_closes_the_connection() -> None:
 async def test_no_body_in_time_is_timed_out_and_closes_the_connection() -> None:
     answer = START + b"content-length: 5\r\n\r\nhell"
     async with listening(lasting(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=0.1)
         with pytest.raises(TimedOut, match=r"did not finish its answer within 0\.1 s"):
             await reply.body.read(10)
@@ -425,7 +425,7 @@ async def test_no_body_in_time_is_timed_out_and_closes_the_connection() -> None:
 async def test_a_body_that_nobody_reads_is_closed_when_its_time_is_over() -> None:
     answer = START + b"content-length: 5\r\n\r\nhell"
     async with listening(lasting(answer)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         await outlet.request("GET", peer.url, {}, timeout=0.1)
         await asyncio.wait_for(peer.gone.wait(), BOUND)
 
@@ -451,7 +451,7 @@ async def test_cancelling_closes_the_connection(answer: bytes) -> None:
 
 async def test_closing_a_body_early_closes_the_connection() -> None:
     async with listening(lasting(CHUNKED + b"3\r\none\r\n")) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         reply.body.close()
         await asyncio.wait_for(peer.gone.wait(), BOUND)
@@ -462,7 +462,7 @@ async def test_closing_a_body_early_closes_the_connection() -> None:
 async def test_closing_the_client_ends_what_is_under_way() -> None:
     async with listening(lasting(START + b"\r\nhalf an answer")) as peer:
         async with a_client() as client:
-            outlet = client.reaching(peer.url, allow_private=False)
+            outlet = client.open_configured(peer.url, allow_private=False)
             reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
             reading = asyncio.ensure_future(reply.body.read(100))
             await asyncio.sleep(0)
@@ -486,7 +486,7 @@ async def test_an_answer_before_the_request_has_left_costs_the_connection() -> N
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url, {}, bytes(40_000_000), timeout=BOUND)
         assert (reply.status, await reply.body.read(10)) == (413, b"no")
         await asyncio.wait_for(peer.gone.wait(), BOUND)

@@ -14,7 +14,7 @@ from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import InvalidInput, Unreachable
 from dragoman.core.ports import FixedHeaders
 from dragoman.net import pool
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.net.connection import Connection
 
 FIRST = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst"
@@ -36,7 +36,7 @@ async def test_requests_with_the_same_timeout_share_one_set_of_deadlines() -> No
             made.append(str(frame.f_locals["seconds"]))
 
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for _ in range(2):  # the first request dials, the second uses its connection
             await (await outlet.request("GET", peer.url, {}, timeout=BOUND)).body.read(10)
         sys.setprofile(record)
@@ -52,7 +52,7 @@ async def test_fixed_headers_are_sent_with_those_of_the_request_alone() -> None:
     fixed = FixedHeaders({"accept": "text/plain", "a2a-extensions": "one"})
     sent = [{"traceparent": "00-1"}, {}, {"traceparent": "00-2", "a2a-extensions": "two"}]
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for extra in sent:
             how: dict[str, Any] = {"timeout": BOUND, "extra_headers": extra}
             await (await outlet.request("GET", peer.url, fixed, **how)).body.read(10)
@@ -108,7 +108,7 @@ async def test_an_idle_connection_is_not_used_after_four_seconds_nor_kept(
         gone.set()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         await reply.body.read(10)
         await asyncio.wait_for(gone.wait(), BOUND)
@@ -177,7 +177,7 @@ async def test_a_connection_the_server_wants_closed_is_closed(answer: bytes) -> 
 
 async def test_a_body_that_is_read_late_does_not_keep_its_connection() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         first = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         second = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         assert peer.connections == 1
@@ -211,7 +211,7 @@ async def test_nothing_is_left_of_connections_that_have_ended() -> None:
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         for _ in range(20):
             reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
             await reply.body.read(10)
@@ -233,7 +233,7 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -
         await connection.gone()
 
     async with listening(talk) as peer, a_client(resolve) as client:
-        outlet = client.reaching(f"http://x:{peer.port}/", allow_private=True)
+        outlet = client.open_configured(f"http://x:{peer.port}/", allow_private=True)
         asking = asyncio.ensure_future(
             outlet.request("GET", f"http://x:{peer.port}/", {}, timeout=BOUND)
         )
@@ -249,18 +249,18 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -
 async def test_handles_share_connections_but_not_across_rules_of_reach() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         for allow_private in (False, False, True, True):
-            outlet = client.reaching(peer.url, allow_private=allow_private)
+            outlet = client.open_configured(peer.url, allow_private=allow_private)
             reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
             await reply.body.read(10)
             del outlet
         # A literal private address written by the operator is the same rule as allow_private.
         assert peer.connections == 1
-        name = client.reaching(f"http://localhost:{peer.port}/", allow_private=False)
+        name = client.open_configured(f"http://localhost:{peer.port}/", allow_private=False)
         reply = await name.request("GET", f"http://localhost:{peer.port}/", {}, timeout=BOUND)
         await reply.body.read(10)
         assert peer.connections == 2
 
 
-def _idle(client: Client) -> list[Connection]:
+def _idle(client: OutboundHttp) -> list[Connection]:
     (found,) = client._pools.values()
     return list(found._idle)

@@ -48,7 +48,7 @@ async def test_a_name_that_resolves_to_a_private_address_is_reached_where_that_i
     async with listening(always(OK)) as peer, a_client(resolve) as client:
         dialled = _watch(monkeypatch)
         url = f"http://x:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         reply = await outlet.request("GET", url, {}, timeout=BOUND)
         assert await reply.body.read(10) == b"ok"
         assert dialled == ["127.0.0.1"]
@@ -63,7 +63,7 @@ async def test_a_local_address_that_the_operator_wrote_himself_is_reached(host: 
 
 async def test_another_local_address_than_the_one_written_is_refused() -> None:
     async with listening(always(OK), host="127.0.0.2") as peer, a_client() as client:
-        outlet = client.reaching(f"http://127.0.0.1:{peer.port}/", allow_private=False)
+        outlet = client.open_configured(f"http://127.0.0.1:{peer.port}/", allow_private=False)
         with pytest.raises(Unreachable, match=r"127\.0\.0\.2 is a loopback address; set allow_"):
             await outlet.request("GET", f"http://127.0.0.2:{peer.port}/", {}, timeout=BOUND)
         assert peer.connections == 0
@@ -72,7 +72,9 @@ async def test_another_local_address_than_the_one_written_is_refused() -> None:
 async def test_names_of_this_machine_are_one_and_other_ports_are_not_reached() -> None:
     async with listening(always(OK)) as peer, listening(always(OK)) as other, a_client() as client:
         for configured, reached in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
-            outlet = client.reaching(f"http://{configured}:{peer.port}/", allow_private=False)
+            outlet = client.open_configured(
+                f"http://{configured}:{peer.port}/", allow_private=False
+            )
             url = f"http://{reached}:{peer.port}/"
             assert (await outlet.request("GET", url, {}, timeout=BOUND)).status == 200
             for host in (configured, reached):
@@ -81,13 +83,13 @@ async def test_names_of_this_machine_are_one_and_other_ports_are_not_reached() -
                     await outlet.request("GET", url, {}, timeout=BOUND)
                 assert not caught.value.sent
         assert other.connections == 0
-        allowed = client.reaching(peer.url, allow_private=True)
+        allowed = client.open_configured(peer.url, allow_private=True)
         assert (await allowed.request("GET", other.url, {}, timeout=BOUND)).status == 200
 
 
 async def test_a_public_name_gives_no_way_to_a_local_address() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
-        outlet = client.reaching("https://example.com/", allow_private=False)
+        outlet = client.open_configured("https://example.com/", allow_private=False)
         with pytest.raises(Unreachable, match="is a loopback address"):
             await outlet.request("GET", peer.url, {}, timeout=BOUND)
         assert peer.connections == 0
@@ -112,7 +114,7 @@ async def test_a_forbidden_address_is_never_reached_even_where_private_ones_are(
     resolve, asked = resolving([address])
     async with a_client(resolve) as client:
         dialled = _watch(monkeypatch)
-        outlet = client.reaching("http://x/", allow_private=True)
+        outlet = client.open_configured("http://x/", allow_private=True)
         with pytest.raises(
             Unreachable, match=r'will not connect to "http://x/".*never reached'
         ) as e:
@@ -129,7 +131,7 @@ async def test_a_forbidden_address_is_never_reached_even_if_the_operator_wrote_i
     async with a_client() as client:
         dialled = _watch(monkeypatch)
         for allow_private in (False, True):
-            outlet = client.reaching(f"http://{host}/", allow_private=allow_private)
+            outlet = client.open_configured(f"http://{host}/", allow_private=allow_private)
             with pytest.raises(Unreachable, match="which is never reached"):
                 await outlet.request("GET", f"http://{host}/", {}, timeout=BOUND)
         assert not dialled
@@ -143,7 +145,7 @@ async def test_one_bad_answer_of_the_resolver_refuses_them_all(answers: list[str
     resolve, _ = resolving(answers)
     async with listening(always(OK)) as peer, a_client(resolve) as client:
         url = f"http://x:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         with pytest.raises(Unreachable, match="never reached"):
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert peer.connections == 0
@@ -162,7 +164,7 @@ async def test_what_was_judged_is_what_is_dialled_however_often_the_name_flips()
     resolve, asked = resolving(["127.0.0.1"], ["169.254.169.254"])
     async with listening(always(OK)) as peer, a_client(resolve) as client:
         url = f"http://x:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         for _ in range(3):  # over the one connection, without another lookup
             reply = await outlet.request("GET", url, {}, timeout=BOUND)
             assert await reply.body.read(10) == b"ok"
@@ -180,7 +182,7 @@ async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
     resolve, _ = resolving(["127.0.0.3", "127.0.0.1"])
     async with listening(always(OK)) as peer, a_client(resolve) as client:
         url = f"http://x:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         reply = await outlet.request("GET", url, {}, timeout=BOUND)
         assert await reply.body.read(10) == b"ok"
 
@@ -215,7 +217,7 @@ async def test_a_lookup_that_hangs_is_given_up_in_time_and_nothing_was_sent() ->
         return []
 
     async with a_client(resolve) as client:
-        outlet = client.reaching("http://x/", allow_private=False)
+        outlet = client.open_configured("http://x/", allow_private=False)
         with pytest.raises(Unreachable, match=r"no connection within 0\.05 s") as caught:
             await outlet.request("GET", "http://x/", {}, timeout=0.05)
         assert not caught.value.sent
@@ -236,8 +238,8 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 async def test_a_url_with_several_readings_is_neither_configured_nor_requested(url: str) -> None:
     async with a_client() as client:
         with pytest.raises(ConfigError, match="cannot be used") as configured:
-            client.reaching(url, allow_private=True)
-        outlet = client.reaching("http://127.0.0.1/", allow_private=True)
+            client.open_configured(url, allow_private=True)
+        outlet = client.open_configured("http://127.0.0.1/", allow_private=True)
         with pytest.raises(Unreachable, match="will not connect") as caught:
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert not caught.value.sent

@@ -41,7 +41,7 @@ def by_path(**answers: bytes) -> Callable[[Talk], Awaitable[None]]:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_get_is_followed_within_an_origin_with_all_its_headers(status: int) -> None:
     async with listening(by_path(old=moved(status, "/new?x"))) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url + "old", HEADERS, timeout=BOUND)
         assert (reply.status, await reply.body.read(10)) == (200, b"ok")
         assert peer.requests[1].startswith(b"GET /new?x HTTP/1.1\r\n")
@@ -52,7 +52,7 @@ async def test_a_get_is_followed_within_an_origin_with_all_its_headers(status: i
 @pytest.mark.parametrize("status", [307, 308])
 async def test_a_post_is_followed_with_its_body_where_the_method_stays(status: int) -> None:
     async with listening(by_path(old=moved(status, "new"))) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url + "old", {}, b"body", timeout=BOUND)
         assert (reply.status, await reply.body.read(10)) == (200, b"ok")
         assert peer.requests[1].startswith(b"POST /new HTTP/1.1\r\n")
@@ -62,7 +62,7 @@ async def test_a_post_is_followed_with_its_body_where_the_method_stays(status: i
 @pytest.mark.parametrize("status", [301, 302, 303])
 async def test_a_post_is_not_turned_into_something_else(status: int) -> None:
     async with listening(by_path(old=moved(status, "/new"))) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url + "old", {}, b"body", timeout=BOUND)
         assert (reply.status, reply.headers["location"]) == (status, "/new")
         assert len(peer.requests) == 1
@@ -84,7 +84,7 @@ async def test_credentials_do_not_follow_to_another_origin_nor_come_back() -> No
         async with listening(always(moved(307, back))) as second:
             away = f"http://127.0.0.1:{second.port}/away"
             async with listening(always(moved(307, away))) as start:
-                outlet = client.reaching(start.url, allow_private=True)
+                outlet = client.open_configured(start.url, allow_private=True)
                 reply = await outlet.request(
                     "POST",
                     start.url,
@@ -134,7 +134,7 @@ async def test_a_redirect_to_a_metadata_address_is_refused_even_where_private_is
     location: str,
 ) -> None:
     async with listening(always(moved(302, location))) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=True)
+        outlet = client.open_configured(peer.url, allow_private=True)
         with pytest.raises(Unreachable, match="a cloud metadata address, which is never reached"):
             await outlet.request("GET", peer.url, {}, timeout=BOUND)
 
@@ -188,6 +188,6 @@ async def test_all_hops_together_have_the_time_of_one_request() -> None:
         await connection.gone()
 
     async with listening(talk) as peer, a_client() as client:
-        outlet = client.reaching(peer.url, allow_private=False)
+        outlet = client.open_configured(peer.url, allow_private=False)
         with pytest.raises(TimedOut, match=r"/…\" did not answer within 0\.1 s"):
             await outlet.request("GET", peer.url, {}, timeout=0.1)

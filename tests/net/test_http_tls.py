@@ -60,7 +60,7 @@ async def test_a_server_with_a_trusted_certificate_for_its_name_is_reached(
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     async with listening(always(OK), tls=tls) as peer, a_client(here) as client:
         url = f"https://good.test:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         for _ in range(2):
             reply = await outlet.request("POST", url, {}, b"body", timeout=BOUND)
             assert await reply.body.read(10) == b"ok"
@@ -75,7 +75,7 @@ async def test_a_body_that_ends_with_the_connection_is_read_over_tls_too(
     answer = once(b"HTTP/1.1 200 OK\r\n\r\nhello")
     async with listening(answer, tls=tls) as peer, a_client(here) as client:
         url = f"https://good.test:{peer.port}/"
-        reply = await client.reaching(url, allow_private=True).request(
+        reply = await client.open_configured(url, allow_private=True).request(
             "GET", url, {}, timeout=BOUND
         )
         assert await reply.body.read(10) == b"hello"
@@ -90,7 +90,7 @@ async def test_a_server_that_is_not_the_one_meant_is_not_spoken_to(
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     async with listening(always(OK), tls=tls) as peer, a_client(here) as client:
         url = f"https://good.test:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         with pytest.raises(Unreachable, match="its certificate is not trusted") as caught:
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert not caught.value.sent
@@ -104,7 +104,7 @@ async def test_a_server_that_speaks_no_tls_is_unreachable() -> None:
 
     async with listening(talk) as peer, a_client(here) as client:
         url = f"https://good.test:{peer.port}/"
-        outlet = client.reaching(url, allow_private=True)
+        outlet = client.open_configured(url, allow_private=True)
         with pytest.raises(Unreachable, match="could not connect to") as caught:
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert not caught.value.sent
@@ -120,7 +120,7 @@ async def test_a_redirect_from_https_to_http_is_refused(
         moved = b"HTTP/1.1 307 x\r\nlocation: " + location + b"\r\ncontent-length: 0\r\n\r\n"
         async with listening(always(moved), tls=tls) as peer:
             url = f"https://good.test:{peer.port}/"
-            outlet = client.reaching(url, allow_private=True)
+            outlet = client.open_configured(url, allow_private=True)
             with pytest.raises(BadReply, match="redirects from https to http, which is refused"):
                 await outlet.request("POST", url, {}, b"body", timeout=BOUND)
         assert plain.connections == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.net.urls import LONGEST, BadUrl, join, parse
+from dragoman.net.urls import LONGEST, BadUrl, join_url, parse_url
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from dragoman.net.urls import LONGEST, BadUrl, join, parse
     ],
 )
 def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: str) -> None:
-    url = parse(text)
+    url = parse_url(text)
     assert url.origin == origin
     assert url.target == target
-    assert parse(url.full).origin == origin
+    assert parse_url(url.full).origin == origin
 
 
 @pytest.mark.promise("B11")
@@ -51,12 +51,12 @@ def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: s
 )  # fmt: skip
 def test_a_url_with_more_than_one_reading_is_refused(text: str) -> None:
     with pytest.raises(BadUrl):
-        parse(text)
+        parse_url(text)
 
 
 def test_a_password_in_a_url_is_refused_with_advice() -> None:
     with pytest.raises(BadUrl, match="a user name or password in a URL is not accepted"):
-        parse("http://user:secret@example.com/")
+        parse_url("http://user:secret@example.com/")
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_a_password_in_a_url_is_refused_with_advice() -> None:
     ],
 )
 def test_a_redirect_is_read_relative_to_where_it_came_from(location: str, full: str) -> None:
-    assert join(parse("http://a.b/x/y"), location).full == full
+    assert join_url(parse_url("http://a.b/x/y"), location).full == full
 
 
 @pytest.mark.parametrize("location", ["http://u:p@c.d/", "ht\ttp://x/", "http://127.1/", "file:///e",
                                       "http://[::1", "http://é.example/"])  # fmt: skip
 def test_a_redirect_to_what_is_no_url_is_refused(location: str) -> None:
     with pytest.raises(BadUrl):
-        join(parse("http://a.b/x/y"), location)
+        join_url(parse_url("http://a.b/x/y"), location)
 
 
 def test_a_url_is_rendered_without_its_path_and_query() -> None:
-    assert parse("http://a.b:81/c?key=secret").rendered == "http://a.b:81/…"
-    assert parse("http://a.b").rendered == "http://a.b/"
+    assert parse_url("http://a.b:81/c?key=secret").rendered == "http://a.b:81/…"
+    assert parse_url("http://a.b").rendered == "http://a.b/"

@@ -66,7 +66,7 @@ class Agent(AgentExecutor):
             await queue.enqueue_event(updater.new_agent_message([Part(text=rest)]))
             return
         if word == "parts":
-            heard = [json_format.MessageToDict(part) for part in context.message.read_parts]
+            heard = [json_format.MessageToDict(part) for part in context.message.parts]
             await queue.enqueue_event(updater.new_agent_message([data_part({"parts": heard})]))
             return
         if word == "turn":
@@ -203,9 +203,9 @@ def received(context: RequestContext) -> dict[str, Any]:
         "accepted": list(configuration.accepted_output_modes),
         "history": configuration.history_length,
         "activated": sorted(context.requested_extensions),
-        "extensions": list(message.merge_extensions),
+        "extensions": list(message.extensions),
         "references": list(message.reference_task_ids),
-        "parts": [json_format.MessageToDict(part) for part in message.read_parts],
+        "parts": [json_format.MessageToDict(part) for part in message.parts],
     }
 
 

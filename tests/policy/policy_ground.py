@@ -56,9 +56,9 @@ def call(
 ) -> Call:
     above = SimpleNamespace(labels=labels)
     return Call(
-        caller=caller,
+        principal=caller,
         tool=tool,
-        asked_as=tool.name,
+        requested_name=tool.name,
         arguments=args or {},
         trace=Trace(trace, chain, "1" * 16, tool.name, "", above),
         door=door,

@@ -158,7 +158,7 @@ SITUATIONS = st.builds(
 
 def uncached(engine: Policies, asked: Call) -> Decision:
     """By nothing that was kept, with the whole context as it is."""
-    who = who_from_caller(asked.caller, AGENTS.get(asked.caller.serves))
+    who = who_from_caller(asked.principal, AGENTS.get(asked.principal.serves))
     what = what_from_tool(asked.tool, facts_of(asked.tool), True)
     context = context_from_call(asked, 5, 1.8e9).written(
         {"now", "args", "trace_id"}, asked.tool.name
@@ -442,7 +442,7 @@ async def test_each_decision_is_of_one_set_while_sets_are_swapped() -> None:
     assert len({decision.snapshot for _, decision in seen}) > 25
     checked: dict[tuple[str, Principal, str], Decision] = {}
     for asked, decision in seen:
-        place = decision.snapshot, asked.caller, asked.tool.name
+        place = decision.snapshot, asked.principal, asked.tool.name
         if place not in checked:
             checked[place] = uncached(by_hash[decision.snapshot], asked)
         assert same(decision, checked[place])

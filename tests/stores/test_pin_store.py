@@ -30,8 +30,8 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     assert sorted(store.load("files"), key=lambda pin: pin.kind) == [replace(same, size=0), A]
     assert store.load("web") == [b] and store.load("x") == []
     assert [pin.name for pin in store.load(None)] == ["files.a", "files.a", "web"]
-    assert store.bodies(A) == (b"body", b"") and store.bodies(b) == (b"", b"new")
-    assert store.bodies(replace(A, id="x")) == (b"", b"")
+    assert store.load_bodies(A) == (b"body", b"") and store.load_bodies(b) == (b"", b"new")
+    assert store.load_bodies(replace(A, id="x")) == (b"", b"")
     assert (tmp_path / "pins.db").stat().st_mode & 0o077 == 0
     store.close()
 
@@ -41,11 +41,11 @@ def test_a_body_that_is_not_given_stays_and_one_that_is_not_held_goes(tmp_path: 
     store.save([PinChange(A, approved=b"old")], ())
     held = replace(A, held_mark=b"h", held_size=3)
     store.save([PinChange(held, held=b"new")], ())
-    assert store.bodies(A) == (b"old", b"new")
+    assert store.load_bodies(A) == (b"old", b"new")
     store.save([PinChange(replace(held, rejected_by="ann"))], ())
-    assert store.bodies(A) == (b"old", b"new") and store.load("files")[0].rejected_by == "ann"
+    assert store.load_bodies(A) == (b"old", b"new") and store.load("files")[0].rejected_by == "ann"
     store.save([PinChange(replace(A, approved_by="ann"), approved=b"new")], ())
-    assert store.bodies(A) == (b"new", b"")
+    assert store.load_bodies(A) == (b"new", b"")
     assert store.load("files") == [replace(A, approved_by="ann", size=3)]
     store.close()
 
@@ -55,7 +55,7 @@ def test_all_of_a_save_is_kept_or_nothing(tmp_path: Path) -> None:
     bad = replace(A, id="b", name=None)  # type: ignore[arg-type]
     with pytest.raises(StorageFailed, match=r"pins\.db.+cannot be written"):
         store.save([PinChange(A), PinChange(bad)], [decision(1)])
-    assert store.load(None) == [] and store.decisions(A, 10) == []
+    assert store.load(None) == [] and store.load_decisions(A, 10) == []
     store.save([PinChange(A)], ())
     assert store.load(None) == [replace(A, size=0)]
     store.close()
@@ -81,9 +81,9 @@ def test_decisions_are_kept_the_newest_first_and_so_many(
     store = SqlitePins(tmp_path)
     for number in range(8):
         store.save([], [decision(number)])
-    assert [one.at for one in store.decisions(A, 100)] == [7, 6, 5, 4, 3]
-    assert [one.at for one in store.decisions(A, 2)] == [7, 6]
-    assert store.decisions(replace(A, id="x"), 100) == []
+    assert [one.at for one in store.load_decisions(A, 100)] == [7, 6, 5, 4, 3]
+    assert [one.at for one in store.load_decisions(A, 2)] == [7, 6]
+    assert store.load_decisions(replace(A, id="x"), 100) == []
     store.close()
 
 
@@ -92,7 +92,7 @@ def test_to_forget_a_target_leaves_the_others_and_what_was_decided(tmp_path: Pat
     store.save([PinChange(A), PinChange(replace(A, target="web"))], [decision(1)])
     store.forget("files", decision(2))
     assert [pin.target for pin in store.load(None)] == ["web"]
-    assert [one.at for one in store.decisions(A, 10)] == [2, 1]
+    assert [one.at for one in store.load_decisions(A, 10)] == [2, 1]
     store.close()
 
 
@@ -110,7 +110,7 @@ def test_a_table_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
     for ask in (
         lambda: store.load("files"),
         lambda: store.load(None),
-        lambda: store.bodies(A),
+        lambda: store.load_bodies(A),
     ):
         with pytest.raises(StorageFailed, match="cannot be read"):
             ask()

@@ -49,8 +49,8 @@ def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) 
     assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
     assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
     assert (task.count, task.size) == (3, size + grown[0][1])
-    assert again.entries(key) == [said(1), said(2), said(3, "ä\n😀")]
-    assert again.entries(key + 1) == []
+    assert again.load_entries(key) == [said(1), said(2), said(3, "ä\n😀")]
+    assert again.load_entries(key + 1) == []
     again.close()
 
 
@@ -60,7 +60,7 @@ def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) ->
     before = store.statements
     store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
     assert store.statements - before == 4  # begin, task, log, commit
-    assert len(store.entries(key)) == 1001
+    assert len(store.load_entries(key)) == 1001
     before = store.statements
     store.save([change(0, f"t{n}", entries=(said(1),)) for n in range(10)])
     assert store.statements - before == 2 + 10 * 2
@@ -75,7 +75,7 @@ def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -
     store.delete(keys[0])
     store.save([change(keys[1], "b", state="completed")])
     assert [task.id for task in store.load()] == ["b"]
-    assert (store.entries(keys[0]), len(store.entries(keys[1]))) == ([], 1)
+    assert (store.load_entries(keys[0]), len(store.load_entries(keys[1]))) == ([], 1)
     assert [push.task for push in store.load_pushes()] == [keys[1]]
     before = store.statements
     store.save([change(keys[1], "b")])
@@ -162,8 +162,8 @@ def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_store
             [change(0, "bad", (event,), about={"arguments": made}), change(0, "good", (said(1),))]
         )
     ]
-    assert store.entries(keys[1]) == [said(1)]
-    assert store.entries(keys[0])[0].event == {"artifactUpdate": {"parts": [{"data": stored}]}}
+    assert store.load_entries(keys[1]) == [said(1)]
+    assert store.load_entries(keys[0])[0].event == {"artifactUpdate": {"parts": [{"data": stored}]}}
     assert store.load()[0].about == {"arguments": stored}
     store.close()
 
@@ -262,7 +262,7 @@ def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_ro
     store = SqliteTaskStore(tmp_path)
     tasks = store.load()
     assert len(tasks) == 20 + passed + waiting == 80
-    assert {len(store.entries(task.key)) for task in tasks} == {1}
+    assert {len(store.load_entries(task.key)) for task in tasks} == {1}
     store.close()
 
 
@@ -275,7 +275,7 @@ def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_pat
     with pytest.raises(StorageFailed, match="readonly"):
         store.delete_push(key, "a")
     assert [(task.id, task.state) for task in store.load()] == [("one", "working")]
-    assert store.entries(key) == [said(1)]
+    assert store.load_entries(key) == [said(1)]
     store.close()
 
 
@@ -301,7 +301,7 @@ def test_a_damaged_file_is_told_to_the_operator(
         store = SqliteTaskStore(tmp_path)
         try:
             for task in store.load():
-                store.entries(task.key)
+                store.load_entries(task.key)
             store.load_pushes()
         finally:
             store.close()
@@ -320,7 +320,7 @@ def test_an_entry_that_cannot_be_read_is_told_to_the_operator(tmp_path: Path) ->
     db.execute("UPDATE pushes SET config = ?", (b"",))
     db.commit()
     db.close()
-    for read in (store.load, store.load_pushes, lambda: store.entries(key)):
+    for read in (store.load, store.load_pushes, lambda: store.load_entries(key)):
         with pytest.raises(ConfigError, match=r"tasks\.db.* cannot be read .* backup"):
             read()
     store.close()
@@ -382,7 +382,7 @@ def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_t
         a, b = store.load()
         assert a.count == b.count >= 2 * last
         for task in (a, b):
-            numbers = [entry.number for entry in store.entries(task.key)]
+            numbers = [entry.number for entry in store.load_entries(task.key)]
             assert numbers == list(range(1, task.count + 1))
             assert task.about == {"count": task.count}
         cursors = [push.cursor for push in store.load_pushes()]
@@ -400,12 +400,12 @@ def test_in_memory_the_log_is_kept_until_the_task_is_deleted_and_nothing_longer_
     (one, size), (two, _) = store.save([change(0, "one", (said(1),)), change(0, "two")])
     assert one != two and size > 0
     assert store.save([change(one, "one", (said(2),)), change(two, "two")])[1] == (two, 0)
-    assert store.entries(one) == [said(1), said(2)]
+    assert store.load_entries(one) == [said(1), said(2)]
     store.save_push(StoredPush(one, "a", {}, 0, 0, 0.0, ""))
     store.delete_push(one, "a")
     assert (store.load(), store.load_pushes()) == ([], [])
     store.delete(one)
-    assert store.entries(one) == []
+    assert store.load_entries(one) == []
     [(three, _)] = store.save([change(0, "three")])
     assert three not in (one, two)
     store.close()

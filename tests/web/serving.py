@@ -14,7 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.questions import Questions
 from dragoman.mcp.server.dispatcher import McpServer
@@ -26,7 +26,7 @@ from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from dragoman.wire.sse import Parser, ServerEvent
+from dragoman.wire.sse import ServerEvent, SseParser
 from permissive_hub import build_permissive_hub
 
 ALICE, BOB = "alice", "bob"
@@ -157,7 +157,7 @@ class Answer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._parser = Parser()
+        self._parser = SseParser()
         self._events: list[ServerEvent] = []
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -243,7 +243,7 @@ async def place(
             for name, schema in SCHEMAS.items()
         ],
     )
-    hub = build_permissive_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
     face = McpServer(hub)
     http, sse = StreamableHttpTransport(face, bytes(32)), LegacySseTransport(face)
     sock = socket.create_server(("127.0.0.1", 0))

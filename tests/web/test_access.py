@@ -41,7 +41,7 @@ class Part:
         self.told: list[dict[str, str]] = []
         self.came = asyncio.Event()
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         self.told.append({str(one): why for one in self.asked if (why := why_ended(one))})
         self.came.set()
 
@@ -53,7 +53,7 @@ class Part:
 
 
 class Broken:
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         raise RuntimeError("out of order")
 
 
@@ -180,7 +180,7 @@ async def test_a_request_that_does_not_end_by_itself_is_ended(path: str) -> None
         if path == "/stream":
             await reader.readuntil(b"first\r\n")
         served.good.discard("ann")
-        listener.end_callers(served.why_ended)
+        listener.end_principals(served.why_ended)
         if path == "/stream":
             with suppress(ConnectionError):
                 assert await reader.read() == b""
@@ -202,7 +202,7 @@ async def test_a_request_whose_body_comes_after_the_key_was_revoked_is_refused()
         while not [one for one in listener._connections if one._reading is not None]:
             await asyncio.sleep(0.01)
         served.good.discard("ann")
-        listener.end_callers(served.why_ended)
+        listener.end_principals(served.why_ended)
         writer.write(b"{}")
         assert (await reader.readline()).startswith(b"HTTP/1.1 401")
         assert not served.running

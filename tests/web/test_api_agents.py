@@ -41,16 +41,16 @@ class Judge:
     def decide(self, call: Call) -> Decision:
         return Decision(True)
 
-    def lists(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, caller: Principal, tool: Tool) -> bool:
         return True
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
         return True
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         return None
 
-    def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
         if action == ADMIN:
             return Decision(caller.id == "boss")
         assert action == A2A_DISCOVER and tool is not None

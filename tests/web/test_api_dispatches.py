@@ -9,7 +9,7 @@ import pytest
 from tests.skill_hub import ALICE, BOB
 from tests.web.events_place import ground
 
-from dragoman.core.event_payloads import iso
+from dragoman.core.event_payloads import render_time
 
 DISPATCHES = "/api/a2a/dispatches"
 
@@ -37,8 +37,8 @@ async def test_the_query_chooses_and_pages(tmp_path: Path) -> None:
     async with ground(tmp_path) as here:
         for _ in range(60):
             await here.road.call()
-        moment = iso(time())
-        while iso(time()) == moment:  # times are told to the millisecond
+        moment = render_time(time())
+        while render_time(time()) == moment:  # times are told to the millisecond
             await asyncio.sleep(0)
         await here.road.call("vercel_ops.logs", fails=True)
         _, first = await here.get(DISPATCHES)

@@ -15,7 +15,7 @@ from tests.web.serving import Answer, Place, Sources
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, Decision
@@ -36,7 +36,7 @@ from permissive_hub import PermitAll, complete_catalogs
 class AliceAlone(PermitAll):
     """May administer."""
 
-    def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
         return Decision(action != ADMIN or caller.id == "alice")
 
 
@@ -76,7 +76,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     store = SqlitePins(home)
     pins = Pins(store, lambda target: "first")
     catalog = Catalog(review=pins.review)
-    hub = Hub(complete_catalogs(catalog), Bus(), [], Chains(bytes(32)), AliceAlone())
+    hub = Hub(complete_catalogs(catalog), Bus(), [], CallChains(bytes(32)), AliceAlone())
     people = Approvals(pins, catalog.review_again, lambda decision: None)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
@@ -114,7 +114,7 @@ async def test_what_is_held_is_listed_shown_and_approved(tmp_path: Path) -> None
         assert shown["approved_by"] == "first sight" and shown["now"]["description"] == "B"
         body = {"name": "files.t1", "digest": shown["digest"]}
         assert await at.ask("POST", "/api/pins/approve", body) == (200, {"approved": ["files.t1"]})
-        assert [tool.remote_name for tool in at.catalog.tools()] == ["t0", "t1"]
+        assert [tool.remote_name for tool in at.catalog.list_tools()] == ["t0", "t1"]
         _, shown = await at.ask("GET", "/api/pins/diff?name=" + quote("tool:files.t1"))
         assert shown["approved_by"] == "key:alice" and shown["diff"] == ""
         assert [one["action"] for one in shown["decisions"]] == ["approve"]

@@ -20,14 +20,14 @@ from dragoman.app.policy_admin.service import PolicySide
 from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
@@ -72,12 +72,12 @@ class Hub_:
             self.keys.close()
             self.audit.close()
             raise
-        chains = Chains(bytes(32))
-        stages = guards.standard(
+        chains = CallChains(bytes(32))
+        stages = guards.build_stages(
             self.audit,
             self.bus,
             Limits(),
-            Handles(bytes(32), 60),
+            QuestionHandles(bytes(32), 60),
             chains,
             self.side.policies,
             KeptResults(1, 60),

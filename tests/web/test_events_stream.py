@@ -284,17 +284,17 @@ async def test_nothing_is_made_while_nobody_listens(
     monkeypatch.setattr(events, "LINGER_SECONDS", 0.05)
     async with ground(tmp_path) as here:
         bus = here.road.bus
-        watching = len(bus._seats[PreVerb]), len(bus._seats[PostVerb])
+        watching = len(bus._subscriptions[PreVerb]), len(bus._subscriptions[PostVerb])
         await here.road.call(who=ALICE)
-        assert not here.streams._kept and not bus.heard(AgentChanged)
+        assert not here.streams._kept and not bus.is_observed(AgentChanged)
         mine = await here.listen("alice")
-        assert bus.heard(AgentChanged)
+        assert bus.is_observed(AgentChanged)
         mine.answer.reset()
         await until(lambda: len(here.streams) == 0)
         await here.road.call(who=ALICE)
         assert here.streams._kept  # for a moment: it may come back
-        await until(lambda: not bus.heard(AgentChanged))
-        assert (len(bus._seats[PreVerb]), len(bus._seats[PostVerb])) == watching
+        await until(lambda: not bus.is_observed(AgentChanged))
+        assert (len(bus._subscriptions[PreVerb]), len(bus._subscriptions[PostVerb])) == watching
         assert not here.streams._kept
 
 

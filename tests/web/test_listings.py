@@ -16,7 +16,7 @@ from tests.web.test_connections import Peer
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.ports import Decision
@@ -42,14 +42,14 @@ class Judge(PermitAll):
         self.version = 0
         self.hidden = ""
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
         self.asked += 1
         return caller.id == "boss" or tool.target.name != self.hidden
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         return caller.id == "boss"
 
-    def may(
+    def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         return Decision(caller.id == "boss", (), "test")
@@ -123,7 +123,7 @@ async def place() -> AsyncIterator[Place]:
     catalog, judge = Catalog(review=admit_all), Judge()
     for server in SERVERS:
         offer(catalog, server, COUNT // 2)
-    hub = Hub(complete_catalogs(catalog), Bus(), [], Chains(bytes(32)), judge)
+    hub = Hub(complete_catalogs(catalog), Bus(), [], CallChains(bytes(32)), judge)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

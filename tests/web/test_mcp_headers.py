@@ -122,7 +122,7 @@ async def test_the_headers_of_a_tool_follow_its_schema() -> None:
         message = call(1, "work.do", region="eu")
         assert (await here.send("POST", **modern(message))).status == 200
         catalog: Catalog = here.face.hub.catalog
-        (do,) = [tool for tool in catalog.tools() if tool.name == "work.do"]
+        (do,) = [tool for tool in catalog.list_tools() if tool.name == "work.do"]
         schema = {"type": "object", "properties": {"region": {"type": "string"}}}
         schema["properties"]["region"]["x-mcp-header"] = "Zone"  # type: ignore[index]
         changed = Tool(

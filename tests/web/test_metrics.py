@@ -55,9 +55,9 @@ class Far:
 def call_of(target: str) -> Call:
     tool = Tool(name="t", alias="t", remote_name="t", target=Far(target))
     return Call(
-        caller=OWNER,
+        principal=OWNER,
         tool=tool,
-        asked_as="t",
+        requested_name="t",
         arguments={},
         trace=Trace("0"),
         door="test",

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.wire import rpc
-from dragoman.wire.json import MAX_BYTES, MAX_DEPTH, MAX_TOKENS, Malformed, decode, names_twice
+from dragoman.wire.json import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_TOKENS,
+    Malformed,
+    decode,
+    has_duplicate_names,
+)
 
 
 def nested(depth: int) -> bytes:
@@ -81,7 +88,7 @@ def test_ten_megabytes_are_taken_and_one_byte_more_is_not() -> None:
 
 
 def twice(text: bytes) -> bool:
-    return names_twice(text, rpc.ENVELOPE, rpc.PARAMS)
+    return has_duplicate_names(text, rpc.ENVELOPE, rpc.PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -175,4 +182,4 @@ def test_a_name_that_is_explained_excuses_no_other(text: str, twice: bool, paddi
     explained = int('"c":{"name"' in text)
     data = text.replace('"_meta"', f'"pad":"{padding}","_meta"').encode()
     outer, inner = (b'"id"', b'"params"'), (b'"name"', b'"arguments"', b'"_meta"')
-    assert names_twice(data, outer, inner, explained) is twice
+    assert has_duplicate_names(data, outer, inner, explained) is twice

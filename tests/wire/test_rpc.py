@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": {}}
     ],
 )
 def test_a_message_has_no_flaw(message: Any) -> None:
-    assert rpc.flaw(message) is None
+    assert rpc.find_flaw(message) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_message_has_no_flaw(message: Any) -> None:
     ],
 )
 def test_each_flaw_is_said_in_words(message: Any, words: str) -> None:
-    assert f'"{words}"' in (rpc.flaw(message) or "") or words in (rpc.flaw(message) or "")
+    assert f'"{words}"' in (rpc.find_flaw(message) or "") or words in (rpc.find_flaw(message) or "")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,34 @@ def test_each_flaw_is_said_in_words(message: Any, words: str) -> None:
 def test_a_bad_message_is_answered_under_its_own_id_where_that_is_one(
     message: Any, id: rpc.Id
 ) -> None:
-    assert rpc.id_of(message) == id
+    assert rpc.find_id(message) == id
 
 
 def test_answers_are_envelopes() -> None:
-    assert json.loads(rpc.result(1, {"a": 1})) == {"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}
-    assert rpc.result_encoded("é", b'{"a":1}') == rpc.result("é", {"a": 1})
+    assert json.loads(rpc.encode_result(1, {"a": 1})) == {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "result": {"a": 1},
+    }
+    assert rpc.wrap_result("é", b'{"a":1}') == rpc.encode_result("é", {"a": 1})
     error = {"code": -1, "message": "m"}
-    assert json.loads(rpc.error(None, -1, "m")) == {"jsonrpc": "2.0", "id": None, "error": error}
-    assert json.loads(rpc.error(2**70, -1, "m", [1])) == {
+    assert json.loads(rpc.encode_error(None, -1, "m")) == {
+        "jsonrpc": "2.0",
+        "id": None,
+        "error": error,
+    }
+    assert json.loads(rpc.encode_error(2**70, -1, "m", [1])) == {
         "jsonrpc": "2.0",
         "id": 2**70,
         "error": {**error, "data": [1]},
     }
-    assert json.loads(rpc.notification("n")) == {"jsonrpc": "2.0", "method": "n"}
-    assert json.loads(rpc.notification("n", {})) == {"jsonrpc": "2.0", "method": "n", "params": {}}
-    assert json.loads(rpc.request(1, "m", {"a": []})) == {
+    assert json.loads(rpc.encode_notification("n")) == {"jsonrpc": "2.0", "method": "n"}
+    assert json.loads(rpc.encode_notification("n", {})) == {
+        "jsonrpc": "2.0",
+        "method": "n",
+        "params": {},
+    }
+    assert json.loads(rpc.encode_request(1, "m", {"a": []})) == {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "m",
@@ -95,7 +107,7 @@ def test_answers_are_envelopes() -> None:
 
 
 def test_ids_are_told_apart_by_kind_too() -> None:
-    assert len({rpc.key_of(id) for id in (1, 1.0, "1")}) == 3
+    assert len({rpc.build_key(id) for id in (1, 1.0, "1")}) == 3
 
 
 @pytest.mark.parametrize(
@@ -112,4 +124,4 @@ def test_ids_are_told_apart_by_kind_too() -> None:
 )
 def test_what_a_cancellation_is_about_is_found(params: Any, key: Any) -> None:
     message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-    assert rpc.cancelled_by(message) == key
+    assert rpc.find_cancelled(message) == key

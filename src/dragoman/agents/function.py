@@ -23,10 +23,10 @@ from dragoman.agents.threads import Threads
 from dragoman.core.agent_tool import (
     SCHEMA,
     TEXT_SCHEMA,
-    accepts,
-    agent_tool,
     blocks_from_arguments,
-    media_type_of,
+    build_agent_tool,
+    find_media_type,
+    is_accepted,
 )
 from dragoman.core.call import (
     ABSENT,
@@ -45,7 +45,7 @@ from dragoman.core.conversations import (
     Conversation,
     Conversations,
     add_context,
-    context_in_meta,
+    find_context_in_meta,
     new_conversation_id,
 )
 from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
@@ -205,7 +205,7 @@ class FunctionAgent:
         self._async = inspect.iscoroutinefunction(self._function)
         self._threads = None if self._async else Threads(MAX_THREADS, f"agent-{entry.name}")
         schema = TEXT_SCHEMA if self._takes_text else SCHEMA
-        self.tool = agent_tool(self, _facts(entry), prefix, validate, schema)
+        self.tool = build_agent_tool(self, _facts(entry), prefix, validate, schema)
         self._conversations = Conversations(entry.name)
 
     async def run(self, call: Call) -> Result:
@@ -237,7 +237,7 @@ class FunctionAgent:
         """The id of the conversation, which the caller knows by the same."""
         if call.message is not None:
             return call.message.context
-        asked = context_in_meta(call) or call.arguments.get(CONTEXT) or ""
+        asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
         return self._conversations.find(call, str(asked)).id or new_conversation_id()
 
     def _blocks(self, call: Call) -> list[Any]:
@@ -251,8 +251,8 @@ class FunctionAgent:
 
     def _check_media(self, blocks: list[Any]) -> None:
         for block in blocks:
-            media = media_type_of(block) if isinstance(block, dict) else ""
-            if media != "text/plain" and not accepts(self.entry.input_modes, media):
+            media = find_media_type(block) if isinstance(block, dict) else ""
+            if media != "text/plain" and not is_accepted(self.entry.input_modes, media):
                 raise InvalidInput(
                     f'agent "{self.name}" does not take "{media}"; it takes '
                     f"{', '.join(self.entry.input_modes)}"
@@ -316,7 +316,7 @@ def _request(call: Call, text: str, parts: Blocks, context: str) -> Request:
         message_id=message.id,
         skill=message.skill,
         turn=message.turn,
-        caller=call.caller.label,
+        caller=call.principal.label,
         _context=context,
         accepts=message.configuration.get("acceptedOutputModes", ()),
         extensions=message.extensions,

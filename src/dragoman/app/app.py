@@ -66,7 +66,7 @@ from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.pins.review import HOLD, OFF, STRICT
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.audit.verify import VerifyReport, verify
@@ -102,10 +102,10 @@ __all__ = [
     "A2aError",
     "AuditReader",
     "AuditRecord",
-    "Client",
     "Instance",
     "KeyRecord",
     "KeyStore",
+    "OutboundHttp",
     "StoreLoss",
     "VerifyReport",
     "accept_losses",
@@ -175,7 +175,7 @@ class Instance:
             registered = policy_folder.registered(place)
             self.catalog.claims.keep_only({*_configured(config), *registered})
             self.bus.observe(AgentChanged, self._agent_changed)
-            self.net = Client()
+            self.net = OutboundHttp()
             self._make_mcp(key)
             self._make_agents(undo)
             undo.pop_all()
@@ -206,7 +206,7 @@ class Instance:
             self.place,
             mark,
             self._lookup,
-            lambda url, private: self.net.reaching(url, allow_private=private),
+            lambda url, private: self.net.open_configured(url, allow_private=private),
         )
         self._clients = ConnectedClients()
         self.servers = UpstreamManager(self._upstream, self.hub.catalogs, self.bus)

@@ -43,7 +43,7 @@ from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tool import Target
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
-from dragoman.net.client import Client
+from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import resolve_apart
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
@@ -66,7 +66,7 @@ class AgentSide:
         place: Path,
         config: Config,
         hub: Hub,
-        net: Client,
+        net: OutboundHttp,
         lookup: Mapping[str, str],
         audit: AuditLog,
         pins: CardPins,
@@ -81,7 +81,7 @@ class AgentSide:
         self._config = config
         self._hub = hub
         self._net = net
-        self._webhooks = Client(resolve_apart(RESOLVERS))
+        self._webhooks = OutboundHttp(resolve_apart(RESOLVERS))
         self._lookup = lookup
         self._audit = audit
         self._pins = pins
@@ -151,9 +151,9 @@ class AgentSide:
         self._push = PushNotifier(
             tasks,
             store,
-            lambda _, allowed: self._webhooks.anywhere(allow_private=allowed),
+            lambda _, allowed: self._webhooks.open_public(allow_private=allowed),
             settings,
-            check=lambda url: self._webhooks.objection(url, allow_private=private),
+            check=lambda url: self._webhooks.find_objection(url, allow_private=private),
         )
         self.face = A2aServer(hub, tasks, targets, cards, self._push, settings.stream_secs)
         self.http = A2aHttpTransport(self.face, settings, self._base_of)
@@ -206,7 +206,7 @@ class AgentSide:
             credentials.resolve()  # what is missing is told at the start
 
         def reach(url: str, private: bool) -> HttpClient:
-            way = self._net.reaching(url, allow_private=private)
+            way = self._net.open_configured(url, allow_private=private)
             return CredentialHttpClient(way, credentials) if credentials.headers else way
 
         return RemoteAgent(
@@ -230,7 +230,7 @@ class AgentSide:
         for agent in self._config.agents:
             yield "agent", agent.name
         registered = set(self.registry.agents.list_names()) if self.registry is not None else set()
-        for tool in self._hub.catalog.targets():
+        for tool in self._hub.catalog.list_targets():
             if tool.target.name not in registered:
                 yield "agent" if tool.agent is not None else "server", tool.target.name
 
@@ -305,7 +305,7 @@ class AgentSide:
         """`authenticate` tells who calls over gRPC; None where nothing is served over TCP."""
         if self.face is not None:
             self.face.load()
-            self.face.end_callers(why_ended)  # before a webhook of theirs is sent to
+            self.face.end_principals(why_ended)  # before a webhook of theirs is sent to
         if self.registry is not None:
             self.registry.start()
         if self.face is None:
@@ -334,11 +334,11 @@ class AgentSide:
     def find_absent(self, name: str) -> tuple[Target, str] | None:
         return self.registry.agents.find_absent(name) if self.registry is not None else None
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         if self._grpc is not None:
-            self._grpc.end_callers(why_ended)
+            self._grpc.end_principals(why_ended)
         if self.face is not None:
-            self.face.end_callers(why_ended)
+            self.face.end_principals(why_ended)
 
     def begin_stop(self) -> None:
         """Ends what would otherwise go on."""

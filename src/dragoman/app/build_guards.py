@@ -17,15 +17,15 @@ from dragoman.app.policy_admin.service import PolicySide
 from dragoman.config import Config
 from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import build_catalogs
 from dragoman.core.errors import ShuttingDown, StorageFailed
 from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
-from dragoman.core.name_claims import Claims
+from dragoman.core.name_claims import NameClaims
 from dragoman.core.ports import AuditLog, PinDecision
-from dragoman.core.question_handles import Handles
+from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.config import Limits
 from dragoman.pins.approvals import Approvals
@@ -69,7 +69,7 @@ class GuardSide:
             told_added=self._added,
         )
         self.approvals = Approvals(self.pins, self._approved, self._decided, self.release_names)
-        self._chains = chains = Chains(
+        self._chains = chains = CallChains(
             key,
             depth=limits.chain_depth,
             calls=limits.chain_calls,
@@ -77,12 +77,12 @@ class GuardSide:
             at_once=limits.target_calls,
         )
         # Not the home's key: which handles were used is forgotten at the end, and so must they be.
-        handles = Handles(os.urandom(32), limits.question_secs)
+        handles = QuestionHandles(os.urandom(32), limits.question_secs)
         judge = self.policies.policies
         self.kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-        stages = guards.standard(audit, self.bus, limits, handles, chains, judge, self.kept)
+        stages = guards.build_stages(audit, self.bus, limits, handles, chains, judge, self.kept)
         self._stages = stages
-        catalogs = build_catalogs(self.pins.review, Claims(self._pin_store, namespaces))
+        catalogs = build_catalogs(self.pins.review, NameClaims(self._pin_store, namespaces))
         self.hub = Hub(catalogs, self.bus, stages, chains, judge, results=self.kept)
         self._approve: Callable[[str], None] = lambda target: None
         self._retry_at = 0.0

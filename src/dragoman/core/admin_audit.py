@@ -15,7 +15,7 @@ MAX_NAMED = 200
 
 
 @contextmanager
-def recorded(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
+def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
     """`what` is what it is done to. Nothing is done that cannot be recorded: raises as `intend`."""
     caller = by.label if by is not None else "nobody"
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()

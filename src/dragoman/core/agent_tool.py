@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 from dragoman.core.conversations import CONTEXT, NEW
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tool import AgentFacts, Target, Tool, Validator
-from dragoman.core.tool_identity import portable_names
+from dragoman.core.tool_identity import build_portable_names
 
 MESSAGE, DATA, FILES, PARTS = "message", "data", "files", "parts"
 """`PARTS` is for protocols that carry blocks of content: it takes the place of the others."""
@@ -68,7 +68,7 @@ OCTETS = "application/octet-stream"
 Block = dict[str, Any]
 
 
-def agent_tool(
+def build_agent_tool(
     target: Target,
     facts: AgentFacts,
     prefix: str,
@@ -77,14 +77,14 @@ def agent_tool(
 ) -> Tool:
     """`prefix` is what stands before the names of agents in lists; `validate` is of `schema`."""
     alias = f"{prefix}{facts.name.replace('-', '_').replace(' ', '_')}"
-    name = tool_name(facts.name)
+    name = build_tool_name(facts.name)
     return Tool(
         name=name,
         alias=alias,
         other_names={
             "dotted": name,
             "safe": alias[:64],
-            **portable_names(alias, re.sub(r"[^A-Za-z0-9_-]", "_", alias), name),
+            **build_portable_names(alias, re.sub(r"[^A-Za-z0-9_-]", "_", alias), name),
         },
         remote_name=MESSAGE,
         description=facts.description,
@@ -95,7 +95,7 @@ def agent_tool(
     )
 
 
-def tool_name(agent: str) -> str:
+def build_tool_name(agent: str) -> str:
     """The canonical name of an agent's tool."""
     return f"{agent}.{MESSAGE}"
 
@@ -136,7 +136,7 @@ def _block_from_file(file: Mapping[str, Any], number: int) -> tuple[Block, int]:
     if isinstance(url, str) == isinstance(data, str):
         raise InvalidInput(f'file {number} must have either "data" in base64 or a "url"')
     if isinstance(url, str):
-        return _link(url, name, media, number), 0
+        return _build_link(url, name, media, number), 0
     raw = _SPACE.sub("", str(data))
     size = len(raw) * 3 // 4
     if size <= MAX_INLINE:  # a larger one is refused anyway
@@ -156,7 +156,7 @@ def _block_from_file(file: Mapping[str, Any], number: int) -> tuple[Block, int]:
     return block, size
 
 
-def _link(url: str, name: str, media: str, number: int) -> Block:
+def _build_link(url: str, name: str, media: str, number: int) -> Block:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -176,7 +176,7 @@ def _text(value: Any) -> str:
     return value[:200] if isinstance(value, str) and value.isprintable() else ""
 
 
-def media_type_of(block: Mapping[str, Any]) -> str:
+def find_media_type(block: Mapping[str, Any]) -> str:
     """Of what a block holds; what says nothing of it is plain text, JSON or octets."""
     kind = block.get("type")
     resource = block.get("resource")
@@ -186,7 +186,7 @@ def media_type_of(block: Mapping[str, Any]) -> str:
     return {"text": "text/plain", "data": "application/json"}.get(str(kind), OCTETS)
 
 
-def accepts(modes: Sequence[str], media: str) -> bool:
+def is_accepted(modes: Sequence[str], media: str) -> bool:
     """Whether a list of media types, wildcards among them, has `media`."""
     for mode in modes:
         mode = mode.partition(";")[0].strip().lower()

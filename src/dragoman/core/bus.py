@@ -37,15 +37,15 @@ FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 """What other people's code may raise. Nothing cancels an observer, so it is its own doing."""
 
 
-class _Seat:
+class _Subscription:
     """An observer's place, and how it does there."""
 
-    __slots__ = ("failures", "hear", "kinds", "name")
+    __slots__ = ("deliver", "failures", "kinds", "name")
 
     def __init__(self, name: str, kinds: tuple[type[Event], ...], hear: Observer) -> None:
         self.name = name
         self.kinds = kinds
-        self.hear = hear
+        self.deliver = hear
         self.failures = 0
 
 
@@ -55,39 +55,39 @@ class Follower:
     def __init__(self, name: str, follow: Follow, most: int) -> None:
         self.name = name
         self._follow = follow
-        self._most = most
-        self._waiting: deque[Event] = deque()
+        self._max_queued = most
+        self._queue: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
-        self._leave: End = lambda: None
+        self._unsubscribe: End = lambda: None
         self.dropped = 0
         """Events that it was not told of because it is too slow."""
 
     def join(self, bus: Bus, kinds: Iterable[type[Event]]) -> None:
-        self._leave = bus.seat(_Seat(self.name, tuple(kinds), self._hear))
+        self._unsubscribe = bus.subscribe(_Subscription(self.name, tuple(kinds), self._enqueue))
 
-    def _hear(self, event: Event) -> None:
-        if len(self._waiting) >= self._most:
+    def _enqueue(self, event: Event) -> None:
+        if len(self._queue) >= self._max_queued:
             self.dropped += 1
             if self.dropped.bit_count() == 1:  # 1, 2, 4, 8 and so on
                 log.warning("%s is too slow: %d events were dropped", self.name, self.dropped)
             return
-        self._waiting.append(event)
+        self._queue.append(event)
         if self._task is None:
-            self._begin()
+            self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._task = start_task(self._work())
-        self._task.add_done_callback(self._rests)
+        self._task.add_done_callback(self._on_done)
 
-    def _rests(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if self._waiting and not task.cancelled():  # it came when the last was just done
-            self._begin()
+        if self._queue and not task.cancelled():  # it came when the last was just done
+            self._start()
 
     async def _work(self) -> None:
-        while self._waiting:
-            event = self._waiting.popleft()
+        while self._queue:
+            event = self._queue.popleft()
             try:
                 await self._follow(event)
                 self._failures = 0
@@ -98,17 +98,17 @@ class Follower:
                 self._failures += 1
                 log.exception("%s failed at %s", self.name, type(event).__name__)
                 if self._failures >= MAX_FAILURES:
-                    self._leave()
-                    self._waiting.clear()
+                    self._unsubscribe()
+                    self._queue.clear()
                     log.error("%s failed %d times in a row: no more", self.name, self._failures)
 
     async def close(self) -> None:
         """Lets it take what waits, for a moment."""
-        self._leave()
+        self._unsubscribe()
         for seconds in (CLOSE_SECONDS, CANCEL_SECONDS):
             if self._task is not None:
                 await asyncio.wait([self._task], timeout=seconds)
-            self._waiting.clear()
+            self._queue.clear()
             if self._task is not None:
                 self._task.cancel()
 
@@ -116,10 +116,10 @@ class Follower:
 class Bus:
     def __init__(self, gate_seconds: float = GATE_SECONDS) -> None:
         self._gate_seconds = gate_seconds
-        self._seats: dict[type[Event], tuple[_Seat, ...]] = {}
+        self._subscriptions: dict[type[Event], tuple[_Subscription, ...]] = {}
         self._followers: list[Follower] = []
         self._gates: list[tuple[str, Gate]] = []
-        self.attended = False
+        self.has_call_observers = False
         """Whether anybody hears of calls before they are made, so that nothing is made for nobody.
         """
 
@@ -129,7 +129,7 @@ class Bus:
         """`observer` is told of every event of that kind, at once; what is returned ends that."""
         if inspect.iscoroutinefunction(observer):
             raise TypeError(f"{name} is async and would never be awaited; use follow")
-        return self.seat(_Seat(name, (kind,), observer))
+        return self.subscribe(_Subscription(name, (kind,), observer))
 
     def follow(
         self, kinds: Iterable[type[Event]], name: str, follow: Follow, most: int = MAX_WAITING
@@ -141,56 +141,56 @@ class Bus:
         follower.join(self, kinds)
         return follower
 
-    def seat(self, seat: _Seat) -> End:
+    def subscribe(self, seat: _Subscription) -> End:
         for kind in seat.kinds:
-            self._seats[kind] = (*self._seats.get(kind, ()), seat)
-        self._count()
-        return lambda: self._unseat(seat)
+            self._subscriptions[kind] = (*self._subscriptions.get(kind, ()), seat)
+        self._refresh_flags()
+        return lambda: self._unsubscribe(seat)
 
-    def _unseat(self, seat: _Seat) -> None:
+    def _unsubscribe(self, seat: _Subscription) -> None:
         for kind in seat.kinds:
-            left = tuple(one for one in self._seats.get(kind, ()) if one is not seat)
+            left = tuple(one for one in self._subscriptions.get(kind, ()) if one is not seat)
             if left:
-                self._seats[kind] = left
+                self._subscriptions[kind] = left
             else:
-                self._seats.pop(kind, None)
-        self._count()
+                self._subscriptions.pop(kind, None)
+        self._refresh_flags()
 
     @property
-    def gated(self) -> bool:
+    def has_gates(self) -> bool:
         return bool(self._gates)
 
-    def _count(self) -> None:
-        told = self._seats.keys() & {PreVerb, ToolCall, ToolResult}
-        self.attended = bool(told or self._gates)
+    def _refresh_flags(self) -> None:
+        told = self._subscriptions.keys() & {PreVerb, ToolCall, ToolResult}
+        self.has_call_observers = bool(told or self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
         """`gate` hears of every call before it is made and refuses it by raising `Denied`."""
         self._gates.append((name, gate))
-        self._count()
+        self._refresh_flags()
 
-    def heard(self, kind: type[Event]) -> bool:
+    def is_observed(self, kind: type[Event]) -> bool:
         """Whether anybody listens, so that nothing is made for nobody."""
-        return kind in self._seats
+        return kind in self._subscriptions
 
     def emit(self, event: Event) -> None:
-        for seat in self._seats.get(type(event), ()):
+        for seat in self._subscriptions.get(type(event), ()):
             try:
-                seat.hear(event)
+                seat.deliver(event)
                 if seat.failures:
                     seat.failures = 0
             except FAILURES:
-                self._failed(seat, event)
+                self._note_failure(seat, event)
 
-    def _failed(self, seat: _Seat, event: Event) -> None:
+    def _note_failure(self, seat: _Subscription, event: Event) -> None:
         seat.failures += 1
         kind = type(event).__name__
         log.exception("%s of %s failed", seat.name, kind)
         if seat.failures >= MAX_FAILURES:
-            self._unseat(seat)
+            self._unsubscribe(seat)
             log.error("%s of %s failed %d times in a row: no more", seat.name, kind, seat.failures)
 
-    async def ask(self, event: PreVerb) -> None:
+    async def ask_gates(self, event: PreVerb) -> None:
         """Puts `event` to every gate; returns if all let it pass."""
         for name, gate in self._gates:
             try:

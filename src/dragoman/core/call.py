@@ -38,24 +38,24 @@ ABSENT: Final = _Absent()
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def nothing() -> Mapping[str, Any]:
+def empty_mapping() -> Mapping[str, Any]:
     return NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class StatusMessage:
     """A message of the target's beside what it makes: with its progress, its question, its end.
     For a face that shows such messages; every other face has the same in words or content."""
 
     content: Sequence[Any] = ()
     """Blocks; none for a status without a message."""
-    extra: Mapping[str, Any] = field(default_factory=nothing)
+    extra: Mapping[str, Any] = field(default_factory=empty_mapping)
     """What else the message has: `metadata`, `extensions`."""
-    metadata: Mapping[str, Any] = field(default_factory=nothing)
+    metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
     """Of the update that brought the message."""
     task: str = ""
     """The id that the far side has given to its task."""
-    task_metadata: Mapping[str, Any] = field(default_factory=nothing)
+    task_metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ class Progress:
     progress: float
     total: float | None = None
     message: str | None = None
-    said: Said | None = None
+    status_message: StatusMessage | None = None
     """The whole of what `message` has in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class LogMessage:
     """Something a target said of its work while it worked: a line of its log."""
 
     level: str
@@ -84,7 +84,7 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lasting:
+class TaskStarted:
     """The far side has made a task of the call: it goes on, perhaps for long."""
 
     message: str | None = None
@@ -102,30 +102,30 @@ class Artifact:
     append: bool = False
     """Whether it goes behind what there is under this id, or replaces it."""
     last: bool = True
-    extra: Mapping[str, Any] = field(default_factory=nothing)
-    metadata: Mapping[str, Any] = field(default_factory=nothing)
+    extra: Mapping[str, Any] = field(default_factory=empty_mapping)
+    metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
     """Of the update that brought this piece, and not of the artifact."""
 
 
-Update = Progress | Note | Lasting | Artifact
+Update = Progress | LogMessage | TaskStarted | Artifact
 Updates = Callable[[Update], None]
 
 
-def discard(update: Update) -> None:
+def discard_update(update: Update) -> None:
     """Where updates go that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedUpdates:
     """Which updates the caller asked for; a target need not make others."""
 
     progress: bool = False
-    notes: str | None = None
+    log_level: str | None = None
     """The least grave level of notes; None for no notes."""
-    lasting: bool = False
+    task_start: bool = False
 
 
-NO_UPDATES: Final = Wanted()
+NO_UPDATES: Final = WantedUpdates()
 
 FORM, URL, SAMPLING, ROOTS = "form", "url", "sampling", "roots"
 
@@ -147,7 +147,7 @@ class Question:
     what was to be done; a client may wait for that before it answers."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """What is asked, for people."""
         if self.kind == ROOTS:
             return "the folders that you work in"
@@ -163,7 +163,7 @@ elsewhere, and its handle stays good for an answer. Known by identity, so no cli
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AnswerError:
     """The error that a client answered a question with, for the asker that waits for it."""
 
     code: int
@@ -182,9 +182,9 @@ class MessageOrigin:
     skill: str = ""
     turn: int = 1
     """1 for the message that began the task."""
-    metadata: Mapping[str, Any] = field(default_factory=nothing)
-    request_metadata: Mapping[str, Any] = field(default_factory=nothing)
-    configuration: Mapping[str, Any] = field(default_factory=nothing)
+    metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
+    request_metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
+    configuration: Mapping[str, Any] = field(default_factory=empty_mapping)
     """What an agent can use of it: `acceptedOutputModes`, `historyLength`."""
     extensions: Sequence[str] = ()
     """The extensions that the client has activated."""
@@ -208,9 +208,9 @@ class Notes:
 
 @record(frozen=True, slots=True, kw_only=True)
 class Call:
-    caller: Principal
+    principal: Principal
     tool: Tool
-    asked_as: str
+    requested_name: str
     """The name it was asked by, perhaps an alias; `tool.name` is the verb."""
     arguments: Mapping[str, Any]
     trace: Trace
@@ -223,14 +223,14 @@ class Call:
     none, None for other protocols."""
     message: MessageOrigin | None = None
     """The A2A message that the call was made from; None for other protocols."""
-    updates: Updates = discard
-    wanted: Wanted = NO_UPDATES
+    updates: Updates = discard_update
+    wanted_updates: WantedUpdates = NO_UPDATES
     client: str = ""
     """The client's session, for what belongs to it alone; empty for one that keeps none."""
     revision: str = ""
     """The revision of the protocol that the client speaks, for targets that speak several; empty
     where there is none."""
-    features: Mapping[str, Any] = field(default_factory=nothing)
+    features: Mapping[str, Any] = field(default_factory=empty_mapping)
     """What this caller can be asked, as its protocol says it; nothing, unless it said so."""
     answers: Mapping[str, Any] | None = None
     """On a continued call, to the questions of the one before, by their names there."""
@@ -259,5 +259,5 @@ class Result:
     """With questions: what the continuing call brings back, as it is."""
     settles_itself: bool = False
     """With questions: they may be settled elsewhere, which a call with `FOLLOW` waits for."""
-    said: Said | None = None
+    status_message: StatusMessage | None = None
     """What the target said with its end or its question, where it says so beside what it made."""

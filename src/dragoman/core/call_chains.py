@@ -24,7 +24,7 @@ from typing import NamedTuple
 from dragoman.core.call import Call
 from dragoman.core.errors import Looping, Overloaded, TooDeep
 from dragoman.core.principal import Principal
-from dragoman.core.trace import NO_LABELS, Carried, Trace
+from dragoman.core.trace import NO_LABELS, Trace, TraceContext
 
 MAX_REMEMBERED = 10_000
 """Chains that are known beyond their calls: what one has begun may go on by itself."""
@@ -50,10 +50,10 @@ class Chain:
         self.labels = NO_LABELS
 
 
-class Flight:
+class RunningCall:
     """A call that is under way; or, with no target, the last that is known of one that was."""
 
-    __slots__ = ("above", "caller", "chain", "sources", "target", "trace")
+    __slots__ = ("chain", "parent", "principal", "sources", "target", "trace")
 
     def __init__(
         self,
@@ -61,31 +61,31 @@ class Flight:
         target: str,
         caller: Principal | None,
         chain: Chain,
-        above: Flight | None,
+        above: RunningCall | None,
         sources: frozenset[str] = NO_LABELS,
     ) -> None:
         self.trace = trace
         self.sources = sources
         """The labels of what its target says."""
         self.target = target
-        self.caller = caller
+        self.principal = caller
         self.chain = chain
-        self.above = above
+        self.parent = above
         """The one it was made for."""
 
     @property
     def labels(self) -> frozenset[str]:
         return self.chain.labels
 
-    def waiting(self) -> Iterator[Flight]:
+    def list_waiting(self) -> Iterator[RunningCall]:
         """Itself, and those that wait for it."""
-        flight: Flight | None = self
+        flight: RunningCall | None = self
         while flight is not None:
             yield flight
-            flight = flight.above
+            flight = flight.parent
 
 
-class Words(NamedTuple):
+class ChainToken(NamedTuple):
     """What the hub has said of a call when it left: of its trace and of its chain."""
 
     trace: str
@@ -98,7 +98,7 @@ class Words(NamedTuple):
     labels: list[str]
 
 
-class Chains:
+class CallChains:
     def __init__(
         self,
         key: bytes,
@@ -114,12 +114,12 @@ class Chains:
         self._keyed = blake2b(key=key, digest_size=MAC_BYTES)
         self._mark = f"{self._mac(b'the mark of this hub')[:8]}@dragoman="
         """How its own entry of a `tracestate` begins: other hubs have others."""
-        self.limit(depth, calls, seconds, at_once)
+        self.set_limits(depth, calls, seconds, at_once)
         self._clock = clock
         self._epoch = time() - clock()
-        self._flights: dict[str, Flight] = {}
+        self._running: dict[str, RunningCall] = {}
         """By their spans."""
-        self._at: dict[str, dict[str, Flight]] = {}
+        self._at: dict[str, dict[str, RunningCall]] = {}
         """Those that each target serves, by their spans, the oldest first."""
         self._of: dict[tuple[str, Principal], int] = {}
         """How many of these are of one caller."""
@@ -131,28 +131,28 @@ class Chains:
         self._random = b""
         self._used = 0
 
-    def limit(self, depth: int, calls: int, seconds: float, at_once: int) -> None:
+    def set_limits(self, depth: int, calls: int, seconds: float, at_once: int) -> None:
         """For calls from now on."""
         self.depth, self.calls, self.seconds, self.at_once = depth, calls, seconds, at_once
         self._each = max(1, at_once // 2)
 
     # --- where a call belongs ---------------------------------------------------------------------
 
-    def trace(
+    def start_trace(
         self,
         caller: Principal,
         verb: str,
         target: str,
-        carried: Carried | None,
+        carried: TraceContext | None,
         handle: str | None = None,
     ) -> Trace:
         """Of a call of `verb`. The handle of a question names the trace that it was asked in."""
-        id, span = self._ids()
+        id, span = self._make_ids()
         state = self._mark + span
         asked = _HANDLE.match(handle) if handle is not None else None
         if carried is None and not caller.serves:  # as mostly
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
-        above = self._above(caller, target, carried)
+        above = self._find_parent(caller, target, carried)
         chain: tuple[str, ...] = ()
         origin = ""
         if above is not None:
@@ -163,35 +163,37 @@ class Chains:
         elif carried is not None and carried.id:
             id = carried.id
         if carried is not None and carried.state and carried.id == id:
-            state = self._with_others(state, carried.state)
+            state = self._join_state(state, carried.state)
         return Trace(id, chain, span, verb, origin, above, self._sign, state)
 
-    def _above(self, caller: Principal, target: str, carried: Carried | None) -> Flight | None:
+    def _find_parent(
+        self, caller: Principal, target: str, carried: TraceContext | None
+    ) -> RunningCall | None:
         """The call on whose behalf this one is made, as far as can be told."""
-        told = self._told(carried) if carried is not None else None
+        told = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(caller.serves) if caller.serves else None
         if not served or (told is not None and told.target == caller.serves):
             return told
         # Its own credential counts more than what it says: words can be left out, or another's.
-        waited = {id(one.above) for one in self._at.get(target, {}).values()}
+        waited = {id(one.parent) for one in self._at.get(target, {}).values()}
         return max(served.values(), key=lambda flight: self._rank(flight, target, waited))
 
-    def _rank(self, flight: Flight, target: str, waited: set[int]) -> tuple[bool, bool, int]:
+    def _rank(self, flight: RunningCall, target: str, waited: set[int]) -> tuple[bool, bool, int]:
         """Of several that it may be for, one that does not wait for that target already: else a
         ring would go on at the expense of others that its agents happen to serve. Of these one
         under which it is no offence; else the deepest."""
-        fits = self._offence(flight, target, flight.trace.depth + 1) is None
+        fits = self._find_violation(flight, target, flight.trace.depth + 1) is None
         return id(flight) not in waited, fits, flight.trace.depth
 
-    def _told(self, carried: Carried) -> Flight | None:
-        for span in (carried.span, self._own_span(carried.state)):
-            flight = self._flights.get(span)
+    def _find_claimed_parent(self, carried: TraceContext) -> RunningCall | None:
+        for span in (carried.span, self._find_own_span(carried.state)):
+            flight = self._running.get(span)
             if flight is not None and flight.trace.id == carried.id:
                 return flight  # nobody else was told its span
-        words = self._opened(carried.chain) if carried.chain else None
+        words = self._open_token(carried.chain) if carried.chain else None
         if words is None:
             return None
-        if (flight := self._flights.get(words.span)) is not None:
+        if (flight := self._running.get(words.span)) is not None:
             return flight
         chain = self._live.get(words.chain)
         if chain is None and (chain := self._over.get(words.chain)) is not None:
@@ -201,14 +203,16 @@ class Chains:
             chain = self._remember(Chain(words.chain, words.origin, self._clock() - ago))
             chain.calls, chain.labels = words.calls, frozenset(words.labels)
         # The call itself is over; its verb is the last of the chain.
-        return Flight(Trace(words.trace, tuple(words.verbs), words.span), "", None, chain, None)
+        return RunningCall(
+            Trace(words.trace, tuple(words.verbs), words.span), "", None, chain, None
+        )
 
-    def _own_span(self, state: str) -> str:
+    def _find_own_span(self, state: str) -> str:
         """What tracing libraries pass on as it was, where they put spans of their own beside it."""
         _, _, after = f",{state}".replace(" ", "").partition("," + self._mark)
         return after[:16]
 
-    def _with_others(self, own: str, state: str) -> str:
+    def _join_state(self, own: str, state: str) -> str:
         """Trace Context, 3.3: the newest entry first, those of others as they were."""
         for entry in state.split(",")[:31]:
             entry = entry.strip()
@@ -220,42 +224,42 @@ class Chains:
 
     # --- under way --------------------------------------------------------------------------------
 
-    def enter(self, call: Call) -> Flight:
+    def enter(self, call: Call) -> RunningCall:
         """Raises where the chain has gone far enough; else whoever made the call must `leave`."""
         trace, target = call.trace, call.tool.target.name
-        above: Flight | None = trace.above
+        above: RunningCall | None = trace.parent
         if above is None:
-            chain = Chain(trace.span, call.caller.label, self._clock())
+            chain = Chain(trace.span, call.principal.label, self._clock())
         else:
             chain = above.chain
             self._check(call, above, chain, target)
         served = self._at.get(target)
         if served is None:
             served = self._at[target] = {}
-        key = (target, call.caller)
+        key = (target, call.principal)
         count = self._of.get(key, 0)
         if len(served) >= self.at_once or count >= self._each:
-            raise Overloaded(_crowded(call, len(served) if count < self._each else count))
+            raise Overloaded(_render_overload(call, len(served) if count < self._each else count))
         chain.calls += 1
         if above is None:
             self._live[chain.id] = chain
-        flight = Flight(trace, target, call.caller, chain, above, call.tool.sources)
-        served[trace.span] = self._flights[trace.span] = flight
+        flight = RunningCall(trace, target, call.principal, chain, above, call.tool.sources)
+        served[trace.span] = self._running[trace.span] = flight
         self._of[key] = count + 1
         return flight
 
-    def _check(self, call: Call, above: Flight, chain: Chain, target: str) -> None:
-        offence = self._offence(above, target, call.trace.depth)
+    def _check(self, call: Call, above: RunningCall, chain: Chain, target: str) -> None:
+        offence = self._find_violation(above, target, call.trace.depth)
         if offence is not None:
             kind, why = offence
-            raise kind(f"{_refused(call)}: {why}: {_path(call, chain)}")
+            raise kind(f"{_render_refusal(call)}: {why}: {_render_path(call, chain)}")
 
-    def _offence(
-        self, above: Flight, target: str, depth: int
+    def _find_violation(
+        self, above: RunningCall, target: str, depth: int
     ) -> tuple[type[Looping | TooDeep], str] | None:
         """What is wrong with a call to `target` on behalf of that one."""
         chain = above.chain
-        if any(flight.target == target for flight in above.waiting()):
+        if any(flight.target == target for flight in above.list_waiting()):
             at_work = f'"{target}" is already at work in this chain and would wait for itself'
             return Looping, at_work
         if depth > self.depth:
@@ -269,50 +273,50 @@ class Chains:
             return TooDeep, f"its chain began {ago}"
         return None
 
-    def leave(self, flight: Flight) -> None:
+    def leave(self, flight: RunningCall) -> None:
         chain = flight.chain
         if flight.sources and not flight.sources <= chain.labels:
             chain.labels |= flight.sources
-        if flight.above is None:
+        if flight.parent is None:
             del self._live[chain.id]
             if chain.calls > 1:
                 self._remember(chain)
         span, target = flight.trace.span, flight.target
-        del self._flights[span]
+        del self._running[span]
         served = self._at[target]
         del served[span]
         if not served:
             del self._at[target]
-        assert flight.caller is not None
-        key = (target, flight.caller)
+        assert flight.principal is not None
+        key = (target, flight.principal)
         left = self._of[key] - 1
         if left:
             self._of[key] = left
         else:
             del self._of[key]
 
-    def under_way(self, target: str) -> int:
+    def count_running(self, target: str) -> int:
         return len(self._at.get(target, ()))
 
     # --- the hub's own words ----------------------------------------------------------------------
 
     def _sign(self, trace: Trace) -> str:
-        flight = self._flights.get(trace.span)
+        flight = self._running.get(trace.span)
         labels = NO_LABELS
         if flight is not None:
             chain = flight.chain
             labels = flight.sources | chain.labels if flight.sources else chain.labels
-        elif trace.above is not None:
-            chain = trace.above.chain
+        elif trace.parent is not None:
+            chain = trace.parent.chain
         else:  # the call is over, or went no such way
             chain = Chain(trace.span, trace.origin, self._clock())
         begun = int(self._epoch + chain.begun)
-        named = _named if len(trace.verb) <= LONGEST_KEPT else _named.__wrapped__
+        named = _encode_names if len(trace.verb) <= LONGEST_KEPT else _encode_names.__wrapped__
         names = named(chain.origin, trace.chain, trace.verb, labels)
         words = f"v1.{trace.id}.{trace.span}.{chain.id}.{begun}.{chain.calls}.{names}"
         return f"{words}.{self._mac(words.encode())}"
 
-    def _opened(self, text: str) -> Words | None:
+    def _open_token(self, text: str) -> ChainToken | None:
         """None for what this hub has not signed."""
         words, _, mac = text.rpartition(".")
         if not text.isascii() or not words.startswith("v1."):
@@ -321,7 +325,7 @@ class Chains:
             return None
         _, trace, span, chain, begun, calls, names = words.split(".")
         origin, verbs, labels = json.loads(binascii.a2b_base64(names))
-        return Words(trace, span, chain, int(begun), int(calls), origin, verbs, labels)
+        return ChainToken(trace, span, chain, int(begun), int(calls), origin, verbs, labels)
 
     def _mac(self, said: bytes) -> str:
         mac = self._keyed.copy()
@@ -334,7 +338,7 @@ class Chains:
             self._over.popitem(last=False)
         return chain
 
-    def _ids(self) -> tuple[str, str]:
+    def _make_ids(self) -> tuple[str, str]:
         """A trace and a span that nobody can guess: whoever knows one belongs to its chain."""
         used = self._used
         if used >= len(self._random):
@@ -345,7 +349,7 @@ class Chains:
 
 
 @lru_cache(maxsize=1_024)
-def _named(origin: str, chain: tuple[str, ...], verb: str, labels: frozenset[str]) -> str:
+def _encode_names(origin: str, chain: tuple[str, ...], verb: str, labels: frozenset[str]) -> str:
     """Who began a chain, what it called and where what it knows is from, in letters and digits;
     cut where it is long."""
     most = NAMED_BYTES // (len(chain) + 1)
@@ -357,17 +361,17 @@ def _named(origin: str, chain: tuple[str, ...], verb: str, labels: frozenset[str
         most //= 2
 
 
-def _refused(call: Call) -> str:
+def _render_refusal(call: Call) -> str:
     return f'"{call.tool.name}" was refused'
 
 
-def _path(call: Call, chain: Chain) -> str:
+def _render_path(call: Call, chain: Chain) -> str:
     """The chain, for people: who began it, what was called, and what was to be."""
     return " → ".join([chain.origin, *call.trace.chain, call.tool.name])
 
 
-def _crowded(call: Call, count: int) -> str:
+def _render_overload(call: Call, count: int) -> str:
     return (
-        f'{_refused(call)}: {count} calls to "{call.tool.target.name}" are under way; try again '
-        "shortly or raise [limits] target_calls"
+        f'{_render_refusal(call)}: {count} calls to "{call.tool.target.name}" are under way; '
+        "try again shortly or raise [limits] target_calls"
     )

@@ -36,7 +36,7 @@ class CallLog:
         verb = tool.name if tool.kind == TOOL else render_name(tool.name, tool.kind)
         error = event.error.kind if event.error is not None else ""
         self._ends.append(
-            (time.time(), verb, call.caller, call.trace, event.outcome, error, event.duration_ms)
+            (time.time(), verb, call.principal, call.trace, event.outcome, error, event.duration_ms)
         )
         if len(self._ends) >= FLUSH_LINES:
             self.flush()

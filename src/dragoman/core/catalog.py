@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from dragoman.core.errors import ConfigError, Quarantined
-from dragoman.core.name_claims import Claims, aliases
+from dragoman.core.name_claims import NameClaims, list_aliases
 from dragoman.core.tool import (
     INSTRUCTIONS,
     PROMPT,
@@ -19,37 +19,37 @@ from dragoman.core.tool import (
     TEMPLATE,
     TOOL,
     Tool,
-    tool_nowhere,
-    unknown,
+    build_missing_tool,
+    build_unknown_tool,
 )
 from dragoman.core.tool_filter import View
 
 
-class Reviewed(NamedTuple):
+class ReviewResult(NamedTuple):
     """What a review makes of a target's offer."""
 
     admitted: Sequence[Tool]
     """At most one of each name."""
-    held: Mapping[str, str]
+    quarantined: Mapping[str, str]
     """Why the others are not offered, by name."""
     remarks: Sequence[str] = ()
     """What the operator should know of it."""
 
 
-Review = Callable[[str, Sequence[Tool]], Reviewed]
+Review = Callable[[str, Sequence[Tool]], ReviewResult]
 """A target and what it offers in, which may have several spellings of one name."""
 
 
 class KindReview(Protocol):
     """A review of what a target offers of one kind."""
 
-    def __call__(self, target: str, tools: Sequence[Tool], kind: str) -> Reviewed: ...
+    def __call__(self, target: str, tools: Sequence[Tool], kind: str) -> ReviewResult: ...
 
 
-def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> Reviewed:
+def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
     """The review of a catalog that needs none."""
     chosen, remarks = choose_spellings(tools, lambda tool: False)
-    return Reviewed(chosen, {}, remarks)
+    return ReviewResult(chosen, {}, remarks)
 
 
 def choose_spellings(
@@ -82,17 +82,19 @@ def choose_spellings(
 
 
 class Catalog:
-    def __init__(self, kind: str = TOOL, *, review: Review, claims: Claims | None = None) -> None:
+    def __init__(
+        self, kind: str = TOOL, *, review: Review, claims: NameClaims | None = None
+    ) -> None:
         """`claims` say whose a listed name is; without any they begin and end with this catalog."""
         self.kind = kind
-        self.claims = claims if claims is not None else Claims()
+        self.claims = claims if claims is not None else NameClaims()
         self.review = review
         """Sees what is offered before anybody else does."""
         self._brought: dict[str, tuple[Tool, ...]] = {}
         """What each target offered last, as it did."""
-        self._held: dict[str, Tool] = {}
+        self._quarantined: dict[str, Tool] = {}
         """What is not offered, as tools nowhere, by all of its names."""
-        self._held_of: dict[str, list[str]] = {}
+        self._quarantined_of: dict[str, list[str]] = {}
         self._remarks: dict[str, Sequence[str]] = {}
         self.version = 0
         """Moves with every change, so that whoever keeps something made from it can tell."""
@@ -109,12 +111,12 @@ class Catalog:
         if len({(tool.name, tool.remote_name) for tool in new}) != len(new):
             raise ConfigError(f"target {target!r} offers a name twice")
         self._brought[target] = new
-        was_held = target in self._held_of
-        new = self._reviewed(target, new)
+        was_held = target in self._quarantined_of
+        new = self._review(target, new)
         names = [tool.name for tool in new]
         for tool in self._offers.get(target, ()):
             del self._by_name[tool.name]
-            for alias in aliases(tool):
+            for alias in list_aliases(tool):
                 if self._by_alias.get(alias) is tool:
                     del self._by_alias[alias]
         taken = [name for name in names if name in self._by_name]
@@ -123,19 +125,19 @@ class Catalog:
             self._by_name[tool.name] = tool
         self._give_names(new)
         # That another list is empty is no change; tools are waited for.
-        is_change = bool(new or self._offers.get(target) or self._held_of.get(target))
+        is_change = bool(new or self._offers.get(target) or self._quarantined_of.get(target))
         self._offers[target] = new
         if is_change or was_held or self.kind == TOOL:
-            self._changed()
+            self._notify_changed()
         if taken:
             raise ConfigError(
                 f"target {target!r} offers names that others hold: {', '.join(taken)}"
             )
 
     def _give_names(self, tools: Iterable[Tool]) -> None:
-        owner, kind = self.claims.owner, self.kind
+        owner, kind = self.claims.find_owner, self.kind
         for tool in tools:
-            for alias in aliases(tool):
+            for alias in list_aliases(tool):
                 if owner(kind, alias) == tool.name:
                     self._by_alias[alias] = tool
 
@@ -146,11 +148,11 @@ class Catalog:
             self.claims.claim(self.kind, target, self._brought.get(target, ()))
         for tools in self._offers.values():
             self._give_names(tools)
-        self._changed()
+        self._notify_changed()
 
-    def _reviewed(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-        for name in self._held_of.pop(target, ()):
-            self._held.pop(name, None)
+    def _review(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+        for name in self._quarantined_of.pop(target, ()):
+            self._quarantined.pop(name, None)
         admitted, held, remarks = self.review(target, tools)
         self._remarks.pop(target, None)
         if remarks:
@@ -160,13 +162,13 @@ class Catalog:
         names = []
         for tool in tools:
             if (why := held.get(tool.name)) is not None:
-                nowhere = tool_nowhere(tool.name, Quarantined(why), self.kind, (tool,))
-                for name in (tool.name, *aliases(tool)):
-                    if name == tool.name or self.claims.owner(self.kind, name) == tool.name:
-                        self._held[name] = nowhere
+                nowhere = build_missing_tool(tool.name, Quarantined(why), self.kind, (tool,))
+                for name in (tool.name, *list_aliases(tool)):
+                    if name == tool.name or self.claims.find_owner(self.kind, name) == tool.name:
+                        self._quarantined[name] = nowhere
                         names.append(name)
         if names:
-            self._held_of[target] = names
+            self._quarantined_of[target] = names
         return tuple(admitted)
 
     def review_again(self, target: str) -> None:
@@ -175,7 +177,7 @@ class Catalog:
             self.offer(target, self._brought[target])
 
     def withdraw(self, target: str) -> None:
-        if self._offers.get(target) or self._held_of.get(target):
+        if self._offers.get(target) or self._quarantined_of.get(target):
             self.offer(target, ())
         self._offers.pop(target, None)
         self._brought.pop(target, None)
@@ -183,7 +185,7 @@ class Catalog:
     def find(self, name: str) -> Tool:
         """The tool that `name` stands for; a tool nowhere if it stands for none."""
         tool = self._by_name.get(name) or self._by_alias.get(name)
-        return tool if tool is not None else self._missing(name)
+        return tool if tool is not None else self._build_missing(name)
 
     def find_within(self, name: str, view: View) -> Tool:
         """The same for somebody to whom there is nothing beyond `view`, not even as another that
@@ -192,12 +194,12 @@ class Catalog:
         if tool is not None and view.includes(tool):
             return tool
         tool = self._by_alias.get(name)
-        return tool if tool is not None and view.includes(tool) else self._missing(name)
+        return tool if tool is not None and view.includes(tool) else self._build_missing(name)
 
-    def _missing(self, name: str) -> Tool:
-        return self._held.get(name) or unknown(name, self.kind)
+    def _build_missing(self, name: str) -> Tool:
+        return self._quarantined.get(name) or build_unknown_tool(name, self.kind)
 
-    def shown(self, tool: Tool, style: str = "") -> str:
+    def listed_name(self, tool: Tool, style: str = "") -> str:
         """What a list calls it in that style of naming. Where that name is another's, it is one
         that is this one's alone: `{style}!` or `own` if there is such, else the canonical."""
         names = tool.other_names
@@ -210,43 +212,43 @@ class Catalog:
         found = self._by_name.get(name) or self._by_alias.get(name)
         return found is not None and found.name == tool.name
 
-    def tools(self) -> tuple[Tool, ...]:
+    def list_tools(self) -> tuple[Tool, ...]:
         """All tools, in the order of their names: the same catalog always reads the same."""
         if self._sorted is None:
             self._sorted = tuple(sorted(self._by_name.values(), key=lambda tool: tool.name))
         return self._sorted
 
-    def targets(self) -> list[Tool]:
+    def list_targets(self) -> list[Tool]:
         """One tool of each target that offers any."""
         return [tools[0] for tools in self._offers.values() if tools]
 
-    def offered_by(self, target: str) -> tuple[Tool, ...]:
+    def list_offered(self, target: str) -> tuple[Tool, ...]:
         return self._offers.get(target, ())
 
-    def remarks(self, target: str) -> Sequence[str]:
+    def list_remarks(self, target: str) -> Sequence[str]:
         """What the review had to say about the last offer of `target`."""
         return self._remarks.get(target, ())
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """What is in it is judged anew: whoever keeps something made from it looks again."""
-        self._changed()
+        self._notify_changed()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` after every change; what is returned ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def _changed(self) -> None:
+    def _notify_changed(self) -> None:
         self.version += 1
         self._sorted = None
         for listener in tuple(self._listeners):
             listener()
 
 
-def build_catalogs(review: KindReview, claims: Claims) -> dict[str, Catalog]:
+def build_catalogs(review: KindReview, claims: NameClaims) -> dict[str, Catalog]:
     """Builds one catalog of every kind that a target may offer; all share the claims to names."""
     return {
         kind: Catalog(kind, review=partial(review, kind=kind), claims=claims)

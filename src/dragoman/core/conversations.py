@@ -50,7 +50,7 @@ class Conversation(NamedTuple):
     """What the caller knows it by; empty for one that has just begun."""
     context: str = ""
     """The agent's own id of it; empty where the agent has not named one yet."""
-    asked: bool = False
+    is_named: bool = False
     """Whether the caller named it, rather than its session or its protocol."""
 
 
@@ -92,23 +92,23 @@ class Conversations:
         """The conversation that a call goes on with: the one it asks for, else the one that its
         protocol names, else the one of its session. Raises `InvalidInput` for an id that is not
         among the caller's."""
-        own = self._of.get(call.caller)
+        own = self._of.get(call.principal)
         if asked == NEW:
-            return Conversation(asked=True)
+            return Conversation(is_named=True)
         if asked:
-            kept = self._live(own, asked) if own is not None else None
+            kept = self._find_live(own, asked) if own is not None else None
             if kept is None:
                 raise InvalidInput(
                     f'there is no conversation "{asked[:60]}" of yours with agent "{self._agent}": '
                     f'it may have ended. Leave "{CONTEXT}" out, or pass "{NEW}", to begin another'
                 )
-            return Conversation(asked, kept.context, asked=True)
+            return Conversation(asked, kept.context, is_named=True)
         if own is None:
-            return Conversation(_protocol_id(call))
-        id = _protocol_id(call) or own.sessions.get(call.session or "", "")
-        kept = self._live(own, id) if id else None
+            return Conversation(_find_protocol_id(call))
+        id = _find_protocol_id(call) or own.sessions.get(call.session or "", "")
+        kept = self._find_live(own, id) if id else None
         if kept is None:
-            return Conversation(_protocol_id(call))
+            return Conversation(_find_protocol_id(call))
         return Conversation(id, kept.context)
 
     def keep(self, call: Call, conversation: Conversation, context: str) -> str:
@@ -117,9 +117,9 @@ class Conversations:
         context = context or conversation.context
         if not context:
             return conversation.id
-        own = self._of.get(call.caller)
+        own = self._of.get(call.principal)
         if own is None:
-            own = self._of[call.caller] = _Own()
+            own = self._of[call.principal] = _Own()
         id = conversation.id or new_conversation_id()
         if own.kept.pop(id, None) is None:
             self._count += 1
@@ -131,16 +131,16 @@ class Conversations:
         self._make_room(own)
         return id
 
-    def end(self, call: Call, conversation: Conversation) -> None:
+    def forget(self, call: Call, conversation: Conversation) -> None:
         """The agent does not know it any more: the next call begins another."""
-        own = self._of.get(call.caller)
+        own = self._of.get(call.principal)
         if own is None:
             return
         own.sessions.pop(call.session or "", None)
         if own.kept.pop(conversation.id, None) is not None:
             self._count -= 1
 
-    def _live(self, own: _Own, id: str) -> _Kept | None:
+    def _find_live(self, own: _Own, id: str) -> _Kept | None:
         kept = own.kept.get(id)
         if kept is not None and self._clock() - kept.used > self._limits.idle_seconds:
             del own.kept[id]
@@ -163,13 +163,13 @@ class Conversations:
         self._count -= 1
 
 
-def _protocol_id(call: Call) -> str:
+def _find_protocol_id(call: Call) -> str:
     """The conversation that the caller's protocol has a member for, as A2A has."""
     message = call.message
     return f"a2a {message.context}" if message is not None and message.context else ""
 
 
-def context_in_meta(call: Call) -> str:
+def find_context_in_meta(call: Call) -> str:
     value = call.meta.get(META) if call.meta else None
     return value if isinstance(value, str) else ""
 

@@ -21,7 +21,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, loop: AbstractEventLoop, expire: Callable[[], None]) -> int:
+    def start(self, loop: AbstractEventLoop, expire: Callable[[], None]) -> int:
         """Calls `expire` after the time, unless `end` is called with what this returns."""
         if loop is not self._loop:
             self._loop, self._timer = loop, None
@@ -29,17 +29,17 @@ class Deadlines:
         self._last = key = self._last + 1
         self._waiting[key] = loop.time() + self.seconds, expire
         if self._timer is None:
-            self._timer = loop.call_later(self.seconds, self._look)
+            self._timer = loop.call_later(self.seconds, self._expire_due)
         return key
 
-    def end(self, key: int) -> None:
+    def cancel(self, key: int) -> None:
         self._waiting.pop(key, None)
 
-    def waiting(self) -> list[Callable[[], None]]:
+    def list_waiting(self) -> list[Callable[[], None]]:
         """What would be called, the next one first."""
         return [expire for _, expire in self._waiting.values()]
 
-    def _look(self) -> None:
+    def _expire_due(self) -> None:
         self._timer = None
         loop = self._loop
         assert loop is not None
@@ -47,7 +47,7 @@ class Deadlines:
         while self._waiting:
             key, (due, expire) = next(iter(self._waiting.items()))
             if due > now:
-                self._timer = loop.call_at(due, self._look)
+                self._timer = loop.call_at(due, self._expire_due)
                 return
             del self._waiting[key]
             expire()

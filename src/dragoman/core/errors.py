@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
-    from dragoman.core.call import Said
+    from dragoman.core.call import StatusMessage
 
 Row = TypeVar("Row")
 
@@ -49,7 +49,7 @@ class HubError(Exception):
     has the kind of its parent."""
     trace: str | None = None
     """The trace of the call it stopped, set once by `Hub.call`."""
-    said: Said | None = None
+    status_message: StatusMessage | None = None
     """The target's own message, where it has more than text."""
 
     def __init_subclass__(cls, kind: str = "", **more: Any) -> None:

@@ -49,10 +49,10 @@ from dragoman.core.events import (
 )
 from dragoman.core.redaction import (
     list_secrets,
-    message_without_values,
-    outline,
+    outline_arguments,
+    redact_message,
     render_name,
-    short,
+    shorten,
 )
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
@@ -83,57 +83,57 @@ CODES: dict[type[HubError], int] = {
 FAILED, CRASHED, CANCELLED = CODES[WorkFailed], CODES[HubError], -32800
 
 
-def code_of(error: HubError) -> int:
+def find_code(error: HubError) -> int:
     return find_row(CODES, type(error))
 
 
-def session_of(call: Call) -> str:
+def build_session_id(call: Call) -> str:
     """What a call is known by on both sides of a bridge."""
-    return session_in(call.tool, call.trace)
+    return session_id_from_trace(call.tool, call.trace)
 
 
-def session_in(tool: Tool, trace: Trace) -> str:
+def session_id_from_trace(tool: Tool, trace: Trace) -> str:
     bridged = tool.bridged
     return trace.id if bridged is None else f"a2a-{bridged.card_id}-{bridged.skill_id}-{trace.id}"
 
 
-def behalf_of(call: Call) -> str | None:
+def find_on_behalf_of(call: Call) -> str | None:
     """For whom the caller acts, where that is somebody else."""
-    return call.trace.origin or call.caller.behalf or None
+    return call.trace.origin or call.principal.behalf or None
 
 
-def denied(call: Call, error: HubError | None) -> bool:
+def is_denied(call: Call, error: HubError | None) -> bool:
     """Whether policies or a gate said no; the caller may have been told that there is no such
     thing."""
     decision = call.notes.decision
     return isinstance(error, Denied) or (decision is not None and not decision.allowed)
 
 
-def iso(at: float) -> str:
+def render_time(at: float) -> str:
     """In UTC, to the millisecond."""
     milliseconds = int(at * 1000)
-    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"
+    return f"{_render_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"
 
 
 @lru_cache(64)
-def _second(at: int) -> str:
+def _render_second(at: int) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()[:-6]
 
 
-def verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
+def render_verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
     """The arguments are the call's own object: whoever changes them changes the call."""
     if isinstance(event, PreVerb):
-        return _verb(PRE_VERB, event.call, None, event.at)
+        return _render_verb(PRE_VERB, event.call, None, event.at)
     if isinstance(event, VerbError):
         error = event.error
-        said = _verb(VERB_ERROR, event.call, error, event.at)
-        return said | {"error": {"code": code_of(error), "message": str(error)}}
-    said = _verb(POST_VERB, event.call, event.error, event.at)
+        said = _render_verb(VERB_ERROR, event.call, error, event.at)
+        return said | {"error": {"code": find_code(error), "message": str(error)}}
+    said = _render_verb(POST_VERB, event.call, event.error, event.at)
     return said | {"durationMs": round(event.duration_ms, 3), "outcome": event.outcome}
 
 
-def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str, Any]:
-    tool, caller, skill = call.tool, call.caller, call.tool.bridged
+def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str, Any]:
+    tool, caller, skill = call.tool, call.principal, call.tool.bridged
     return {
         "phase": phase,
         "verb": render_name(tool.name, tool.kind),
@@ -142,14 +142,14 @@ def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str
         "agentCardId": skill.card_id if skill is not None else None,
         "agentUrl": skill.url if skill is not None else None,
         "skillId": skill.skill_id if skill is not None else None,
-        "sessionId": session_of(call),
+        "sessionId": build_session_id(call),
         "args": call.arguments,
-        "emittedAt": iso(at),
+        "emittedAt": render_time(at),
         "context": {
-            "denied": phase != PRE_VERB and denied(call, error),
+            "denied": phase != PRE_VERB and is_denied(call, error),
             "caller": caller.label,
-            "onBehalfOf": behalf_of(call),
-            "askedAs": render_name(call.asked_as, tool.kind),
+            "onBehalfOf": find_on_behalf_of(call),
+            "askedAs": render_name(call.requested_name, tool.kind),
             "door": call.door,
             "traceId": call.trace.id,
             "depth": call.trace.depth,
@@ -157,27 +157,27 @@ def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str
     }
 
 
-def exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
+def render_exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
     call = event.call
     verb = render_name(call.tool.name, call.tool.kind)
     if isinstance(event, ToolCall):
-        kind, source = TOOL_CALL, call.caller.serves or call.caller.label
+        kind, source = TOOL_CALL, call.principal.serves or call.principal.label
         payload = {"toolCallId": event.id, "tool": verb, "arguments": call.arguments}
     else:
         kind, source = TOOL_RESULT, call.tool.target.name
-        payload = {"toolCallId": event.call_id, "tool": verb, **_ended(event)}
+        payload = {"toolCallId": event.call_id, "tool": verb, **_render_end(event)}
     return {
         "id": event.id,
         "timestamp": int(event.at * 1000),
         "traceId": call.trace.id,
         "source": source,
-        "sessionId": session_of(call),
+        "sessionId": build_session_id(call),
         "type": kind,
         "payload": payload,
     }
 
 
-def _ended(event: ToolResult) -> dict[str, Any]:
+def _render_end(event: ToolResult) -> dict[str, Any]:
     result, error = event.result, event.error
     if result is not None and not result.failed:
         return {"success": True}
@@ -185,7 +185,7 @@ def _ended(event: ToolResult) -> dict[str, Any]:
     code, source = FAILED, tool.target.name
     message = f'"{render_name(tool.name, tool.kind)}" says that it failed'
     if error is not None:
-        code, message = code_of(error), str(error)
+        code, message = find_code(error), str(error)
         source = source if isinstance(error, TargetFailed) else "hub"
     elif result is None:
         code = CANCELLED if event.cancelled else CRASHED
@@ -194,22 +194,22 @@ def _ended(event: ToolResult) -> dict[str, Any]:
     return {"success": False, "error": {"code": code, "message": message, "source": source}}
 
 
-def told(event: Event) -> tuple[str, dict[str, Any]] | None:
+def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
     """The event's name and what it says; None for what is nobody's business outside."""
     match event:
         case PreVerb() | PostVerb() | VerbError():
-            said = verb_event(event)
+            said = render_verb_event(event)
             return said["phase"], said
         case ToolCall() | ToolResult():
-            said = exec_event(event)
+            said = render_exec_event(event)
             return said["type"], said
         case CostReported(call=call, usage=usage, at=at):
             verb = render_name(call.tool.name, call.tool.kind)
-            who = {"verb": verb, "sessionId": session_of(call), "traceId": call.trace.id}
-            return "cost", {**who, "usage": usage, "emittedAt": iso(at)}
+            who = {"verb": verb, "sessionId": build_session_id(call), "traceId": call.trace.id}
+            return "cost", {**who, "usage": usage, "emittedAt": render_time(at)}
         case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld() | PinAdded():
-            said = {name: short(text, MAX_REASON) for name, text in asdict(event).items()}
-            return _NAMES[type(event)], {**said, "emittedAt": iso(time())}
+            said = {name: shorten(text, MAX_REASON) for name, text in asdict(event).items()}
+            return _NAMES[type(event)], {**said, "emittedAt": render_time(time())}
     return None
 
 
@@ -220,7 +220,7 @@ _NAMES: dict[type[Event], str] = {
     PinHeld: "pin-held",
     PinAdded: "pin-added",
 }
-TOLD: dict[type[Event], str] = {
+EVENT_NAMES: dict[type[Event], str] = {
     PreVerb: PRE_VERB,
     PostVerb: POST_VERB,
     VerbError: VERB_ERROR,
@@ -232,7 +232,7 @@ TOLD: dict[type[Event], str] = {
 """The events that are told outside, and what they are called there."""
 
 
-def redacted(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
+def redact_event(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
     """The same with no value of an argument of `call` in it, nor the address of a resource, and
     every name of a caller's cut short."""
     if call is None:
@@ -240,28 +240,28 @@ def redacted(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
     arguments, secrets = call.arguments, list_secrets(call)
     found = dict(said)
     if "args" in found:
-        found["args"] = outline(arguments)
+        found["args"] = outline_arguments(arguments)
     if "error" in found:
-        found["error"] = _without_values(found["error"], secrets)
+        found["error"] = _redact_message(found["error"], secrets)
     if "context" in found:
-        found["context"] = {**found["context"], "askedAs": short(found["context"]["askedAs"])}
+        found["context"] = {**found["context"], "askedAs": shorten(found["context"]["askedAs"])}
     if "verb" in found:
-        found["verb"] = short(found["verb"])
+        found["verb"] = shorten(found["verb"])
     if "payload" in found:
-        found["payload"] = _redacted_payload(found["payload"], arguments, secrets)
+        found["payload"] = _redact_payload(found["payload"], arguments, secrets)
     return found
 
 
-def _redacted_payload(
+def _redact_payload(
     payload: Mapping[str, Any], arguments: Mapping[str, Any], secrets: Any
 ) -> dict[str, Any]:
-    found = {**payload, "tool": short(payload["tool"])}
+    found = {**payload, "tool": shorten(payload["tool"])}
     if "arguments" in found:
-        found["arguments"] = outline(arguments)
+        found["arguments"] = outline_arguments(arguments)
     if "error" in found:
-        found["error"] = _without_values(found["error"], secrets)
+        found["error"] = _redact_message(found["error"], secrets)
     return found
 
 
-def _without_values(error: Mapping[str, Any], secrets: Any) -> dict[str, Any]:
-    return {**error, "message": message_without_values(error["message"], secrets)}
+def _redact_message(error: Mapping[str, Any], secrets: Any) -> dict[str, Any]:
+    return {**error, "message": redact_message(error["message"], secrets)}

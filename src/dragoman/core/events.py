@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from dragoman.core.call import Call, Note, Result
+from dragoman.core.call import Call, LogMessage, Result
 from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
 
@@ -176,7 +176,7 @@ class ServerLogged(Event):
     own connection it came on, or None for the connection that all clients share."""
 
     server: str
-    note: Note
+    note: LogMessage
     client: str | None
 
 

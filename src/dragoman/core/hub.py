@@ -14,19 +14,19 @@ from dragoman.core.call import (
     MessageOrigin,
     Result,
     Updates,
-    Wanted,
-    discard,
-    nothing,
+    WantedUpdates,
+    discard_update,
+    empty_mapping,
 )
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.fast_dataclass import record
 from dragoman.core.kept_results import KeptResult, KeptResults
-from dragoman.core.pipeline import Stage, compose
+from dragoman.core.pipeline import Stage, build_pipeline
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
 from dragoman.core.principal import Principal
-from dragoman.core.resource_owner import Owners
+from dragoman.core.resource_owner import ResourceOwners
 from dragoman.core.startup import Startup
 from dragoman.core.tool import (
     COMPLETION,
@@ -39,21 +39,21 @@ from dragoman.core.tool import (
     Nowhere,
     Target,
     Tool,
-    anything,
-    tool_nowhere,
-    unknown,
+    accept_anything,
+    build_missing_tool,
+    build_unknown_tool,
 )
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.core.trace import Carried
+from dragoman.core.trace import TraceContext
 from dragoman.core.unlisted_resources import (
     LINK,
     LINKING,
-    Mentions,
-    address_in,
-    can_be_followed,
+    ReturnedUris,
+    build_own_uri,
+    can_be_subscribed,
+    find_uri,
     has_resources,
-    own_address,
-    with_address,
+    replace_uri,
 )
 
 _NO_NAMES: frozenset[str] = frozenset()
@@ -72,16 +72,16 @@ class CallOptions:
     view: View
     """The tools that this entry point offers."""
     kind: str = TOOL
-    carried: Carried | None = None
+    trace_context: TraceContext | None = None
     """What the request brought of a trace."""
     meta: Mapping[str, Any] | None = None
     session: str | None = None
     message: MessageOrigin | None = None
-    updates: Updates = discard
-    wanted: Wanted = NO_UPDATES
+    updates: Updates = discard_update
+    wanted_updates: WantedUpdates = NO_UPDATES
     client: str = ""
     revision: str = ""
-    features: Mapping[str, Any] = field(default_factory=nothing)
+    features: Mapping[str, Any] = field(default_factory=empty_mapping)
     answers: Mapping[str, Any] | None = None
     handle: str | None = None
 
@@ -92,7 +92,7 @@ class Hub:
         catalogs: Mapping[str, Catalog],
         bus: Bus,
         stages: Sequence[Stage],
-        chains: Chains,
+        chains: CallChains,
         authorizer: Authorizer,
         *,
         results: KeptResults | None = None,
@@ -115,10 +115,10 @@ class Hub:
         self.startup = startup
         self.refresher = refresher
         self.visibility = visibility
-        self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
+        self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
-        self._mentions = Mentions()
-        self._road = compose(stages, self._run)
+        self._mentions = ReturnedUris()
+        self._pipeline = build_pipeline(stages, self._run)
 
     async def call(
         self, caller: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
@@ -129,11 +129,13 @@ class Hub:
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
             tool = await self._find_late(caller, name, view, kind)
-        trace = self.chains.trace(caller, tool.name, tool.target.name, options.carried, handle)
+        trace = self.chains.start_trace(
+            caller, tool.name, tool.target.name, options.trace_context, handle
+        )
         call = Call(
-            caller=caller,
+            principal=caller,
             tool=tool,
-            asked_as=name,
+            requested_name=name,
             arguments=arguments,
             trace=trace,
             door=options.door,
@@ -141,7 +143,7 @@ class Hub:
             session=options.session,
             message=options.message,
             updates=options.updates,
-            wanted=options.wanted,
+            wanted_updates=options.wanted_updates,
             client=options.client,
             revision=options.revision,
             features=options.features,
@@ -149,7 +151,7 @@ class Hub:
             handle=handle,
         )
         try:
-            return tool, await self._road(call)
+            return tool, await self._pipeline(call)
         except HubError as error:
             error.trace = trace.id
             raise
@@ -164,19 +166,19 @@ class Hub:
             raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
         for block in result.content:
             if isinstance(block, dict) and block.get("type") in LINKING:
-                return self._with_links(call, result)
+                return self._rewrite_links(call, result)
         return result
 
     async def _find_late(self, caller: Principal, name: str, view: View, kind: str) -> Tool:
         """What a name that leads nowhere stands for to this caller, once targets that start have
         started, and lists that are old were read again."""
-        tool = self.find_for(caller, name, view, kind)
+        tool = self.find_visible(caller, name, view, kind)
         if self.startup is not None and _is_unknown(tool):
             tool = await self._find_starting(self.startup, caller, name, view, kind)
         if self.refresher is None or not _is_unknown(tool):
             return tool
         again = await self.refresher.refresh_for(name, kind)
-        return self.find_for(caller, name, view, kind) if again else tool
+        return self.find_visible(caller, name, view, kind) if again else tool
 
     async def _find_starting(
         self, startup: Startup, caller: Principal, name: str, view: View, kind: str
@@ -188,7 +190,7 @@ class Hub:
             return not _is_unknown(self.find(name, view, kind))
 
         await startup.wait_for(is_known, self.catalogs.values())
-        tool = self.find_for(caller, name, view, kind)
+        tool = self.find_visible(caller, name, view, kind)
         absent = startup.find_absent(name) if _is_unknown(tool) else None
         if absent is None:
             return tool
@@ -196,16 +198,16 @@ class Hub:
         guess = Tool(
             name=f"{target.name}.{name}", alias=name, remote_name=name, kind=kind, target=target
         )
-        if not self.authorizer.lists(caller, guess):
+        if not self.authorizer.can_list(caller, guess):
             return tool
         await startup.try_now(target)
-        tool = self.find_for(caller, name, view, kind)
+        tool = self.find_visible(caller, name, view, kind)
         if not _is_unknown(tool):
             return tool
         absent = startup.find_absent(name)  # or it is there, and has no such thing
-        return tool_nowhere(name, absent[1], kind) if absent is not None else tool
+        return build_missing_tool(name, absent[1], kind) if absent is not None else tool
 
-    def tools(
+    def list_tools(
         self,
         caller: Principal,
         view: View,
@@ -215,88 +217,95 @@ class Hub:
     ) -> list[Tool]:
         """What `caller` may see of `view` by that door, in the order of the names, but for what is
         `hidden`: unless it is said, what there is for single clients alone."""
-        sees = self.authorizer.sees
+        sees = self.authorizer.can_see
         if hidden is None:
-            hidden = self.own_names(kind)
+            hidden = self.list_client_only_names(kind)
         return [
             tool
-            for tool in self.catalogs[kind].tools()
+            for tool in self.catalogs[kind].list_tools()
             if (view is EVERYTHING or view.includes(tool))
             and tool.name not in hidden
             and sees(caller, tool, door)
         ]
 
-    def own_names(self, kind: str) -> frozenset[str]:
+    def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Canonical names of what there is for single clients alone."""
-        return self.visibility.own_names(kind) if self.visibility is not None else _NO_NAMES
+        return (
+            self.visibility.list_client_only_names(kind)
+            if self.visibility is not None
+            else _NO_NAMES
+        )
 
-    def may_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
+    def can_act_on_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
         """Whether the policies permit `action` on a task of the caller's own, made by calling what
         is called so. Of what is not there any more there is nothing to judge: whose the task is
         decides then."""
         tool = self.find(name, view)
         if isinstance(tool.target, Nowhere):
             return True
-        return self.authorizer.may(caller, action, tool, owner=True).allowed
+        return self.authorizer.decide_action(caller, action, tool, owner=True).allowed
 
-    def find_for(self, caller: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
+    def find_visible(self, caller: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
         """The same as `find`, for one to whom a name stands for nothing that it may not list."""
         tool = self.find(name, view, kind)
         target = tool.target
         if not isinstance(target, Nowhere) or not target.stands_for:
             return tool
-        known = any(self.authorizer.lists(caller, one) for one in target.stands_for)
-        return tool if known else unknown(name, kind)
+        known = any(self.authorizer.can_list(caller, one) for one in target.stands_for)
+        return tool if known else build_unknown_tool(name, kind)
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
         """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
         if kind == TOOL:  # as most are
             catalog = self.catalog
             return catalog.find(name) if view is EVERYTHING else catalog.find_within(name, view)
-        tool = self._other(name, view, kind)
-        return tool if tool.kind == kind else replace(tool, kind=kind, validate=anything)
+        tool = self._find_other_kind(name, view, kind)
+        return tool if tool.kind == kind else replace(tool, kind=kind, validate=accept_anything)
 
-    def _in(self, kind: str, name: str, view: View) -> Tool:
+    def _find_in(self, kind: str, name: str, view: View) -> Tool:
         catalog = self.catalogs[kind]
         return catalog.find(name) if view is EVERYTHING else catalog.find_within(name, view)
 
-    def _other(self, name: str, view: View, kind: str) -> Tool:
+    def _find_other_kind(self, name: str, view: View, kind: str) -> Tool:
         if kind == COMPLETION:
-            prompt, template = self._in(PROMPT, name, view), self._in(TEMPLATE, name, view)
+            prompt, template = (
+                self._find_in(PROMPT, name, view),
+                self._find_in(TEMPLATE, name, view),
+            )
             is_address = ":" in name or not _is_unknown(template)
             return template if isinstance(prompt.target, Nowhere) and is_address else prompt
         if kind not in (RESOURCE, SUBSCRIPTION):
-            return self._in(kind, name, view)
+            return self._find_in(kind, name, view)
         if name.startswith(kept_results.PREFIX):  # the hub's own: no server is asked for such
-            return self._kept_result(name, view, kind)
-        tool = self._in(RESOURCE, name, view)
+            return self._find_kept_result(name, view, kind)
+        tool = self._find_in(RESOURCE, name, view)
         if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
-            unlisted = self._unlisted(name, kind)
+            unlisted = self._find_unlisted(name, kind)
             if unlisted is not None and (view is EVERYTHING or view.includes(unlisted)):
                 return unlisted
         return tool
 
-    def _kept_result(self, uri: str, view: View, kind: str) -> Tool:
+    def _find_kept_result(self, uri: str, view: View, kind: str) -> Tool:
         if self.results is None or kind == SUBSCRIPTION:
-            return unknown(uri, kind)
+            return build_unknown_tool(uri, kind)
         tool = self.results.find(uri)
         if isinstance(tool.target, KeptResult) and not view.includes(tool.target.origin):
-            return unknown(uri, kind)
+            return build_unknown_tool(uri, kind)
         return tool
 
     # --- resources that no list has ------------------------------------------------------------
 
-    def _unlisted(self, uri: str, kind: str) -> Tool | None:
+    def _find_unlisted(self, uri: str, kind: str) -> Tool | None:
         """A resource need not be listed to be read: a template may have led to it, a tool may name
         it, a result may have had a link to it. Nor need it be listed, or readable, to be followed.
         """
-        is_able = can_be_followed if kind == SUBSCRIPTION else has_resources
-        found = self._owners().of(uri, self._mentions.owner(uri), is_able)
+        is_able = can_be_subscribed if kind == SUBSCRIPTION else has_resources
+        found = self._get_owners().find_owner(uri, self._mentions.find_owner(uri), is_able)
         if found is None:
             return None
         target, remote = found
         name = f"{target.name}.{remote}"
-        claimed = self.catalogs[RESOURCE].claims.owner(RESOURCE, uri)
+        claimed = self.catalogs[RESOURCE].claims.find_owner(RESOURCE, uri)
         if claimed is not None and claimed != name:
             return None  # another's, though that is away
         listed = self.catalogs[RESOURCE].find(name)  # by an address that names its server
@@ -304,22 +313,25 @@ class Hub:
             return listed
         return Tool(name=name, alias=uri, remote_name=remote, kind=RESOURCE, target=target)
 
-    def _owners(self) -> Owners:
+    def _get_owners(self) -> ResourceOwners:
         version = tuple(catalog.version for catalog in self.catalogs.values())
         if self._owners_at[0] != version:
             templates, resources = self.catalogs[TEMPLATE], self.catalogs[RESOURCE]
-            listing = [tool.target for tool in resources.targets()]
-            others = [one.target for each in self.catalogs.values() for one in each.targets()]
-            tools = [tool for tool in self.catalog.tools() if tool.resources]
-            self._owners_at = version, Owners(templates.tools(), listing, others, tools)
+            listing = [tool.target for tool in resources.list_targets()]
+            others = [one.target for each in self.catalogs.values() for one in each.list_targets()]
+            tools = [tool for tool in self.catalog.list_tools() if tool.resources]
+            self._owners_at = (
+                version,
+                ResourceOwners(templates.list_tools(), listing, others, tools),
+            )
         return self._owners_at[1]
 
-    def readable_address(self, target: Target, uri: str) -> str:
+    def find_readable_uri(self, target: Target, uri: str) -> str:
         """The address under which callers can read what `target` calls `uri`: the same, unless
         that is another's."""
         if self._leads_to(uri, target):
             return uri
-        own = own_address(target.name, uri)
+        own = build_own_uri(target.name, uri)
         return own if self._leads_to(own, target) else f"{target.name}.{uri}"
 
     def _leads_to(self, uri: str, target: Target) -> bool:
@@ -328,26 +340,26 @@ class Hub:
             return any(one.target.name == target.name for one in found.stands_for)
         return found.name == target.name
 
-    def _with_links(self, call: Call, result: Result) -> Result:
+    def _rewrite_links(self, call: Call, result: Result) -> Result:
         """Remembers the addresses that a server returned, and has links lead to that server."""
         tool, content = call.tool, list(result.content)
         for place, block in enumerate(content):
-            uri = address_in(block)
+            uri = find_uri(block)
             if not uri:
                 continue
             shown = uri
             if tool.kind == RESOURCE and uri == tool.remote_name:
-                shown = call.asked_as
+                shown = call.requested_name
             elif has_resources(tool.target):
-                self._mention(tool.target, uri)
+                self._remember_uri(tool.target, uri)
                 if block["type"] == LINK:
-                    shown = self.readable_address(tool.target, uri)
+                    shown = self.find_readable_uri(tool.target, uri)
             if shown != uri:
-                content[place] = with_address(block, shown)
+                content[place] = replace_uri(block, shown)
         return replace(result, content=content)
 
-    def _mention(self, target: Target, uri: str) -> None:
-        owner = self._mentions.owner(uri)
-        if owner is not None and self._owners().find(owner) is None:
+    def _remember_uri(self, target: Target, uri: str) -> None:
+        owner = self._mentions.find_owner(uri)
+        if owner is not None and self._get_owners().find_target(owner) is None:
             self._mentions.forget(owner)  # that server is gone
         self._mentions.add(target.name, uri)

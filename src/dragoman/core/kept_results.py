@@ -18,7 +18,7 @@ from time import monotonic
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.principal import Principal
-from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, Tool, tool_nowhere
+from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, Tool, build_missing_tool
 from dragoman.core.urls import parse_query
 
 PREFIX = "dragoman://results/"
@@ -54,8 +54,8 @@ class KeptResult:
 
     async def run(self, call: Call) -> Result:
         kept, uri = self._kept, call.tool.remote_name
-        if call.caller != kept.owner:
-            raise _nothing_there(uri)
+        if call.principal != kept.owner:
+            raise _build_not_found(uri)
         begin, end = _parse_range(uri)
         text = kept.text[begin:end] if (begin, end) != (0, None) else kept.text
         resource = {
@@ -92,7 +92,7 @@ class KeptResults:
 
     def keep(self, call: Call, text: str, mime_type: str) -> str | None:
         """The address at which the caller can read `text`; None where there is no room for it."""
-        size, owner = sys.getsizeof(text), call.caller
+        size, owner = sys.getsizeof(text), call.principal
         if size > self._bytes // 2:
             return None
         self._forget_expired()
@@ -112,7 +112,7 @@ class KeptResults:
         id = uri.removeprefix(PREFIX).partition("?")[0]
         kept = self._kept.get(id)
         if kept is None or kept.until <= self._clock():
-            return tool_nowhere(uri, _nothing_there(uri), RESOURCE)
+            return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
         return Tool(
             name=f"{KeptResult.name}.{kept.origin.name}",
             alias=uri,
@@ -122,7 +122,7 @@ class KeptResults:
             target=KeptResult(kept),
         )
 
-    def end_callers(self, why_ended: Callable[[Principal], str | None]) -> None:
+    def end_principals(self, why_ended: Callable[[Principal], str | None]) -> None:
         """Forgets what belongs to callers whose access has ended."""
         for owner in [one for one in self._sizes if why_ended(one)]:
             while owner in self._sizes:
@@ -154,16 +154,16 @@ class KeptResults:
         """Memory is given back even where nobody calls any more."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.seconds + 0.01, self._look)
+            self._timer = loop.call_later(self.seconds + 0.01, self._forget_due)
 
-    def _look(self) -> None:
+    def _forget_due(self) -> None:
         self._timer = None
         self._forget_expired()
         if self._kept:
             self._watch()
 
 
-def _nothing_there(uri: str) -> NotFound:
+def _build_not_found(uri: str) -> NotFound:
     return NotFound(
         f'there is no resource "{uri[:200]}": a result is kept for a few minutes only, and for the '
         "caller whose call it came of; call the tool again"

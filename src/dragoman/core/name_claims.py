@@ -33,7 +33,7 @@ class NameStore(Protocol):
     def release_names(self, target: str) -> None: ...
 
 
-class Claims:
+class NameClaims:
     def __init__(
         self,
         store: NameStore | None = None,
@@ -58,7 +58,7 @@ class Claims:
             self._readable = False
             log.error("listed names belong to nobody: %s", error)
 
-    def owner(self, kind: str, name: str) -> str | None:
+    def find_owner(self, kind: str, name: str) -> str | None:
         """The canonical name of the tool that `name` belongs to; None where nobody has claimed
         it."""
         return self._owners.get(kind, {}).get(name)
@@ -73,7 +73,7 @@ class Claims:
         for tool in tools:
             free = [
                 name
-                for name in aliases(tool)
+                for name in list_aliases(tool)
                 if name not in owners
                 and name != tool.name
                 and ("." not in name or _is_own(name, target, namespaces))
@@ -119,7 +119,7 @@ class Claims:
             self.release(target)
 
 
-def aliases(tool: Tool) -> set[str]:
+def list_aliases(tool: Tool) -> set[str]:
     """What it is called beside its canonical name."""
     return {tool.alias, *tool.other_names.values()}
 

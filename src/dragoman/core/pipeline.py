@@ -14,7 +14,7 @@ class Stage(Protocol):
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]: ...
 
 
-def compose(stages: Sequence[Stage], end: Next) -> Next:
+def build_pipeline(stages: Sequence[Stage], end: Next) -> Next:
     """The stages around `end`, the first one outermost."""
     for stage in reversed(stages):
         end = _before(stage.__call__, end)

@@ -11,7 +11,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import Validator
 
 if TYPE_CHECKING:
-    from dragoman.core.call import Call, Question, Refusal
+    from dragoman.core.call import AnswerError, Call, Question
     from dragoman.core.tasks import Entry
     from dragoman.core.tool import Tool
 
@@ -62,16 +62,16 @@ class Authorizer(Protocol):
     def decide(self, call: Call) -> Decision:
         """Whether the call may be made: `mcp_call`, or `a2a_invoke` for an agent of others."""
 
-    def lists(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, caller: Principal, tool: Tool) -> bool:
         """Whether `list` is permitted, which alone does not make it listed."""
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
         """Whether it is listed: `list` and the call, as a first one by that door, are permitted."""
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         """The same for all callers to whom all decisions on calls and lists are the same."""
 
-    def may(
+    def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         """Of the other actions; without a tool, on the hub as a whole. `owner`: whether a task is
@@ -81,7 +81,7 @@ class Authorizer(Protocol):
 class Viewer(NamedTuple):
     """Who asks for a list, as far as it decides what targets list to it."""
 
-    caller: Principal
+    principal: Principal
     client: str
     door: str
     revision: str
@@ -95,10 +95,10 @@ class ListVisibility(Protocol):
         """What to wait for, for a bounded time, before that list is given to somebody; None where
         all is known."""
 
-    def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
+    def list_hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         """Canonical names that are not listed to `viewer`."""
 
-    def own_names(self, kind: str) -> frozenset[str]:
+    def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Canonical names that are there for single clients alone."""
 
 
@@ -172,7 +172,7 @@ class TaskStore(Protocol):
     def load(self) -> list[StoredTask]:
         """All of them, the oldest first."""
 
-    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+    def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         """Those behind number `after`, in order; at least the next one, and no more than about
         `most` bytes of them."""
 
@@ -248,7 +248,7 @@ class PinStore(Protocol):
     def load(self, target: str | None) -> list[Pin]:
         """Those of a target; None: of all, in the order of their names."""
 
-    def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
+    def load_bodies(self, pin: Pin) -> tuple[bytes, bytes]:
         """What the approved one says and what the held one does; empty where there is none."""
 
     def save(
@@ -260,10 +260,10 @@ class PinStore(Protocol):
         """All or none, and kept when this returns. What a pin holds no longer is dropped.
         `listed` is a target that has given its first list of a kind."""
 
-    def listed(self, target: str) -> set[str]:
+    def load_listed_kinds(self, target: str) -> set[str]:
         """The kinds of which it has given a list."""
 
-    def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
+    def load_decisions(self, pin: Pin, most: int) -> list[PinDecision]:
         """The newest first."""
 
     def forget(self, target: str, decision: PinDecision) -> None:
@@ -278,7 +278,7 @@ class ClientAsker(Protocol):
 
     async def ask_client(
         self, client: str, question: Question, seconds: float
-    ) -> Mapping[str, Any] | Refusal | None:
+    ) -> Mapping[str, Any] | AnswerError | None:
         """What the client answers; None if it does not."""
 
 

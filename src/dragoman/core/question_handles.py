@@ -28,7 +28,7 @@ MAX_USED = 20_000
 MAX_QUESTIONS = 16
 
 
-class Handles:
+class QuestionHandles:
     def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time) -> None:
         self._key = hmac.digest(key, b"handles of questions", "sha256")
         self._seconds = seconds
@@ -55,15 +55,15 @@ class Handles:
             id, _, sealed = handle[:MAX_HANDLE].rpartition(".")
             raw = base64.b64decode(sealed, b"-_", validate=True)
         except (binascii.Error, ValueError):
-            raise _not_yours() from None
+            raise _build_invalid_handle() from None
         mac, body = raw[:32], raw[32:]
         if not hmac.compare_digest(mac, self._mac(call, id, body)):
-            raise _not_yours()
+            raise _build_invalid_handle()
         nonce, expiry, state = json.loads(body)
         now = self._clock()
         if now > expiry:
             raise InvalidInput("the question was not answered in time; begin the call again")
-        used = self._used.setdefault(call.caller, OrderedDict())
+        used = self._used.setdefault(call.principal, OrderedDict())
         while used and next(iter(used.values())) < now:
             used.popitem(last=False)
         if nonce in used:
@@ -76,14 +76,14 @@ class Handles:
         return str(state)
 
     def _mac(self, call: Call, id: str, body: bytes) -> bytes:
-        caller = call.caller
+        caller = call.principal
         bound = [id, caller.kind, caller.org, caller.id, call.tool.kind, call.tool.name]
         arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
         bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
         return hmac.digest(self._key, json.dumps(bound).encode() + b"\n" + body, "sha256")
 
 
-def _not_yours() -> InvalidInput:
+def _build_invalid_handle() -> InvalidInput:
     return InvalidInput(
         "the handle of the question is none that was given to this caller for this call; "
         "begin the call again"
@@ -110,13 +110,13 @@ def can_answer(kind: str, features: Mapping[str, Any]) -> bool:
     return "form" in elicitation or "url" not in elicitation  # bare means forms
 
 
-def unanswerable(questions: Mapping[str, Question], call: Call) -> NeedsInput | None:
+def build_needs_input(questions: Mapping[str, Question], call: Call) -> NeedsInput | None:
     """The error for a caller who cannot be asked one of these."""
     missing: dict[str, Any] = {}
     words = []
     for question in questions.values():
         if not can_answer(question.kind, call.features):
-            words.append(question.words)
+            words.append(question.text)
             for feature, needed in NEEDS[question.kind].items():
                 missing[feature] = {**missing.get(feature, {}), **needed}
     if not missing:

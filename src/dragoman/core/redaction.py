@@ -25,7 +25,7 @@ TELLING = 12
 """So many characters of a value are enough to know it again where it was cut short."""
 
 
-def short(text: str, most: int = MAX_NAME) -> str:
+def shorten(text: str, most: int = MAX_NAME) -> str:
     """Names come from callers: bounded, and such that it can be stored."""
     if len(text) > most:
         text = text[: most - 1] + "…"
@@ -45,21 +45,21 @@ def list_secrets(call: Call) -> Any:
     and the names it goes by where these are addresses."""
     if call.tool.kind in (TOOL, PROMPT):
         return call.arguments
-    return [call.arguments, call.asked_as, call.tool.name, call.tool.remote_name]
+    return [call.arguments, call.requested_name, call.tool.name, call.tool.remote_name]
 
 
-def outline(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def outline_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The names of arguments, at most `MAX_OUTLINED`, with the type and the size of each."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         if len(found) >= MAX_OUTLINED:
             found["…"] = {"type": "more", "size": len(arguments) - MAX_OUTLINED}
             break
-        found[short(str(name))] = _sized(value)
+        found[shorten(str(name))] = _render_size(value)
     return found
 
 
-def _sized(value: Any) -> dict[str, Any]:
+def _render_size(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"type": "string", "size": len(value)}
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def _sized(value: Any) -> dict[str, Any]:
     return {"type": "number"}
 
 
-def numbers(usage: Any) -> dict[str, int | float]:
+def select_numbers(usage: Any) -> dict[str, int | float]:
     """Of what a far side says it used, the numbers, so many and so large as can be kept."""
     if not isinstance(usage, Mapping):
         return {}
@@ -80,27 +80,27 @@ def numbers(usage: Any) -> dict[str, int | float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if -LARGEST <= value <= LARGEST and len(found) < MAX_NUMBERS:
-            found[short(str(name))] = value
+            found[shorten(str(name))] = value
     return found
 
 
-def message_without_values(message: str, arguments: Any) -> str:
+def redact_message(message: str, arguments: Any) -> str:
     """`message`, and three dots where it says what an argument said; cut short."""
     if len(message) > MAX_SEARCHED:
         return f"(not kept: a message of {len(message)} characters)"
     values: set[str | int | float] = set()
-    for value in _values(arguments):
+    for value in _list_values(arguments):
         if len(values) >= MAX_VALUES:
             return "(not kept: too many arguments to look for in it)"
         values.add(value)
-    forms = {form for value in values for form in _written(value)}
+    forms = {form for value in values for form in _list_spellings(value)}
     for form in sorted(forms, key=len, reverse=True):
-        message = _without(message, form)
+        message = _remove(message, form)
     message = message.encode("utf-8", "replace").decode()
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 
 
-def _values(value: Any) -> Iterator[str | int | float]:
+def _list_values(value: Any) -> Iterator[str | int | float]:
     """Every text and number in the arguments, without recursion: callers choose the depth."""
     left = [value]
     while left:
@@ -113,7 +113,7 @@ def _values(value: Any) -> Iterator[str | int | float]:
             yield value
 
 
-def _written(value: str | int | float) -> Iterator[str]:
+def _list_spellings(value: str | int | float) -> Iterator[str]:
     """The ways a value is likely to be written in a message."""
     if not isinstance(value, str):
         yield repr(value)
@@ -124,7 +124,7 @@ def _written(value: str | int | float) -> Iterator[str]:
     yield repr(value)[1:-1]
 
 
-def _without(message: str, form: str) -> str:
+def _remove(message: str, form: str) -> str:
     if form[:TELLING] not in message:
         return message  # as nearly always: an expression costs a hundred times more
     if len(form) < TELLING:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from dragoman.core.tool import Target, Tool
-from dragoman.core.unlisted_resources import MAX_URI, has_resources, inner_address
+from dragoman.core.unlisted_resources import MAX_URI, has_resources, parse_own_uri
 
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ACROSS = frozenset("+#/?&;")
@@ -19,10 +19,10 @@ _ACROSS = frozenset("+#/?&;")
 
 def matches(template: str, uri: str) -> bool:
     """Whether `uri` is an expansion of `template`."""
-    return len(uri) <= MAX_URI and _fits(*_parts(template), uri)
+    return len(uri) <= MAX_URI and _matches_parts(*_split_template(template), uri)
 
 
-class Owners:
+class ResourceOwners:
     """Whose an address is. Made once of what is offered: reading a template takes longer than all
     the rest."""
 
@@ -35,7 +35,7 @@ class Owners:
     ) -> None:
         """`listing` are the servers that list resources, `others` all of them, and `tools` may
         name resources that belong to them."""
-        read = [(tool, *_parts(tool.alias)) for tool in templates]
+        read = [(tool, *_split_template(tool.alias)) for tool in templates]
         weighed = [(sum(map(len, one[1])), *one) for one in read]
         self._templates = sorted(weighed, key=lambda one: -one[0])
         self._listing = {target.name: target for target in listing}
@@ -45,7 +45,7 @@ class Owners:
             for uri in tool.resources:
                 self._declared.setdefault(uri, {})[tool.target.name] = tool.target
 
-    def of(
+    def find_owner(
         self,
         uri: str,
         mentioned_by: str | None = None,
@@ -63,15 +63,15 @@ class Owners:
             return None
         able = {name: one for name, one in self._all.items() if is_able(one)}
         able |= self._listing
-        named = [one for one in able.values() if inner_address(one.name, uri)]
+        named = [one for one in able.values() if parse_own_uri(one.name, uri)]
         if len(named) == 1:
-            return named[0], inner_address(named[0].name, uri)
+            return named[0], parse_own_uri(named[0].name, uri)
         best: tuple[int, Target, str] | None = None
         for weight, tool, literals, operators in self._templates:
             if best is not None and weight < best[0]:
                 break
-            for inner in (uri, inner_address(tool.target.name, uri)):
-                if _fits(literals, operators, inner):
+            for inner in (uri, parse_own_uri(tool.target.name, uri)):
+                if _matches_parts(literals, operators, inner):
                     if best is not None and best[1] is not tool.target:
                         return None
                     best = best or (weight, tool.target, inner)
@@ -85,16 +85,16 @@ class Owners:
             found = self._listing or able
         return (next(iter(found.values())), uri) if len(found) == 1 else None
 
-    def find(self, name: str) -> Target | None:
+    def find_target(self, name: str) -> Target | None:
         return self._all.get(name)
 
 
-def _parts(template: str) -> tuple[list[str], list[str]]:
+def _split_template(template: str) -> tuple[list[str], list[str]]:
     pieces = _EXPRESSION.split(template)
     return pieces[::2], pieces[1::2]
 
 
-def _fits(literals: list[str], operators: list[str], uri: str) -> bool:
+def _matches_parts(literals: list[str], operators: list[str], uri: str) -> bool:
     if not uri.startswith(literals[0]):
         return False
     if not operators:
@@ -102,12 +102,12 @@ def _fits(literals: list[str], operators: list[str], uri: str) -> bool:
     at = len(literals[0])
     for operator, literal in zip(operators[:-1], literals[1:-1], strict=True):
         found = uri.find(literal, at)
-        if found < 0 or not _expands(uri[at:found], operator):
+        if found < 0 or not _can_expand_to(uri[at:found], operator):
             return False
         at = found + len(literal)
     end = len(uri) - len(literals[-1])
-    return end >= at and uri.endswith(literals[-1]) and _expands(uri[at:end], operators[-1])
+    return end >= at and uri.endswith(literals[-1]) and _can_expand_to(uri[at:end], operators[-1])
 
 
-def _expands(text: str, operator: str) -> bool:
+def _can_expand_to(text: str, operator: str) -> bool:
     return operator in _ACROSS or ("/" not in text and text != "")

@@ -161,7 +161,7 @@ class StoredTasks:
             if task.finished:
                 self._note_end(owned, task)
                 continue
-            task.restore(self._store.entries(task.key))
+            task.restore(self._store.load_entries(task.key))
             if task.state not in WAITS or stored.about.get("handle"):
                 interrupted.append(task)  # a handle is good for the hub that sealed it alone
         for task in interrupted:
@@ -201,7 +201,7 @@ class StoredTasks:
         owned = self._of.get(owner)
         return reversed(owned.tasks.values()) if owned is not None else iter(())
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for owner, owned in list(self._of.items()):
             if why := why_ended(owner):
                 for task in [one for one in owned.tasks.values() if not one.finished]:
@@ -220,7 +220,7 @@ class StoredTasks:
         return len(self._dirty)
 
     def stored(self, task: LoggedTask, after: int = 0, most: int | None = None) -> list[Entry]:
-        return self._store.entries(task.key, after, most)
+        return self._store.load_entries(task.key, after, most)
 
     # --- keeping -------------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ from typing import Any
 from dragoman.core.access import WhyEnded
 from dragoman.core.call import (
     Artifact,
-    Lasting,
-    Note,
+    LogMessage,
     Progress,
     Question,
     Result,
+    TaskStarted,
     Update,
     Updates,
-    discard,
+    discard_update,
 )
 from dragoman.core.errors import BadReply, HubError, InvalidInput, NotFound, Overloaded
 from dragoman.core.fast_dataclass import record
@@ -207,7 +207,7 @@ class Task:
         self._move(state, message)
         if waiting and work is not None and handle is not None:
             # Nothing runs here, but the far side waits.
-            giving_up = _give_up(work(discard, None, handle))
+            giving_up = _give_up(work(discard_update, None, handle))
             self._running = asyncio.get_running_loop().create_task(giving_up)
         elif running is not None:
             running.cancel(why or None)
@@ -276,7 +276,7 @@ class Task:
             self._asked[name] = theirs
             self.questions[name] = question
         self.asked = asked
-        self._wait("; ".join(one.words for one in self.questions.values()))
+        self._wait("; ".join(one.text for one in self.questions.values()))
         for name, question in list(self.questions.items()):
             if question.withdrawn is not None:
                 question.withdrawn.add_done_callback(partial(self._withdraw, name))
@@ -285,9 +285,9 @@ class Task:
         self._move(INPUT_REQUIRED, words)
 
     def _update(self, update: Update) -> None:
-        if self.finished or isinstance(update, Note | Artifact):
+        if self.finished or isinstance(update, LogMessage | Artifact):
             return
-        if isinstance(update, Lasting):
+        if isinstance(update, TaskStarted):
             self.lasting = True
         message = words_of(update)
         if message:
@@ -333,7 +333,7 @@ async def _give_up(call: Coroutine[Any, Any, Result]) -> None:
         log.exception("a question could not be given up")
 
 
-def words_of(update: Progress | Lasting) -> str:
+def words_of(update: Progress | TaskStarted) -> str:
     """What is told of the work, for people."""
     if update.message or not isinstance(update, Progress):
         return update.message or ""
@@ -376,7 +376,7 @@ class Tasks:
         """The oldest first."""
         return list(self._of.get(owner, {}).values())
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for owner, tasks in list(self._of.items()):
             if why := why_ended(owner):
                 for task in list(tasks.values()):

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from dragoman.core.call import Call, Result, nothing
+from dragoman.core.call import Call, Result, empty_mapping
 from dragoman.core.errors import HubError, NotFound, TimedOut
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
@@ -21,7 +21,7 @@ Validator = Callable[[Mapping[str, Any]], str | None]
 """Arguments in, the first thing wrong with them out, in words; None when they fit."""
 
 
-def anything(arguments: Mapping[str, Any]) -> str | None:
+def accept_anything(arguments: Mapping[str, Any]) -> str | None:
     """The validator of a tool that accepts any arguments."""
     return None
 
@@ -83,7 +83,7 @@ class TargetTraits:
     """Whether it has resources, listed or not."""
     announces_resources: bool = False
     """Whether it may announce changes of resources, even if it has none."""
-    extensions: Mapping[str, Any] = field(default_factory=nothing)
+    extensions: Mapping[str, Any] = field(default_factory=empty_mapping)
     """The protocol extensions that it declares, with their settings."""
     is_published: bool = True
     """Whether clients without a key may know of it."""
@@ -129,7 +129,7 @@ class Tool:
     events and the audit, whatever alias was used and however its target spells it."""
     alias: str
     """`mcp_{server}_{tool}`; a resource's own address. Leads to the tool that had it first."""
-    other_names: Mapping[str, str] = field(default_factory=nothing)
+    other_names: Mapping[str, str] = field(default_factory=empty_mapping)
     """What it is called in other styles of naming; each may be used to call it. `spelled` is the
     canonical name as its target spells it, where that is another."""
     kind: str = TOOL
@@ -138,7 +138,7 @@ class Tool:
     description: str = ""
     definition: Mapping[str, Any] = field(default_factory=dict)
     """Everything the far side said of it, faithful."""
-    validate: Validator = anything
+    validate: Validator = accept_anything
     agent: AgentFacts | None = None
     """Of an agent, which takes a message, works by judgement and may take its time."""
     bridged: Bridged | None = None
@@ -170,11 +170,11 @@ class Nowhere:
         raise copy(self.error)
 
 
-def unknown(asked_as: str, kind: str = TOOL) -> Tool:
-    return tool_nowhere(asked_as, NotFound(f'there is no {kind} "{asked_as[:200]}"'), kind)
+def build_unknown_tool(asked_as: str, kind: str = TOOL) -> Tool:
+    return build_missing_tool(asked_as, NotFound(f'there is no {kind} "{asked_as[:200]}"'), kind)
 
 
-def tool_nowhere(
+def build_missing_tool(
     asked_as: str, error: HubError, kind: str = TOOL, stands_for: Sequence[Tool] = ()
 ) -> Tool:
     target = Nowhere(error, stands_for)

@@ -22,11 +22,11 @@ name of the server before it: `mcp__dragoman__` in Claude Code, and in Cursor bo
 _PORTABLE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_PORTABLE}}}")
 
 
-def portable_names(usual: str, safe: str, canonical: str) -> dict[str, str]:
+def build_portable_names(usual: str, safe: str, canonical: str) -> dict[str, str]:
     """What a tool is called for clients that refuse dots and long names: its usual name (`usual`)
     where that will do, else one made from `safe`, which has no dots. `portable!` is its own
     whatever others are called."""
-    names = {"portable!": tell_apart(safe, canonical, MAX_PORTABLE)}
+    names = {"portable!": append_digest(safe, canonical, MAX_PORTABLE)}
     if not _PORTABLE.fullmatch(usual):
         names["portable"] = shorten(safe, MAX_PORTABLE, canonical)
     return names
@@ -38,7 +38,7 @@ def fold_name(name: str) -> str:
     A name with characters outside ASCII ends with its digest: names that consist of nothing else
     would all fold to the same underscores."""
     folded = _OTHER.sub("_", name.lower())
-    return folded if name.isascii() else f"{folded}_{digest_of(name)}"
+    return folded if name.isascii() else f"{folded}_{compute_digest(name)}"
 
 
 def fold_server_name(server: str) -> str:
@@ -49,23 +49,23 @@ def fold_server_name(server: str) -> str:
 def fold_id(id: str) -> str:
     """A canonical name, `target.tool`, with the part behind the target folded; idempotent."""
     target, dot, name = id.partition(".")
-    return identity_of(target, name) if dot else id
+    return build_identity(target, name) if dot else id
 
 
-def identity_of(target: str, name: str) -> str:
+def build_identity(target: str, name: str) -> str:
     """The canonical name of what `target` calls `name`."""
     return shorten(f"{target}.{fold_name(name)}")
 
 
 def shorten(name: str, most: int = MAX_NAME, original: str = "") -> str:
     """`name`, or its beginning with a digest where it is longer than `most`."""
-    return name if len(name) <= most else tell_apart(name, original or name, most)
+    return name if len(name) <= most else append_digest(name, original or name, most)
 
 
-def tell_apart(name: str, original: str, most: int = MAX_NAME) -> str:
+def append_digest(name: str, original: str, most: int = MAX_NAME) -> str:
     """`name` with a digest of `original` behind it, in at most `most` characters."""
-    return f"{name[: most - 9]}_{digest_of(original)}"
+    return f"{name[: most - 9]}_{compute_digest(original)}"
 
 
-def digest_of(text: str) -> str:
+def compute_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -38,7 +38,7 @@ _STATE = re.compile(r"[ -~]{1,512}")
 """Trace Context, 3.3.1.5: at least so much of it is to be passed on."""
 
 
-class Carried(NamedTuple):
+class TraceContext(NamedTuple):
     """What a request brought of a trace. Anybody can write anything there."""
 
     id: str
@@ -61,7 +61,7 @@ class Trace:
     """What is called."""
     origin: str = ""
     """Who began the chain, where that is somebody else than the caller."""
-    above: Any = None
+    parent: Any = None
     """What `Chains` knows of the call it was made for."""
     sign: Callable[[Trace], str] | None = None
     state: str = ""
@@ -73,9 +73,9 @@ class Trace:
     @property
     def labels(self) -> frozenset[str]:
         """Where what its chain has seen so far came from."""
-        return self.above.labels if self.above is not None else NO_LABELS
+        return self.parent.labels if self.parent is not None else NO_LABELS
 
-    def carried(self) -> dict[str, str]:
+    def build_context(self) -> dict[str, str]:
         """What goes with what leaves on behalf of this call, beside a message."""
         id = self.id
         found = {TRACE_ID: id, PARENT: f"00-{id}-{self.span or id[:16]}-01"}
@@ -85,9 +85,9 @@ class Trace:
             found[CHAIN] = self.sign(self)
         return found
 
-    def headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         """The same for a request over HTTP."""
-        return headers_of(self.carried())
+        return trace_headers(self.build_context())
 
 
 _HEADERS = dict(
@@ -99,14 +99,14 @@ _ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD = (name.encode() for name i
 HEADERS = frozenset(_HEADERS.values())
 
 
-def headers_of(beside: Mapping[str, Any]) -> dict[str, str]:
+def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """What of a trace stands beside a message that leaves, as headers for the same message."""
     return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
 
 
-def carried_in(
+def parse_trace(
     fields: Mapping[bytes, bytes], beside: Mapping[str, Any] | None = None
-) -> Carried | None:
+) -> TraceContext | None:
     """From the headers of a request and what came with its message, which counts more: it was
     written by whoever wrote that. But the hub's own words count, wherever they stand. None where
     there is nothing, as mostly."""
@@ -114,24 +114,24 @@ def carried_in(
     if beside:
         own = CHAIN in beside
         if own or ((PARENT in beside or TRACE_ID in beside) and not sent):
-            return _carried(*(beside.get(name) for name in MEMBERS))
+            return _parse(*(beside.get(name) for name in MEMBERS))
     if sent or _PARENT_FIELD in fields or _ID_FIELD in fields:
         id, parent, state, chain = (
             fields.get(name, b"").decode("latin-1")
             for name in (_ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD)
         )
-        return _carried(id, parent, state, chain)
+        return _parse(id, parent, state, chain)
     return None
 
 
-def _carried(id: Any, parent: Any, state: Any, chain: Any) -> Carried:
+def _parse(id: Any, parent: Any, state: Any, chain: Any) -> TraceContext:
     found = _PARENT.fullmatch(parent) if isinstance(parent, str) else None
     chain = chain if isinstance(chain, str) and len(chain) <= MAX_TOKEN else ""
     if found is not None and found[1].strip("0") and found[2].strip("0"):
         said = isinstance(state, str) and _STATE.fullmatch(state)
-        return Carried(found[1], found[2], chain, state if said else "")
+        return TraceContext(found[1], found[2], chain, state if said else "")
     own = _ID.fullmatch(id[:64].replace("-", "").lower()) if isinstance(id, str) else None
-    return Carried(own[0] if own is not None and own[0].strip("0") else "", "", chain)
+    return TraceContext(own[0] if own is not None and own[0].strip("0") else "", "", chain)
 
 
 def new_trace() -> Trace:

@@ -24,14 +24,14 @@ LINKING = frozenset({LINK, "resource"})
 """The types of content that have an address of a resource."""
 
 
-def own_address(target: str, uri: str) -> str:
+def build_own_uri(target: str, uri: str) -> str:
     """The address that is this server's alone, whatever addresses others have."""
     if uri.startswith(UI):
         return f"{UI}{_host(target)}{_UI_OWN}{uri[len(UI) :]}"
     return f"{target}.{uri}"
 
 
-def inner_address(target: str, uri: str) -> str:
+def parse_own_uri(target: str, uri: str) -> str:
     """What the server itself calls an address of the form that `own_address` makes, or `target.uri`
     in any case; empty for any other."""
     if uri.startswith(prefix := f"{UI}{_host(target)}{_UI_OWN}"):
@@ -39,10 +39,10 @@ def inner_address(target: str, uri: str) -> str:
     return uri[len(target) + 1 :] if uri.startswith(f"{target}.") else ""
 
 
-def listed_address(target: str, uri: str) -> str:
+def build_listed_uri(target: str, uri: str) -> str:
     """The address that a resource of this server is listed by: the server's own, unless that has
     the form in which the hub writes addresses of one server. None may take another's."""
-    return own_address(target, uri) if _UI_WRITTEN.match(uri) else uri
+    return build_own_uri(target, uri) if _UI_WRITTEN.match(uri) else uri
 
 
 def _host(target: str) -> str:
@@ -54,12 +54,12 @@ def has_resources(target: Target) -> bool:
     return target.traits.has_resources
 
 
-def can_be_followed(target: Target) -> bool:
+def can_be_subscribed(target: Target) -> bool:
     """Whether it can be asked to tell of changes of a resource at all."""
     return target.traits.has_resources or target.traits.announces_resources
 
 
-def address_in(block: Any) -> str:
+def find_uri(block: Any) -> str:
     """The address of a resource that a block of content has; empty for none. What is on the web
     everybody can fetch without a server."""
     if not isinstance(block, dict) or block.get("type") not in LINKING:
@@ -69,7 +69,7 @@ def address_in(block: Any) -> str:
     return uri if isinstance(uri, str) and len(uri) <= MAX_URI and not _is_web(uri) else ""
 
 
-def with_address(block: Mapping[str, Any], uri: str) -> Mapping[str, Any]:
+def replace_uri(block: Mapping[str, Any], uri: str) -> Mapping[str, Any]:
     """A block that has an address, with another one."""
     if block["type"] == LINK:
         return {**block, "uri": uri}
@@ -80,7 +80,7 @@ def _is_web(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
 
 
-class Mentions:
+class ReturnedUris:
     """The addresses that servers returned. An address is the server's that returned it first."""
 
     def __init__(self, most: int = MAX_MENTIONS) -> None:
@@ -88,7 +88,7 @@ class Mentions:
         self._owners: dict[str, str] = {}
         self._of: dict[str, OrderedDict[str, None]] = {}
 
-    def owner(self, uri: str) -> str | None:
+    def find_owner(self, uri: str) -> str | None:
         return self._owners.get(uri)
 
     def add(self, target: str, uri: str) -> None:

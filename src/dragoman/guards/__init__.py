@@ -8,20 +8,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dragoman.core.bus import Bus
-    from dragoman.core.call_chains import Chains
+    from dragoman.core.call_chains import CallChains
     from dragoman.core.kept_results import KeptResults
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog, Authorizer
-    from dragoman.core.question_handles import Handles
+    from dragoman.core.question_handles import QuestionHandles
     from dragoman.guards.config import Limits
 
 
-def standard(
+def build_stages(
     audit: AuditLog,
     bus: Bus,
     limits: Limits,
-    handles: Handles,
-    chains: Chains,
+    handles: QuestionHandles,
+    chains: CallChains,
     authorizer: Authorizer,
     kept: KeptResults,
 ) -> list[Stage]:
@@ -31,8 +31,8 @@ def standard(
     from dragoman.guards.authorize import Authorize
     from dragoman.guards.questions import Questions
     from dragoman.guards.recursion import Recursion
-    from dragoman.guards.timeout import Time
-    from dragoman.guards.truncate import Cut
+    from dragoman.guards.timeout import Timeout
+    from dragoman.guards.truncate import Truncate
     from dragoman.guards.validate import Validate
 
     return [
@@ -42,29 +42,29 @@ def standard(
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
         Questions(handles),  # before anything leaves; and what comes back may be a question
-        Cut(limits, kept),  # on the way back
-        Time(  # innermost: times the target, not the guards
+        Truncate(limits, kept),  # on the way back
+        Timeout(  # innermost: times the target, not the guards
             limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
         ),
     ]
 
 
 def apply_limits(
-    stages: Sequence[Stage], chains: Chains, kept: KeptResults, limits: Limits
+    stages: Sequence[Stage], chains: CallChains, kept: KeptResults, limits: Limits
 ) -> None:
     """From here on these limits hold, for what begins from now on."""
     from dragoman.guards.announce import Announce
-    from dragoman.guards.timeout import Time
-    from dragoman.guards.truncate import Cut
+    from dragoman.guards.timeout import Timeout
+    from dragoman.guards.truncate import Truncate
 
     for stage in stages:
         if isinstance(stage, Announce):
             stage.apply(limits.calls_in_flight)
-        elif isinstance(stage, Cut):
+        elif isinstance(stage, Truncate):
             stage.apply(limits)
-        elif isinstance(stage, Time):
+        elif isinstance(stage, Timeout):
             stage.apply(
                 limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
             )
-    chains.limit(chains.depth, limits.chain_calls, limits.chain_secs, limits.target_calls)
+    chains.set_limits(chains.depth, limits.chain_calls, limits.chain_secs, limits.target_calls)
     kept.limit(limits.kept_megabytes, limits.kept_secs)

@@ -21,14 +21,14 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.pipeline import Next
-from dragoman.core.redaction import numbers
+from dragoman.core.redaction import select_numbers
 
 
 class Announce:
     def __init__(self, bus: Bus, in_flight: int) -> None:
         self.bus = bus
         self.apply(in_flight)
-        self.under_way = 0
+        self.running = 0
         self._of: dict[str, int] = {}
         """How many each has, by its label: hashing a text costs less than hashing a principal."""
 
@@ -40,46 +40,48 @@ class Announce:
 
     async def __call__(self, call: Call, next: Next) -> Result:
         begun = perf_counter()
-        caller = call.caller.label
-        self.under_way += 1
+        caller = call.principal.label
+        self.running += 1
         self._of[caller] = count = self._of.get(caller, 0) + 1
         told: ToolCall | None = None
         try:
-            if self.under_way > self.limit or count > self.share:
-                raise Overloaded(self._crowded(call, count))
-            if self.bus.attended:
+            if self.running > self.limit or count > self.share:
+                raise Overloaded(self._render_overload(call, count))
+            if self.bus.has_call_observers:
                 event = PreVerb(call)
                 self.bus.emit(event)
-                if call.caller.serves or call.trace.chain:
+                if call.principal.serves or call.trace.chain:
                     told = ToolCall(call)
                     self.bus.emit(told)
-                if self.bus.gated:
-                    await self.bus.ask(event)
+                if self.bus.has_gates:
+                    await self.bus.ask_gates(event)
             result = await next(call)
         except HubError as error:
-            self._after(call, begun, None, error)
+            self._emit_end(call, begun, None, error)
             self.bus.emit(VerbError(call, error))
             self._conclude(call, told, None, error)
             raise
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError)
-            self._after(call, begun, None, None, cancelled)
+            self._emit_end(call, begun, None, None, cancelled)
             self._conclude(call, told, None, None, cancelled)
             raise
         finally:
-            self.under_way -= 1
+            self.running -= 1
             if (left := self._of[caller] - 1) > 0:
                 self._of[caller] = left
             else:
                 del self._of[caller]
-        self._after(call, begun, result, None)
+        self._emit_end(call, begun, result, None)
         if told is not None or call.notes.usage is not None:
             self._conclude(call, told, result, None)
         return result
 
-    def _crowded(self, call: Call, count: int) -> str:
+    def _render_overload(self, call: Call, count: int) -> str:
         if count > self.share:
-            busy = f"{self.share} calls of {call.caller} are under way, half of what all may have"
+            busy = (
+                f"{self.share} calls of {call.principal} are under way, half of what all may have"
+            )
         else:
             busy = f"{self.limit} calls are under way"
         return (
@@ -87,7 +89,7 @@ class Announce:
             "try again shortly or raise [limits] calls_in_flight"
         )
 
-    def _after(
+    def _emit_end(
         self,
         call: Call,
         begun: float,
@@ -95,7 +97,7 @@ class Announce:
         error: HubError | None,
         cancelled: bool = False,
     ) -> None:
-        if self.bus.heard(PostVerb):
+        if self.bus.is_observed(PostVerb):
             outcome = "completed" if result is not None and not result.failed else "failed"
             duration = (perf_counter() - begun) * 1000
             self.bus.emit(PostVerb(call, outcome, duration, result, error, cancelled))
@@ -110,5 +112,5 @@ class Announce:
     ) -> None:
         if told is not None:
             self.bus.emit(ToolResult(call, told.id, result, error, cancelled))
-        if call.notes.usage is not None and (usage := numbers(call.notes.usage)):
+        if call.notes.usage is not None and (usage := select_numbers(call.notes.usage)):
             self.bus.emit(CostReported(call, usage))

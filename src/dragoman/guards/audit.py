@@ -29,10 +29,10 @@ from dragoman.core.ports import AuditLog
 from dragoman.core.redaction import (
     MAX_NAME,
     list_secrets,
-    message_without_values,
-    numbers,
+    redact_message,
     render_name,
-    short,
+    select_numbers,
+    shorten,
 )
 from dragoman.core.tool import TOOL
 from dragoman.core.trace import Trace
@@ -65,7 +65,7 @@ class Audit:
             raise
         except Exception as error:
             raise StorageFailed(
-                f'"{short(call.asked_as)}" was refused: it cannot be recorded'
+                f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
             ) from error
         try:
             result = await next(call)
@@ -92,14 +92,14 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         arguments = _encode(call.arguments)
     except Exception:  # numbers over 64 bits, lone surrogates: JSON all the same
         arguments = json.dumps(call.arguments, default=repr).encode()
-    verb, asked, caller, trace = call.tool.name, call.asked_as, call.caller, call.trace
+    verb, asked, caller, trace = call.tool.name, call.requested_name, call.principal, call.trace
     label, tool = caller.label, call.tool
     if tool.kind != TOOL:
         verb, asked = render_name(verb, tool.kind), render_name(asked, tool.kind)
     if len(verb) + len(asked) + len(label) > MAX_NAME or not (
         verb.isascii() and asked.isascii() and label.isascii()
     ):
-        verb, asked, label = short(verb), short(asked), short(label)
+        verb, asked, label = shorten(verb), shorten(asked), shorten(label)
     entry = {
         "verb": verb,
         "asked_as": asked,
@@ -115,20 +115,20 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
     if tool.kind != TOOL:
         entry["kind"] = tool.kind
     if tool.bridged is not None:
-        entry["agent"] = short(tool.bridged.card_id)
-    if trace.above is not None or trace.chain:
+        entry["agent"] = shorten(tool.bridged.card_id)
+    if trace.parent is not None or trace.chain:
         _add_chain(entry, trace)
     if behalf := trace.origin or caller.behalf:
-        entry["on_behalf_of"] = short(behalf)
+        entry["on_behalf_of"] = shorten(behalf)
     return entry
 
 
 def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
     if trace.chain:
         verbs = [render_uri(verb) if ":" in verb else verb for verb in trace.chain]
-        entry["chain"] = _listed(verbs)
+        entry["chain"] = _list_bounded(verbs)
     if trace.labels:
-        entry["labels"] = _listed(sorted(trace.labels))
+        entry["labels"] = _list_bounded(sorted(trace.labels))
 
 
 def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
@@ -137,23 +137,23 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
     if decision is not None:
         conclusion["decision"] = PERMIT if decision.allowed else DENY
         if decision.policies:
-            conclusion["policies"] = _listed(decision.policies)
+            conclusion["policies"] = _list_bounded(decision.policies)
         conclusion["policy_set"] = decision.snapshot
         if decision.errors:
-            conclusion["policy_errors"] = _listed(decision.errors)
+            conclusion["policy_errors"] = _list_bounded(decision.errors)
         shadow = decision.shadow
         if shadow is not None and not shadow.allowed:
-            conclusion["shadow"] = {"decision": DENY, "policies": _listed(shadow.policies)}
+            conclusion["shadow"] = {"decision": DENY, "policies": _list_bounded(shadow.policies)}
     if notes.remote_task is not None:
-        conclusion["far_task"] = short(notes.remote_task)
+        conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:
-        conclusion["usage"] = numbers(notes.usage)
+        conclusion["usage"] = select_numbers(notes.usage)
 
 
-def _listed(words: Sequence[str]) -> list[str]:
+def _list_bounded(words: Sequence[str]) -> list[str]:
     if len(words) == 1:  # as mostly
-        return [short(words[0])]
-    listed = [short(word) for word in words[:MAX_LISTED]]
+        return [shorten(words[0])]
+    listed = [shorten(word) for word in words[:MAX_LISTED]]
     if len(words) > MAX_LISTED:
         listed.append(f"… and {len(words) - MAX_LISTED} more")
     return listed
@@ -162,12 +162,12 @@ def _listed(words: Sequence[str]) -> list[str]:
 def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
     if isinstance(error, asyncio.CancelledError):
         why = error.args[0] if error.args else None
-        more = {"message": short(why)} if isinstance(why, str) and why else {}
+        more = {"message": shorten(why)} if isinstance(why, str) and why else {}
         return {"outcome": "cancelled", **more}
     if not isinstance(error, Exception):
         return {"outcome": "crashed"}
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
-            message = message_without_values(str(error), list_secrets(call))
+            message = redact_message(str(error), list_secrets(call))
             return {"outcome": outcome, "error": error.kind, "message": message}
     return {"outcome": "crashed", "error": type(error).__name__}

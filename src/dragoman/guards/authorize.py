@@ -35,9 +35,9 @@ class Authorize:
 
     def _refusal(self, call: Call, decision: Decision) -> AuthorizationError | NotFound:
         tool = call.tool
-        if not self._authorizer.lists(call.caller, tool):
-            return NotFound(f'there is no {tool.kind} "{call.asked_as[:200]}"')
-        who = _named(call)
+        if not self._authorizer.can_list(call.principal, tool):
+            return NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
+        who = _render_principal(call)
         if decision.errors:
             why = "whether it is permitted could not be decided; the hub's log says why"
         elif decision.policies:
@@ -47,6 +47,6 @@ class Authorize:
         return AuthorizationError(f'"{tool.name}" was refused: {why}')
 
 
-def _named(call: Call) -> str:
-    caller = call.caller
+def _render_principal(call: Call) -> str:
+    caller = call.principal
     return f'agent "{caller.serves}"' if caller.serves else f'"{caller.label}"'

@@ -12,11 +12,11 @@ from dataclasses import replace
 from dragoman.core.call import Call, Question, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.pipeline import Next
-from dragoman.core.question_handles import MAX_QUESTIONS, Handles, unanswerable
+from dragoman.core.question_handles import MAX_QUESTIONS, QuestionHandles, build_needs_input
 
 
 class Questions:
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: QuestionHandles) -> None:
         self._handles = handles
 
     async def __call__(self, call: Call, next: Next) -> Result:
@@ -24,14 +24,20 @@ class Questions:
         if call.handle is not None:
             opened = replace(call, handle=self._handles.open(call))
         result = await next(opened)
-        return result if result.questions is None else self._asking(call, result.questions, result)
+        return (
+            result
+            if result.questions is None
+            else self._seal_questions(call, result.questions, result)
+        )
 
-    def _asking(self, call: Call, questions: Mapping[str, Question], result: Result) -> Result:
+    def _seal_questions(
+        self, call: Call, questions: Mapping[str, Question], result: Result
+    ) -> Result:
         if len(questions) > MAX_QUESTIONS:
             raise BadReply(
                 f'"{call.tool.name}" asks {len(questions)} questions at once; '
                 f"{MAX_QUESTIONS} are allowed"
             )
-        if problem := unanswerable(questions, call):
+        if problem := build_needs_input(questions, call):
             raise problem
         return replace(result, handle=self._handles.seal(call, result.handle or ""))

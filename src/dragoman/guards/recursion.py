@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import Chains
+from dragoman.core.call_chains import CallChains
 from dragoman.core.errors import Refused
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import Nowhere
@@ -11,7 +11,7 @@ from dragoman.core.trace import NO_LABELS
 
 
 class Recursion:
-    def __init__(self, chains: Chains) -> None:
+    def __init__(self, chains: CallChains) -> None:
         self._chains = chains
 
     async def __call__(self, call: Call, next: Next) -> Result:

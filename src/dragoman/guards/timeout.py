@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Result, Update
+from dragoman.core.call import NO_UPDATES, Artifact, Call, Progress, Result, TaskStarted, Update
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
@@ -29,7 +29,7 @@ class _NamedDeadlines(Deadlines):
         self.setting = setting
 
 
-class Time:
+class Timeout:
     def __init__(self, seconds: float, with_progress: float = 0.0, as_task: float = 0.0) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.apply(seconds, with_progress, as_task)
@@ -45,20 +45,20 @@ class Time:
         self._deadlines_as_task = _NamedDeadlines(self.as_task, "task_timeout_secs")
 
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
-        tool, wanted = call.tool, call.wanted
+        tool, wanted = call.tool, call.wanted_updates
         if tool.agent is not None:
-            return self._within(self._deadlines_as_task, call, next)
-        more = wanted is not NO_UPDATES and (wanted.progress or wanted.lasting)
+            return self._run_within(self._deadlines_as_task, call, next)
+        more = wanted is not NO_UPDATES and (wanted.progress or wanted.task_start)
         if tool.bridged is not None:
             inner = (tool.target.traits.timeout or self.seconds) + MARGIN
             if more or inner > self.as_task:
-                return _Clock(self, inner).run(call, next)
-            return self._within(self._deadlines_as_task, call, next)
+                return _ExtendableTimeout(self, inner).run(call, next)
+            return self._run_within(self._deadlines_as_task, call, next)
         if more or tool.target.traits.may_last:
-            return _Clock(self).run(call, next)
-        return self._within(self._deadlines, call, next)
+            return _ExtendableTimeout(self).run(call, next)
+        return self._run_within(self._deadlines, call, next)
 
-    async def _within(self, deadlines: _NamedDeadlines, call: Call, next: Next) -> Result:
+    async def _run_within(self, deadlines: _NamedDeadlines, call: Call, next: Next) -> Result:
         # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
@@ -73,21 +73,21 @@ class Time:
             expired = True
             task.cancel()
 
-        deadline = deadlines.begin(task.get_loop(), expire)
+        deadline = deadlines.start(task.get_loop(), expire)
         try:
             return await next(call)
         except asyncio.CancelledError:
             if not expired or task.uncancel() > pending:
                 raise
-            raise _too_long(call, deadlines.seconds, deadlines.setting) from None
+            raise _build_error(call, deadlines.seconds, deadlines.setting) from None
         finally:
-            deadlines.end(deadline)
+            deadlines.cancel(deadline)
 
 
-class _Clock:
+class _ExtendableTimeout:
     """The time of one call that may be given more of it."""
 
-    def __init__(self, limits: Time, at_least: float = 0.0) -> None:
+    def __init__(self, limits: Timeout, at_least: float = 0.0) -> None:
         """`at_least` is what is given anyhow, and anew with progress."""
         self._limits = limits
         self._step = max(limits.seconds, at_least)
@@ -103,7 +103,7 @@ class _Clock:
         updates = call.updates
 
         def hear(update: Update) -> None:
-            self._hear(update)
+            self._extend(update)
             updates(update)
 
         try:
@@ -112,15 +112,15 @@ class _Clock:
         except TimeoutError:
             if not self._timing.expired():
                 raise
-            raise _too_long(call, self._seconds, self._setting) from None
+            raise _build_error(call, self._seconds, self._setting) from None
         finally:
             self._over = True
 
-    def _hear(self, update: Update) -> None:
+    def _extend(self, update: Update) -> None:
         limits = self._limits
         if self._over or self._timing.expired():
             return
-        if isinstance(update, Lasting):
+        if isinstance(update, TaskStarted):
             seconds, setting = max(limits.as_task, self._step), "task_timeout_secs"
         elif isinstance(update, Progress | Artifact) and self._seconds < limits.with_progress:
             seconds, setting = self._loop.time() - self._begun + self._step, self._setting
@@ -132,7 +132,7 @@ class _Clock:
         self._timing.reschedule(self._begun + seconds)
 
 
-def _too_long(call: Call, seconds: float, setting: str) -> TimedOut:
+def _build_error(call: Call, seconds: float, setting: str) -> TimedOut:
     kind = TimedOut if call.tool.bridged is None else call.tool.target.traits.timeout_error
     return kind(
         f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was told to stop; '

@@ -23,7 +23,7 @@ from dragoman.wire.json import encode
 TEXT, JSON = "text/plain", "application/json"
 
 
-class Cut:
+class Truncate:
     def __init__(self, limits: Limits, kept: KeptResults) -> None:
         self._kept = kept
         self.apply(limits)

@@ -14,7 +14,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Decision
-from dragoman.core.tool import Tool, Validator, anything
+from dragoman.core.tool import Tool, Validator, accept_anything
 from dragoman.guards.lenient_schema import (
     MAX_NAME,
     MAX_NAMED,
@@ -163,9 +163,9 @@ def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
     """A validator that fetches nothing; ValueError says what is wrong with the schema."""
     refers = _measure(schema)
     if check == UNCHECKED:
-        return anything
+        return accept_anything
     if not schema.keys() - {"type"} and schema.get("type", "object") == "object":
-        return anything
+        return accept_anything
     kind = LenientCheck if check == LENIENT else SchemaCheck
     readable, unresolved = resolve(schema) if refers else (schema, None)
     size = _expanded_size(readable)

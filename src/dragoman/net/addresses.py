@@ -21,24 +21,24 @@ class Verdict(IntEnum):
     FORBIDDEN = 2
 
 
-class Judgement(NamedTuple):
+class AddressClass(NamedTuple):
     verdict: Verdict
     kind: str
     """In words, with its article: "a private address"."""
     loopback: bool = False
 
 
-_PUBLIC = Judgement(Verdict.PUBLIC, "a public address")
-_PRIVATE = Judgement(Verdict.PRIVATE, "a private address")
-_LOOPBACK = Judgement(Verdict.PRIVATE, "a loopback address", loopback=True)
-_METADATA = Judgement(Verdict.FORBIDDEN, "a cloud metadata address")
-_LINK_LOCAL = Judgement(Verdict.FORBIDDEN, "a link-local address")
-_MULTICAST = Judgement(Verdict.FORBIDDEN, "a multicast address")
-_UNSPECIFIED = Judgement(Verdict.FORBIDDEN, "an unspecified address")
-_RESERVED = Judgement(Verdict.FORBIDDEN, "a reserved address")
+_PUBLIC = AddressClass(Verdict.PUBLIC, "a public address")
+_PRIVATE = AddressClass(Verdict.PRIVATE, "a private address")
+_LOOPBACK = AddressClass(Verdict.PRIVATE, "a loopback address", loopback=True)
+_METADATA = AddressClass(Verdict.FORBIDDEN, "a cloud metadata address")
+_LINK_LOCAL = AddressClass(Verdict.FORBIDDEN, "a link-local address")
+_MULTICAST = AddressClass(Verdict.FORBIDDEN, "a multicast address")
+_UNSPECIFIED = AddressClass(Verdict.FORBIDDEN, "an unspecified address")
+_RESERVED = AddressClass(Verdict.FORBIDDEN, "a reserved address")
 
 # The first match counts. What matches none is public.
-_V4: tuple[tuple[IPv4Network, Judgement], ...] = tuple(
+_V4: tuple[tuple[IPv4Network, AddressClass], ...] = tuple(
     (IPv4Network(network), judgement)
     for network, judgement in (
         ("169.254.169.254/32", _METADATA),  # AWS, GCP, Azure, and most others
@@ -65,7 +65,7 @@ _V4: tuple[tuple[IPv4Network, Judgement], ...] = tuple(
 )
 
 # The first match counts. What matches none is reserved: IANA has given out 2000::/3 only.
-_V6: tuple[tuple[IPv6Network, Judgement], ...] = tuple(
+_V6: tuple[tuple[IPv6Network, AddressClass], ...] = tuple(
     (IPv6Network(network), judgement)
     for network, judgement in (
         ("fd00:ec2::/32", _METADATA),  # AWS: fd00:ec2::254 and its neighbours
@@ -94,23 +94,26 @@ _V6: tuple[tuple[IPv6Network, Judgement], ...] = tuple(
 _LAST_FOUR = (bytes(10) + b"\xff\xff", bytes(12), b"\x00\x64\xff\x9b" + bytes(8))
 
 
-def judge(text: str) -> Judgement:
+def classify_address(text: str) -> AddressClass:
     """What is no IP address in its usual spelling is forbidden."""
     try:
         address = ip_address(text)
     except ValueError:
-        return Judgement(Verdict.FORBIDDEN, "not an IP address")
+        return AddressClass(Verdict.FORBIDDEN, "not an IP address")
     if isinstance(address, IPv4Address):
-        return _judge_v4(address)
+        return _classify_v4(address)
     outer = next((found for network, found in _V6 if address in network), _RESERVED)
-    return max((outer, *map(_judge_v4, _inner(address))), key=lambda judgement: judgement.verdict)
+    return max(
+        (outer, *map(_classify_v4, _list_embedded(address))),
+        key=lambda judgement: judgement.verdict,
+    )
 
 
-def _judge_v4(address: IPv4Address) -> Judgement:
+def _classify_v4(address: IPv4Address) -> AddressClass:
     return next((found for network, found in _V4 if address in network), _PUBLIC)
 
 
-def _inner(address: IPv6Address) -> Iterator[IPv4Address]:
+def _list_embedded(address: IPv6Address) -> Iterator[IPv4Address]:
     """Every IPv4 address that something on the way may take `address` for."""
     raw = address.packed
     low = IPv4Address(raw[12:])

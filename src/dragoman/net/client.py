@@ -15,19 +15,19 @@ from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.urls import render_origin
-from dragoman.net.addresses import Verdict, judge
+from dragoman.net.addresses import Verdict, classify_address
 from dragoman.net.connection import Exchange
 from dragoman.net.dialing import (
     CONNECT_SECONDS,
     Reach,
     Resolve,
-    judged,
-    permitted,
+    classify_host,
+    list_permitted,
     system_resolve,
 )
-from dragoman.net.headers import encode, harmless
-from dragoman.net.pool import Pool
-from dragoman.net.urls import LOOPBACK, BadUrl, Origin, Url, join, parse
+from dragoman.net.headers import encode_headers, select_harmless
+from dragoman.net.pool import ConnectionPool
+from dragoman.net.urls import LOOPBACK, BadUrl, Url, UrlOrigin, join_url, parse_url
 
 REDIRECTS = 3
 ROUTES = 256
@@ -38,34 +38,36 @@ _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"
 _BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 
 
-class Client:
+class OutboundHttp:
     """Connections are shared by all that reach the same origin under the same rule."""
 
     def __init__(self, resolve: Resolve = system_resolve) -> None:
         self.resolve = resolve
         # A pool lives as long as somebody has a route to it or it has a connection.
-        self._pools: WeakValueDictionary[tuple[Origin, Reach], Pool] = WeakValueDictionary()
+        self._pools: WeakValueDictionary[tuple[UrlOrigin, Reach], ConnectionPool] = (
+            WeakValueDictionary()
+        )
         self._context: ssl.SSLContext | None = None
         self._closed = False
 
-    def reaching(self, url: str, *, allow_private: bool) -> Outlet:
+    def open_configured(self, url: str, *, allow_private: bool) -> GuardedHttpClient:
         """The way out to the server that is configured with `url`."""
         try:
-            return Outlet(self, parse(url), allow_private)
+            return GuardedHttpClient(self, parse_url(url), allow_private)
         except BadUrl as problem:
             raise ConfigError(f'"{render_origin(url)}" cannot be used: {problem}') from None
 
-    def anywhere(self, *, allow_private: bool) -> Outlet:
+    def open_public(self, *, allow_private: bool) -> GuardedHttpClient:
         """The way out to addresses that callers name: by themselves these lead outside only, and a
         redirect is handed back as it is."""
-        return Outlet(self, None, allow_private)
+        return GuardedHttpClient(self, None, allow_private)
 
-    async def objection(self, url: str, *, allow_private: bool) -> str | None:
+    async def find_objection(self, url: str, *, allow_private: bool) -> str | None:
         """Why `anywhere` would not go there now, fit to follow what it is an address of; None where
         it would, or leads nowhere yet. To which address a name leads is not told."""
         reach = Reach.PRIVATE if allow_private else Reach.PUBLIC
         try:
-            judgements = await judged(parse(url), self.resolve)
+            judgements = await classify_host(parse_url(url), self.resolve)
         except BadUrl as problem:
             return f"cannot be used: {problem}"
         except (OSError, UnicodeError):
@@ -84,10 +86,10 @@ class Client:
         for pool in pools:
             await pool.gone.wait()
 
-    def pool(self, url: Url, reach: Reach) -> Pool:
+    def pool(self, url: Url, reach: Reach) -> ConnectionPool:
         pool = self._pools.get((url.origin, reach))
         if pool is None:
-            pool = self._pools[url.origin, reach] = Pool(reach, self.resolve, self._tls)
+            pool = self._pools[url.origin, reach] = ConnectionPool(reach, self.resolve, self._tls)
             if self._closed:
                 pool.close()
         return pool
@@ -99,27 +101,27 @@ class Client:
         return self._context
 
 
-class Route(NamedTuple):
+class RequestRoute(NamedTuple):
     """What is known of a request before it is made."""
 
     method: str
     url: Url
     rendered: str
-    pool: Pool
+    pool: ConnectionPool
     start: bytes
     """The request line and the headers that are always the same."""
 
 
-class Outlet:
+class GuardedHttpClient:
     """Implements `ports.HttpClient`."""
 
-    def __init__(self, client: Client, configured: Url | None, allow_private: bool) -> None:
+    def __init__(self, client: OutboundHttp, configured: Url | None, allow_private: bool) -> None:
         self._client = client
         self._configured = configured
         self._own = _own_reach(configured) if configured is not None else Reach.PUBLIC
         self._follows = configured is not None
         self._allow_private = allow_private
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes: dict[tuple[str, str], RequestRoute] = {}
         self._limits: dict[float, Deadlines] = {}
         """One for each timeout that is asked for."""
 
@@ -138,7 +140,7 @@ class Outlet:
         limit = self._limits.get(timeout)
         if limit is None:  # an idle `Deadlines` is falsy
             limit = self._limit(timeout)
-        request = _encode_request(route, encode(headers, extra_headers), body)
+        request = _encode_request(route, encode_headers(headers, extra_headers), body)
         now = pool.loop.time()
         deadline = now + timeout
         connection = pool.take(now)
@@ -155,18 +157,18 @@ class Outlet:
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
         """Implements `ports.AddressFinder`."""
         try:
-            parsed = parse(url)
+            parsed = parse_url(url)
         except BadUrl as problem:
             message = f'will not connect to "{render_origin(url)}": {problem}'
             raise Unreachable(message, sent=False) from None
         seconds = min(timeout, CONNECT_SECONDS)
-        return await permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
+        return await list_permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
 
     def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
         return dict(headers)
 
     async def _send(
-        self, route: Route, request: bytes, timeout: float, deadline: float
+        self, route: RequestRoute, request: bytes, timeout: float, deadline: float
     ) -> Exchange:
         """Sends over an idle connection or a new one, in the time that is left."""
         method, url, rendered, pool, _ = route
@@ -184,7 +186,7 @@ class Outlet:
 
     async def _follow(
         self,
-        route: Route,
+        route: RequestRoute,
         exchange: Exchange,
         headers: Mapping[str, str],
         body: bytes,
@@ -193,19 +195,19 @@ class Outlet:
     ) -> Exchange:
         for hops in range(REDIRECTS + 1):
             location = exchange.headers.get("location")
-            if location is None or not _followed(exchange.status, route.method):
+            if location is None or not _is_followed(exchange.status, route.method):
                 return exchange
             exchange.close()
             if hops == REDIRECTS:
                 break
-            moved = _redirected(route.url, location)
+            moved = _resolve_redirect(route.url, location)
             if moved.origin != route.url.origin:
-                headers = harmless(headers)
+                headers = select_harmless(headers)
             if route.pool.loop.time() >= deadline:
                 raise TimedOut(f'"{route.rendered}" did not answer within {timeout:g} s')
             try:
                 route = self._route(route.method, moved)
-                request = _encode_request(route, encode(headers), body)
+                request = _encode_request(route, encode_headers(headers), body)
                 exchange = await self._send(route, request, timeout, deadline)
             except Unreachable as error:
                 # The request has left for the first server, whatever became of this one.
@@ -214,9 +216,9 @@ class Outlet:
                 return exchange
         raise BadReply(f'"{route.rendered}" redirects again; {REDIRECTS} redirects are followed')
 
-    def _remember(self, method: str, text: str) -> Route:
+    def _remember(self, method: str, text: str) -> RequestRoute:
         try:
-            url = parse(text)
+            url = parse_url(text)
         except BadUrl as problem:
             message = f'will not connect to "{render_origin(text)}": {problem}'
             raise Unreachable(message, sent=False) from None
@@ -225,11 +227,11 @@ class Outlet:
         route = self._routes[method, text] = self._route(method, url)
         return route
 
-    def _route(self, method: str, url: Url) -> Route:
+    def _route(self, method: str, url: Url) -> RequestRoute:
         if method not in _METHODS:
             raise ValueError(f"{method!r} is no method that the hub uses")
         start = f"{method} {url.target} HTTP/1.1\r\nhost: {url.authority}\r\n"
-        return Route(
+        return RequestRoute(
             method,
             url,
             url.rendered,
@@ -261,7 +263,7 @@ class Outlet:
         )
 
 
-def _encode_request(route: Route, headers: bytes, body: bytes) -> bytes:
+def _encode_request(route: RequestRoute, headers: bytes, body: bytes) -> bytes:
     if body or route.method not in _BODILESS:
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, headers, len(body), body)
     return b"%b%b\r\n" % (route.start, headers)
@@ -271,24 +273,24 @@ def _own_reach(configured: Url) -> Reach:
     """How far inside the host of a configured URL leads by itself: the operator wrote it there."""
     if configured.origin.host == "localhost":
         return Reach.LOOPBACK
-    if configured.literal and judge(configured.origin.host).verdict is Verdict.PRIVATE:
+    if configured.literal and classify_address(configured.origin.host).verdict is Verdict.PRIVATE:
         return Reach.PRIVATE
     return Reach.PUBLIC
 
 
-def _is_upgrade(own: Origin, other: Origin) -> bool:
+def _is_upgrade(own: UrlOrigin, other: UrlOrigin) -> bool:
     """Whether a redirect leads from http to https, each at its own port."""
     return (own.scheme, own.port, other.scheme, other.port) == ("http", 80, "https", 443)
 
 
-def _followed(status: int, method: str) -> bool:
+def _is_followed(status: int, method: str) -> bool:
     """307 and 308 keep the method; the others turn anything but GET into another request."""
     return status >= 307 or method == "GET"
 
 
-def _redirected(url: Url, location: str) -> Url:
+def _resolve_redirect(url: Url, location: str) -> Url:
     try:
-        moved = join(url, location)
+        moved = join_url(url, location)
     except BadUrl as problem:
         raise BadReply(f'"{url.rendered}" redirects to what is no usable URL: {problem}') from None
     if url.origin.scheme == "https" and moved.origin.scheme == "http":

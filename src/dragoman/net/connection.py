@@ -43,11 +43,11 @@ _BLANK = " \t"
 _ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
 
 
-class Home(Protocol):
-    def kept(self, connection: Connection) -> None:
+class ConnectionOwner(Protocol):
+    def on_idle(self, connection: Connection) -> None:
         """The answer is complete, and another request may follow."""
 
-    def lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection) -> None:
         """It is gone."""
 
 
@@ -81,7 +81,7 @@ class Exchange:
         self._shown = shown
         self._timeout = timeout
         self._limit = limit
-        self._due = limit.begin(loop, self._expire)
+        self._due = limit.start(loop, self._expire)
         self._waiter: asyncio.Future[None] | None = None
         self._waiting: bytes | bytearray = b""
         self._paused = False
@@ -120,7 +120,7 @@ class Exchange:
 
     def chunks(self) -> Exchange:
         # A stream lasts as long as it lasts: from here on whoever iterates keeps the time.
-        self._limit.end(self._due)
+        self._limit.cancel(self._due)
         return self
 
     def __aiter__(self) -> Exchange:
@@ -161,14 +161,14 @@ class Exchange:
 
     def finish(self) -> None:
         self.complete = True
-        self._limit.end(self._due)
+        self._limit.cancel(self._due)
         self.wake()
 
     def fail(self, error: TargetFailed) -> None:
         if self.complete or self._error is not None:
             return
         self._error = error
-        self._limit.end(self._due)
+        self._limit.cancel(self._due)
         self._connection.drop(self)
         self.wake()
 
@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, home: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._home = home
         self._loop = loop
         self._parser = HttpResponseParser(self)
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self._home.lost(self)
+        self._home.on_lost(self)
         del self._parser, self._feed  # they and the connection hold each other
         exchange, self._exchange = self._exchange, None
         if exchange is None:
@@ -316,7 +316,7 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         # An answer that came before the request had left in full leaves the rest of it behind.
         if self._keep and not self._closed and not self._transport.get_write_buffer_size():
-            self._home.kept(self)
+            self._home.on_idle(self)
         else:
             self.abort()
         exchange.finish()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from dragoman.core.errors import Unreachable
-from dragoman.net.addresses import Judgement, Verdict, judge
+from dragoman.net.addresses import AddressClass, Verdict, classify_address
 from dragoman.net.urls import Url
 
 CONNECT_SECONDS = 5.0
@@ -37,7 +37,7 @@ class Reach(Enum):
     PRIVATE = "private"
     """And every private address: the operator allowed them, or wrote this one himself."""
 
-    def admits(self, judgement: Judgement) -> bool:
+    def admits(self, judgement: AddressClass) -> bool:
         if judgement.verdict is Verdict.PRIVATE:
             return self is Reach.PRIVATE or (self is Reach.LOOPBACK and judgement.loopback)
         return judgement.verdict is Verdict.PUBLIC
@@ -76,45 +76,45 @@ async def dial(
     deadline = asyncio.get_running_loop().time() + seconds
     try:
         async with asyncio.timeout_at(deadline):
-            addresses = await _permitted(url, reach, resolve)
+            addresses = await _list_permitted(url, reach, resolve)
             return await _connect(url, addresses, tls, make, deadline)
     except TimeoutError:
         problem = f"no connection within {seconds:.2g} s"
     except (OSError, UnicodeError) as error:
-        problem = _in_words(error)
+        problem = _render_error(error)
     raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
 
 
-async def judged(url: Url, resolve: Resolve) -> dict[str, Judgement]:
+async def classify_host(url: Url, resolve: Resolve) -> dict[str, AddressClass]:
     """The addresses of the host in order, and what is to be thought of each."""
     _, host, port = url.origin
     addresses = [host] if url.literal else await resolve(host, port)
     if not addresses:
         raise OSError(f'"{host}" has no addresses')
-    return {address: judge(address) for address in addresses}
+    return {address: classify_address(address) for address in addresses}
 
 
-async def permitted(url: Url, reach: Reach, resolve: Resolve, seconds: float) -> list[str]:
+async def list_permitted(url: Url, reach: Reach, resolve: Resolve, seconds: float) -> list[str]:
     """The addresses that may be dialled for `url`. What it raises says `sent=False`."""
     try:
         async with asyncio.timeout(seconds):
-            return await _permitted(url, reach, resolve)
+            return await _list_permitted(url, reach, resolve)
     except TimeoutError:
         problem = f"its name was not looked up within {seconds:.2g} s"
     except (OSError, UnicodeError) as error:
-        problem = _in_words(error)
+        problem = _render_error(error)
     raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
 
 
-async def _permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
-    judgements = await judged(url, resolve)
+async def _list_permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
+    judgements = await classify_host(url, resolve)
     for address, judgement in judgements.items():
         if not reach.admits(judgement):
             raise _refusal(url, address, judgement)
     return list(judgements)
 
 
-def _refusal(url: Url, address: str, judgement: Judgement) -> Unreachable:
+def _refusal(url: Url, address: str, judgement: AddressClass) -> Unreachable:
     subject = f"{address} is" if url.literal else f'"{url.origin.host}" resolves to {address},'
     remedy = (
         "; set allow_private = true for it if that is meant"
@@ -161,7 +161,7 @@ def _keep_alive(transport: asyncio.BaseTransport) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS // 4)
 
 
-def _in_words(error: Exception) -> str:
+def _render_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ConnectionRefusedError):

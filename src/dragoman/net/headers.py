@@ -33,7 +33,7 @@ _accepted: set[str] = set()
 """Names that have been looked at, as they were spelt."""
 
 
-def encode(headers: Mapping[str, str], extra: Mapping[str, str] = NO_HEADERS) -> bytes:
+def encode_headers(headers: Mapping[str, str], extra: Mapping[str, str] = NO_HEADERS) -> bytes:
     """Encodes header lines; `extra` overrides. `FixedHeaders` are encoded and checked once."""
     if not isinstance(headers, FixedHeaders) or not headers.keys().isdisjoint(extra):
         return _encode({**headers, **extra} if extra else headers)
@@ -66,7 +66,7 @@ def _accept(name: str) -> None:
         _accepted.add(name)
 
 
-def harmless(headers: Mapping[str, str]) -> dict[str, str]:
+def select_harmless(headers: Mapping[str, str]) -> dict[str, str]:
     """Those of `headers` that say nothing another origin may not know."""
     return {
         name: value

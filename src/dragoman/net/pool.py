@@ -17,7 +17,7 @@ IDLE = 64
 CONNECTIONS = 512
 
 
-class Pool:
+class ConnectionPool:
     __slots__ = (
         "__weakref__", "_closed", "_dialling", "_idle", "_open", "_reach", "_resolve", "_sweep",
         "_tls", "gone", "loop",
@@ -90,7 +90,7 @@ class Pool:
 
     # connection.Home
 
-    def kept(self, connection: Connection) -> None:
+    def on_idle(self, connection: Connection) -> None:
         if self._closed or len(self._idle) >= IDLE:
             connection.abort()
             return
@@ -99,7 +99,7 @@ class Pool:
         if self._sweep is None:
             self._sweep = self.loop.call_later(IDLE_SECONDS, self._sweep_idle)
 
-    def lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

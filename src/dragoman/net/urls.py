@@ -30,7 +30,7 @@ class BadUrl(ValueError):
     """The message says what is wrong, and fits behind `"…": `."""
 
 
-class Origin(NamedTuple):
+class UrlOrigin(NamedTuple):
     scheme: str
     host: str
     """Lower case; an IP address in its usual spelling, without brackets."""
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    origin: Origin
+    origin: UrlOrigin
     literal: bool
     """The host is an IP address and needs no lookup."""
     authority: str
@@ -57,7 +57,7 @@ class Url:
         return f"{self.origin.scheme}://{self.authority}{self.target}"
 
 
-def parse(text: str) -> Url:
+def parse_url(text: str) -> Url:
     if len(text) > LONGEST:
         raise BadUrl(f"it is longer than {LONGEST} characters")
     if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
@@ -74,7 +74,7 @@ def parse(text: str) -> Url:
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         raise BadUrl("it names no host that can be reached")
-    host, literal = _host(match[1].lower())
+    host, literal = _normalize_host(match[1].lower())
     port = int(match[2]) if match[2] else _PORTS[scheme]
     if not 0 < port < 65536:
         raise BadUrl(f"{port} is no port")
@@ -83,10 +83,10 @@ def parse(text: str) -> Url:
         shown = f"{shown}:{port}"
     if not target.startswith("/"):
         target = "/" + target
-    return Url(Origin(scheme, host, port), literal, shown, target)
+    return Url(UrlOrigin(scheme, host, port), literal, shown, target)
 
 
-def _host(host: str) -> tuple[str, bool]:
+def _normalize_host(host: str) -> tuple[str, bool]:
     """The host in its one spelling, and whether it is an IP address."""
     if host.startswith("["):
         try:
@@ -104,7 +104,7 @@ def _host(host: str) -> tuple[str, bool]:
     return host, False
 
 
-def join(base: Url, location: str) -> Url:
+def join_url(base: Url, location: str) -> Url:
     """Where a redirect leads. `urljoin` drops control characters, so they are refused before."""
     if not location.isascii() or not location.isprintable() or len(location) > LONGEST:
         raise BadUrl("it has characters that a URL may not have")
@@ -112,4 +112,4 @@ def join(base: Url, location: str) -> Url:
         joined = urljoin(base.full, location)
     except ValueError as error:
         raise BadUrl(str(error)) from None
-    return parse(joined)
+    return parse_url(joined)

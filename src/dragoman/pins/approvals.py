@@ -82,7 +82,7 @@ class Approvals:
                     "action": one.action,
                     "digest": one.digest,
                 }
-                for one in self._store.decisions(pin, MAX_SHOWN)
+                for one in self._store.load_decisions(pin, MAX_SHOWN)
             ],
         }
 
@@ -98,7 +98,7 @@ class Approvals:
         }
 
     def _bodies(self, pin: Pin) -> tuple[dict[str, Any], dict[str, Any]]:
-        was, now = self._store.bodies(pin)
+        was, now = self._store.load_bodies(pin)
         return self._read(pin, was), self._read(pin, now)
 
     # --- to decide --------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Approvals:
         pin = self._named(name)
         code, now = self._digest(pin), self._pins.clock()
         if self._state(pin) == NEW:
-            body = self._store.bodies(pin)[0]
+            body = self._store.load_bodies(pin)[0]
             pin = replace(
                 pin, mark=b"", size=0, approved_at=0.0, approved_by="",
                 held_mark=pin.mark, held_at=now, held_size=len(body),
@@ -176,7 +176,7 @@ class Approvals:
                 decisions.append(_decision(pin, now, by, APPROVE, self._digest(pin)))
                 changes.append(PinChange(replace(pin, approved_at=now, approved_by=by)))
                 continue
-            body = self._store.bodies(pin)[1]
+            body = self._store.load_bodies(pin)[1]
             said = self._read(pin, body)
             decisions.append(_decision(pin, now, by, APPROVE, digest(said)))
             changes.append(PinChange(approved(pin, said, now, by), approved=body))
@@ -215,7 +215,7 @@ class Approvals:
 
     def _digest(self, pin: Pin) -> str:
         """Of what there is to decide on."""
-        body = self._store.bodies(pin)[0 if self._state(pin) == NEW else 1]
+        body = self._store.load_bodies(pin)[0 if self._state(pin) == NEW else 1]
         if not body:
             raise InvalidInput(f'nothing is held of "{pin.name}": it is what was approved')
         return digest(self._read(pin, body))

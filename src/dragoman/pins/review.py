@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dragoman.core.catalog import Reviewed, choose_spellings
+from dragoman.core.catalog import ReviewResult, choose_spellings
 from dragoman.core.errors import HubError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
 from dragoman.core.tool import PROMPT, TEMPLATE, TOOL, Tool
@@ -166,7 +166,7 @@ class Pins:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    def review(self, target: str, tools: Sequence[Tool], kind: str = TOOL) -> Reviewed:
+    def review(self, target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
         """For a catalog of `kind`: what may be offered, and why the rest is held. A resource or
         template whose text has changed is offered with the text that was approved."""
         mode = self.mode_of(target)
@@ -174,12 +174,12 @@ class Pins:
         if mode == OFF:
             tools, remarks = choose_spellings(tools, lambda tool: False)
             shown = [_shown(tool, encode(tool.definition), remarks) for tool in tools]
-            return Reviewed(shown, {}, remarks)
+            return ReviewResult(shown, {}, remarks)
         try:
             known = self._of(target)
         except HubError as error:
             self.unreviewed[target] = str(error)
-            return Reviewed([], {tool.name: _unsure(tool.name, error) for tool in tools})
+            return ReviewResult([], {tool.name: _unsure(tool.name, error) for tool in tools})
         tools, remarks = choose_spellings(tools, known.has_spelling)
         review = _Review(target, mode, kind in known.listed, _skills(tools), remarks)
         for tool in tools:
@@ -189,8 +189,8 @@ class Pins:
         if problem := self._saved(target, review.changes, kind):
             review.held |= {name: _unsure(name, problem) for name in review.new}
             admitted = [tool for tool in review.admitted if tool.name not in review.new]
-            return Reviewed(_as_admitted(admitted), review.held, remarks)
-        return Reviewed(_as_admitted(review.admitted), review.held, remarks)
+            return ReviewResult(_as_admitted(admitted), review.held, remarks)
+        return ReviewResult(_as_admitted(review.admitted), review.held, remarks)
 
     def _look_at(self, tool: Tool, known: Known, review: _Review) -> None:
         skill = review.skills.get(tool.bridged.skill_id) if tool.bridged is not None else None
@@ -234,7 +234,7 @@ class Pins:
         if tool.kind in ADDRESSED:
             said = {member: tool.remote_name, "name": tool.remote_name}
         try:
-            body = self.store.bodies(pin)[0] if pin is not None and pin.mark else b""
+            body = self.store.load_bodies(pin)[0] if pin is not None and pin.mark else b""
             said = decode_reply(body) if body else said
         except (HubError, Malformed) as error:
             log.error('what was approved of "%s" cannot be read: %s', tool.name, error)
@@ -344,7 +344,7 @@ class Pins:
         """The pin with what is offered in its place, and what is new to be stored of that. No pin
         where there is no room."""
         if pin.held_mark and (pin.held_mark == seen.mark or self._is(pin, 1, seen)):
-            if pin.scheme == SCHEME or self.store.bodies(pin)[1] == body:
+            if pin.scheme == SCHEME or self.store.load_bodies(pin)[1] == body:
                 same = pin.held_mark == seen.mark
                 return (pin if same else replace(pin, held_mark=seen.mark)), None
             return replace(pin, held_mark=seen.mark, held_size=len(body)), body
@@ -360,7 +360,7 @@ class Pins:
     def _is(self, pin: Pin, which: int, seen: Seen) -> bool:
         """Whether what is stored of it, approved (0) or held (1), says the same. A pin of an older
         scheme is compared by what was pinned then."""
-        body = self.store.bodies(pin)[which]
+        body = self.store.load_bodies(pin)[which]
         if not body:
             return False
         code = digest(decode_reply(body))
@@ -368,7 +368,7 @@ class Pins:
 
     def _rejected(self, pin: Pin, codes: Collection[str]) -> tuple[str, float]:
         """Whether somebody has said no to exactly this before, and nobody yes since."""
-        for decision in self.store.decisions(pin, MAX_REMEMBERED):
+        for decision in self.store.load_decisions(pin, MAX_REMEMBERED):
             if decision.digest in codes:
                 return (decision.by, decision.at) if decision.action == REJECT else ("", 0.0)
         return "", 0.0
@@ -389,7 +389,7 @@ class Pins:
         known = self._known.get(target)
         if known is None:
             pins = self.store.load(target)
-            known = self._known[target] = Known(pins, self.store.listed(target))
+            known = self._known[target] = Known(pins, self.store.load_listed_kinds(target))
         return known
 
     def _saved(

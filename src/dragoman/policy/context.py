@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.call import Call, nothing
+from dragoman.core.call import Call, empty_mapping
 from dragoman.core.errors import InvalidInput
 from dragoman.core.fast_dataclass import record
 from dragoman.core.tool_identity import fold_id
@@ -44,7 +44,7 @@ class Context:
     now: float = 0.0
     """Seconds of wall time."""
     approved: bool | None = None
-    args: Mapping[str, Any] = field(default_factory=nothing)
+    args: Mapping[str, Any] = field(default_factory=empty_mapping)
 
     def written(self, read: Collection[str], verb: str) -> str:
         """Of a call of `verb`; `read` is what policies read of what changes with every call."""
@@ -76,7 +76,7 @@ def context_from_call(call: Call, max_depth: int, now: float) -> Context:
         chain=trace.chain,
         max_depth=max_depth,
         taints=trace.labels,
-        scopes=frozenset(call.caller.scopes),
+        scopes=frozenset(call.principal.scopes),
         via=call.door,
         trace_id=trace.id,
         now=now,

@@ -126,7 +126,7 @@ class Policies:
     def decide(self, call: Call) -> Decision:
         force = self._force
         try:
-            who, what = self._who(force, call.caller), self._what(force, call.tool)
+            who, what = self._who(force, call.principal), self._what(force, call.tool)
             if what.volatile:
                 context = context_from_call(call, self._depth, self._clock())
                 text = context.written(what.volatile, call.tool.name)
@@ -159,17 +159,17 @@ class Policies:
             _failed(self._force, error)
             return True
 
-    def lists(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, caller: Principal, tool: Tool) -> bool:
         return self._other(caller, LIST, lambda force: self._what(force, tool)).allowed
 
-    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
-        return self.lists(caller, tool) and self.first(caller, tool, door).allowed
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
+        return self.can_list(caller, tool) and self.first(caller, tool, door).allowed
 
     def first(self, caller: Principal, tool: Tool, door: str) -> Decision:
         """Of a call that nothing led to, by that door, with no arguments."""
         return self.would(caller, tool, self.beginning(caller, door))
 
-    def group(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, caller: Principal) -> Hashable:
         force = self._force
         try:
             who = self._who(force, caller)
@@ -179,7 +179,7 @@ class Policies:
             _failed(force, error)
             return caller, "undecided"
 
-    def may(
+    def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         """`owner` is whether the task that is read or cancelled is the caller's own."""

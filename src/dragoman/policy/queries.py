@@ -174,7 +174,7 @@ def _both(policies: Policies, caller: Principal, tool: Tool, door: str) -> dict[
     decision = policies.first(caller, tool, door)
     return {
         "call": PERMIT if decision.allowed else DENY,
-        "list": PERMIT if policies.lists(caller, tool) else DENY,
+        "list": PERMIT if policies.can_list(caller, tool) else DENY,
         "policies": list(decision.policies),
         "errors": list(decision.errors),
     }

@@ -27,10 +27,17 @@ import msgspec
 from dragoman.core.bus import Bus
 from dragoman.core.errors import InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.event_payloads import CANCELLED as CANCELLED_CODE
-from dragoman.core.event_payloads import CRASHED, FAILED, code_of, denied, iso, session_in
+from dragoman.core.event_payloads import (
+    CRASHED,
+    FAILED,
+    find_code,
+    is_denied,
+    render_time,
+    session_id_from_trace,
+)
 from dragoman.core.events import PostVerb, PreVerb
 from dragoman.core.principal import Principal
-from dragoman.core.redaction import numbers, short
+from dragoman.core.redaction import select_numbers, shorten
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 from dragoman.stores.sqlite import WatchedFile, open_store
@@ -221,7 +228,7 @@ class DispatchStore:
         if bridged is None:
             return
         self._open[call.trace.span] = ObservedCall(
-            call.tool, call.caller, call.trace, call.asked_as, event.at
+            call.tool, call.principal, call.trace, call.requested_name, event.at
         )
         self._active[bridged.agent] = self._active.get(bridged.agent, 0) + 1
 
@@ -241,7 +248,12 @@ class DispatchStore:
                 del self._active[bridged.agent]
         self._unwritten.append(
             ObservedCall(
-                call.tool, call.caller, call.trace, call.asked_as, started, _end_from_event(event)
+                call.tool,
+                call.principal,
+                call.trace,
+                call.requested_name,
+                started,
+                _end_from_event(event),
             )
         )
         self._drop_oldest()
@@ -372,10 +384,10 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
         bridged.agent,
         bridged.skill_id,
         tool.name,
-        short(asked_as),
+        shorten(asked_as),
         None,
         trace.id,
-        session_in(tool, trace),
+        session_id_from_trace(tool, trace),
         caller.label,
         trace.origin or caller.behalf or None,
         RUNNING,
@@ -385,8 +397,8 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
     if end is not None:
         one.status, one.code, one.completed, latency, task, usage = end
         one.latency = round(latency, 3)
-        one.task = short(str(task)) if task is not None else None
-        if usage and (counted := numbers(usage)):
+        one.task = shorten(str(task)) if task is not None else None
+        if usage and (counted := select_numbers(usage)):
             one.usage = msgspec.json.encode(counted).decode()
     return one
 
@@ -400,7 +412,7 @@ def _end_from_event(event: PostVerb) -> DispatchEnd:
 def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
     result, error = event.result, event.error
     if error is not None:
-        return DENIED if denied(event.call, error) else FAILED_STATUS, code_of(error)
+        return DENIED if is_denied(event.call, error) else FAILED_STATUS, find_code(error)
     if result is None:
         return (CANCELLED, CANCELLED_CODE) if event.cancelled else (FAILED_STATUS, CRASHED)
     if result.failed:
@@ -424,8 +436,8 @@ def _render(one: Dispatch) -> dict[str, Any]:
         "onBehalfOf": one.behalf,
         "status": one.status,
         "kind": one.kind,
-        "startedAt": iso(one.started),
-        "completedAt": iso(one.completed) if one.completed is not None else None,
+        "startedAt": render_time(one.started),
+        "completedAt": render_time(one.completed) if one.completed is not None else None,
         "latencyMs": one.latency,
         "errorCode": one.code,
         "costTokens": _count_tokens(usage) if usage else None,

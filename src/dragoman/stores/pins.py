@@ -117,7 +117,7 @@ class SqlitePins:
             rows = self._read(f"{_LOAD} WHERE target = ?", (target,))
         return [Pin(*row) for row in rows]
 
-    def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
+    def load_bodies(self, pin: Pin) -> tuple[bytes, bytes]:
         key = (pin.target, pin.kind, pin.id)
         for approved, held in self._read(f"SELECT approved, held FROM pins {_OF}", key):
             return approved or b"", held or b""
@@ -133,11 +133,11 @@ class SqlitePins:
         lists = [("INSERT OR IGNORE INTO pin_lists VALUES (?, ?)", [listed])] if listed else []
         self._write([(_SAVE, rows), *lists, *_build_decision_statements(decisions)])
 
-    def listed(self, target: str) -> set[str]:
+    def load_listed_kinds(self, target: str) -> set[str]:
         rows = self._read("SELECT kind FROM pin_lists WHERE target = ?", (target,))
         return {kind for (kind,) in rows}
 
-    def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
+    def load_decisions(self, pin: Pin, most: int) -> list[PinDecision]:
         order = f"SELECT {_DECIDED} FROM pin_decisions {_OF} ORDER BY number DESC LIMIT ?"
         return [
             PinDecision(*row) for row in self._read(order, (pin.target, pin.kind, pin.id, most))

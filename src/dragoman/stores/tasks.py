@@ -141,7 +141,7 @@ class SqliteTaskStore:
             in self._rows(_LOAD)
         ]  # fmt: skip
 
-    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+    def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         found: list[Entry] = []
         size = 0
         try:
@@ -264,7 +264,7 @@ class MemoryTaskStore:
     def load(self) -> list[StoredTask]:
         return []
 
-    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+    def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         found: list[Entry] = []
         size = 0
         for first, count, body in self._logs.get(key, ()):

@@ -13,7 +13,7 @@ import time
 from functools import lru_cache
 from typing import Protocol
 
-from dragoman.core.access import ServesCallers
+from dragoman.core.access import ServesPrincipals
 from dragoman.core.errors import HubError
 from dragoman.core.principal import LOCAL, OWNER, SERVER, Principal
 from dragoman.web.auth import API_KEY, Authenticator
@@ -42,7 +42,7 @@ class AccessWatch:
     def __init__(self, keys: RevocableKeys, auth: Authenticator) -> None:
         self._keys = keys
         self._auth = auth
-        self.parts: list[ServesCallers] = []
+        self.parts: list[ServesPrincipals] = []
         """All that serve callers."""
         self._version = keys.version
         self._expiry = keys.find_next_expiry(time.time())
@@ -89,7 +89,7 @@ class AccessWatch:
         why_ended = lru_cache(maxsize=None)(self.explain_ended)  # many things are of one caller
         for part in self.parts:
             try:
-                part.end_callers(why_ended)
+                part.end_principals(why_ended)
             except Exception:  # or the other parts would go on serving them
                 log.exception("what revoked callers have open could not be ended in full")
 

@@ -16,8 +16,8 @@ from dragoman.core.call import (
     NOTHING,
     Result,
     Updates,
-    Wanted,
-    discard,
+    WantedUpdates,
+    discard_update,
 )
 from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
 from dragoman.core.hub import CallOptions, Hub
@@ -25,7 +25,7 @@ from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
 from dragoman.web.openapi import build_document
@@ -49,7 +49,7 @@ def build_response(value: Any) -> ApiResponse:
     return ApiResponse(200, encode(value))
 
 
-PROGRESS = Wanted(progress=True)
+PROGRESS = WantedUpdates(progress=True)
 METRICS = "metrics"
 """The scope of a key that may read the metrics, and nothing else for that."""
 EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
@@ -230,7 +230,7 @@ class Api:
 
     def _is_admin(self, request: ApiRequest) -> bool:
         who = request.principal
-        return who is not None and self._hub.authorizer.may(who, ADMIN).allowed
+        return who is not None and self._hub.authorizer.decide_action(who, ADMIN).allowed
 
     async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)  # whoever called it may have left something
@@ -246,10 +246,10 @@ class Api:
 
     async def _get_tool(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
-        tool = self._hub.find_for(request.principal, request.names[0], EVERYTHING)
+        tool = self._hub.find_visible(request.principal, request.names[0], EVERYTHING)
         if isinstance(tool.target, Nowhere):
             return response_from_error(tool.target.error)
-        if not self._hub.authorizer.sees(request.principal, tool, "api"):
+        if not self._hub.authorizer.can_see(request.principal, tool, "api"):
             raise NotFound(f'there is no tool "{request.names[0][:200]}"')
         return build_response({**self._summarize(tool), "definition": tool.definition})
 
@@ -260,12 +260,12 @@ class Api:
             options = CallOptions(
                 door="api",
                 view=EVERYTHING,
-                carried=carried_in(request.fields),
+                trace_context=parse_trace(request.fields),
                 features=asked.features or self._features,
                 answers=asked.answers,
                 handle=asked.handle,
-                updates=request.updates or discard,
-                wanted=NO_UPDATES if request.updates is None else PROGRESS,
+                updates=request.updates or discard_update,
+                wanted_updates=NO_UPDATES if request.updates is None else PROGRESS,
             )
             name, principal = request.names[0], request.principal
             _, result = await self._hub.call(principal, name, asked.arguments, options)
@@ -275,7 +275,7 @@ class Api:
 
     def _summarize(self, tool: Tool) -> dict[str, Any]:
         return {
-            "name": self._hub.catalog.shown(tool),
+            "name": self._hub.catalog.listed_name(tool),
             "id": tool.name,
             "description": tool.description,
             "source": find_source(tool),
@@ -341,7 +341,7 @@ def parse_object(request: ApiRequest) -> dict[str, Any]:
 
 def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
     """For what only those may do who run the hub; `instead` says what would do as well."""
-    if principal is None or not hub.authorizer.may(principal, ADMIN).allowed:
+    if principal is None or not hub.authorizer.decide_action(principal, ADMIN).allowed:
         who = principal.label if principal is not None else "nobody"
         raise AuthorizationError(
             f'"{who}" may not do this: it needs a policy that permits the action "admin"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from dragoman.core.admin_audit import recorded
+from dragoman.core.admin_audit import record_action
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
@@ -116,18 +116,18 @@ class AgentsApi:
         require_admin(self._hub, request.principal)
         body = parse_object(request)
         where = render_origin(str(body.get("url", "")))
-        with recorded(self._audit, "agent.add", where, request.principal):
+        with record_action(self._audit, "agent.add", where, request.principal):
             return build_response(await self._require_source().add(body))
 
     async def _change(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         body = parse_object(request)
-        with recorded(self._audit, "agent.change", request.names[0], request.principal):
+        with record_action(self._audit, "agent.change", request.names[0], request.principal):
             return build_response(await self._require_source().change(request.names[0], body))
 
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
-        with recorded(self._audit, "agent.remove", request.names[0], request.principal):
+        with record_action(self._audit, "agent.remove", request.names[0], request.principal):
             return build_response(await self._require_source().remove(request.names[0]))
 
     async def _refetch(self, request: ApiRequest) -> ApiResponse:
@@ -152,7 +152,7 @@ class AgentsApi:
         """Which agents this caller may know of, and whether it runs the hub."""
         if principal is None:
             return lambda _: False, False
-        may = self._hub.authorizer.may
+        may = self._hub.authorizer.decide_action
         admin = may(principal, ADMIN).allowed
         return lambda tool: may(principal, A2A_DISCOVER, tool).allowed, admin
 

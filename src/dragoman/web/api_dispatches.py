@@ -65,7 +65,7 @@ class DispatchesApi:
             if name in query:
                 wanted[field] = _parse_time(name, query[name])
         # Who runs the hub sees them all, everybody else their own.
-        all_of_them = self._hub.authorizer.may(principal, ADMIN).allowed
+        all_of_them = self._hub.authorizer.decide_action(principal, ADMIN).allowed
         found, cursor = await self._store.find(
             _parse_limit(query.get("limit")),
             query.get("cursor"),

@@ -15,7 +15,7 @@ from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response, parse_object
 
 _ERRORS = [400, 403, 404, 409, 502, 503, 504]
@@ -65,17 +65,17 @@ class PromptsAndResourcesApi:
     async def _list(self, caller: Principal | None, kind: str) -> list[dict[str, Any]]:
         assert caller is not None
         found = []
-        for number, tool in enumerate(self._hub.catalogs[kind].tools()):
+        for number, tool in enumerate(self._hub.catalogs[kind].list_tools()):
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)
-            if self._hub.authorizer.sees(caller, tool, "api"):
+            if self._hub.authorizer.can_see(caller, tool, "api"):
                 found.append(self._describe(tool, kind))
         return found
 
     def _describe(self, tool: Tool, kind: str) -> dict[str, Any]:
         definition = tool.definition
         shown: dict[str, Any] = {"name": definition.get("name") or tool.remote_name}
-        shown[_IDENTITY[kind]] = self._hub.catalogs[kind].shown(tool)
+        shown[_IDENTITY[kind]] = self._hub.catalogs[kind].listed_name(tool)
         shown |= {"id": tool.name, "server": tool.target.name}
         shown["description"] = tool.description or definition.get("description") or ""
         return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
@@ -112,7 +112,7 @@ class PromptsAndResourcesApi:
             kind=kind,
             door="api",
             view=EVERYTHING,
-            carried=carried_in(request.fields),
+            trace_context=parse_trace(request.fields),
             features=self._features,
         )
         _, result = await self._hub.call(request.principal, name, arguments, options)

@@ -210,7 +210,7 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
     if (path in mounts and not path.startswith("/api/")) or any(
         one.has(path) and one.is_rpc(path) for one in under
     ):
-        body = rpc.error(None, code, message)
+        body = rpc.encode_error(None, code, message)
     else:
         body = build_error(request.refused, message).body
     reply(request, ApiResponse(request.refused, body, headers=headers))

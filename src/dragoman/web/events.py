@@ -26,12 +26,12 @@ from dragoman.core.errors import (
     Overloaded,
     ShuttingDown,
 )
-from dragoman.core.event_payloads import TOLD, redacted, told
+from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.core.redaction import render_name, short
+from dragoman.core.redaction import render_name, shorten
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.web.api import ApiResponse, build_error, decode_query, response_from_error
 from dragoman.wire import sse
@@ -81,9 +81,9 @@ class SentEvent:
         self.name = name
         call: Call | None = getattr(event, "call", None)
         self.tool: Tool | None = call.tool if call is not None else None
-        self.who: Principal | None = call.caller if call is not None else None
+        self.who: Principal | None = call.principal if call is not None else None
         """Whose call it is; None of what concerns the hub."""
-        self.verb = short(render_name(call.tool.name, call.tool.kind)) if call is not None else ""
+        self.verb = shorten(render_name(call.tool.name, call.tool.kind)) if call is not None else ""
         self.trace = call.trace.id if call is not None else ""
         bridged = call.tool.bridged if call is not None else None
         self.agents: tuple[str, ...] = (bridged.agent, bridged.card_id) if bridged else ()
@@ -136,7 +136,7 @@ class ApiEventStream:
     def is_admin(self) -> bool:
         if self._version != self._hub.authorizer.version:
             self._version = self._hub.authorizer.version
-            self._admin = self._hub.authorizer.may(self.principal, ADMIN).allowed
+            self._admin = self._hub.authorizer.decide_action(self.principal, ADMIN).allowed
         return self._admin
 
     @property
@@ -151,7 +151,7 @@ class ApiEventStream:
         if one.who != self.principal and not (self.is_admin and one.who.org == self.principal.org):
             return False
         nowhere = isinstance(one.tool.target, Nowhere)
-        return nowhere or self._hub.authorizer.lists(self.principal, one.tool)
+        return nowhere or self._hub.authorizer.can_list(self.principal, one.tool)
 
     def enqueue(self, data: bytes) -> None:
         """Never waits."""
@@ -218,7 +218,7 @@ class EventStreams:
             stream.close()
         self._stop_observing()
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for stream in self._streams:
             if why_ended(stream.principal):
                 stream.revoke()
@@ -291,7 +291,9 @@ class EventStreams:
         if not self._ends:
             self._missed = self._next_id()
             name = "the observer for event streams"
-            self._ends = [self._hub.bus.observe(kind, self._distribute, name) for kind in TOLD]
+            self._ends = [
+                self._hub.bus.observe(kind, self._distribute, name) for kind in EVENT_NAMES
+            ]
 
     def _stop_observing(self) -> None:
         if self._linger is not None:
@@ -310,14 +312,14 @@ class EventStreams:
         return self._last
 
     def _distribute(self, event: Event) -> None:
-        found = told(event)
+        found = render_event(event)
         if found is None:
             return
         name, said = found
         call: Call | None = getattr(event, "call", None)
         one = SentEvent(self._next_id(), event, name)
-        plain = redacted(said, call)
-        data = sse.event(encode(plain), name=name, id=str(one.id))
+        plain = redact_event(said, call)
+        data = sse.encode_event(encode(plain), name=name, id=str(one.id))
         self._keep(one, data)
         whole: bytes | None = None
         for stream in self._streams:
@@ -351,8 +353,8 @@ def parse_filter(query: Mapping[str, str]) -> EventFilter:
     if any(len(value) > 500 for value in query.values()):
         raise InvalidInput("what is asked for is longer than 500 characters")
     phases = frozenset(filter(None, query.get("phase", "").split(",")))
-    if strange := phases - set(TOLD.values()):
-        raise InvalidInput(_describe_unknown("phase", min(strange), TOLD.values()))
+    if strange := phases - set(EVENT_NAMES.values()):
+        raise InvalidInput(_describe_unknown("phase", min(strange), EVENT_NAMES.values()))
     outcome = query.get("outcome")
     if outcome not in (None, "completed", "failed"):
         raise InvalidInput("outcome must be completed or failed")
@@ -368,7 +370,7 @@ def _describe_unknown(what: str, given: str, known: Iterable[str]) -> str:
 def encode_dropped(count: int | None) -> bytes:
     """Something was not told; None where nobody knows how much. Without an id: who comes again goes
     on from the last event that it was told."""
-    return sse.event(encode({"count": count}), name=DROPPED)
+    return sse.encode_event(encode({"count": count}), name=DROPPED)
 
 
 def _encode_with_arguments(said: Mapping[str, Any], one: SentEvent) -> bytes | None:
@@ -376,7 +378,7 @@ def _encode_with_arguments(said: Mapping[str, Any], one: SentEvent) -> bytes | N
         data = encode(said)
     except Exception:  # numbers over 64 bits and the like: nothing that can be told
         return None
-    return sse.event(data, name=one.name, id=str(one.id)) if len(data) <= MAX_EVENT else None
+    return sse.encode_event(data, name=one.name, id=str(one.id)) if len(data) <= MAX_EVENT else None
 
 
 def _parse_last_id(given: bytes | None) -> int | None:

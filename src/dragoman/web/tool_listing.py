@@ -48,7 +48,7 @@ class ToolListings:
 
     async def list_visible(self, caller: Principal) -> ToolListing:
         """What the caller may list by the API, in the order of the names."""
-        return await self._find((self._hub.authorizer.group(caller),), caller)
+        return await self._find((self._hub.authorizer.group_of_principal(caller),), caller)
 
     async def list_offered(self) -> ToolListing:
         """All that is offered, for those who run the hub."""
@@ -79,7 +79,7 @@ class ToolListings:
     async def _build(self, caller: Principal | None) -> ToolListing:
         for _ in range(MAX_TRIES):
             version, draft = self._find_version(), _Draft()
-            tools = self._hub.catalog.tools()
+            tools = self._hub.catalog.list_tools()
             for start in range(0, len(tools), SLICE):
                 self._add(draft, tools[start : start + SLICE], caller)
                 await asyncio.sleep(0)
@@ -88,15 +88,15 @@ class ToolListings:
             else:
                 return draft.finish()
         draft = _Draft()
-        self._add(draft, self._hub.catalog.tools(), caller)
+        self._add(draft, self._hub.catalog.list_tools(), caller)
         return draft.finish()
 
     def _add(self, draft: _Draft, tools: Iterable[Tool], caller: Principal | None) -> None:
-        sees = self._hub.authorizer.sees
+        sees = self._hub.authorizer.can_see
         for tool in tools:
             if caller is not None and not sees(caller, tool, "api"):
                 continue
-            shown, server = self._hub.catalog.shown(tool), tool.target.name
+            shown, server = self._hub.catalog.listed_name(tool), tool.target.name
             summary = {
                 "name": shown,
                 "id": tool.name,

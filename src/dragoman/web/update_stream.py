@@ -6,7 +6,7 @@ call without any is answered as plain JSON, with the status that it has.
 
 from __future__ import annotations
 
-from dragoman.core.call import Lasting, Progress, Update
+from dragoman.core.call import Progress, TaskStarted, Update
 from dragoman.core.ports import HttpRequest
 from dragoman.web.api import ApiResponse
 from dragoman.wire import sse
@@ -34,7 +34,7 @@ class UpdateStream:
         """Tells of progress; a client that does not read misses some of it."""
         if isinstance(update, Progress):
             told = {"progress": update.progress, "total": update.total, "message": update.message}
-        elif isinstance(update, Lasting):
+        elif isinstance(update, TaskStarted):
             told = {"message": update.message}
         else:
             return
@@ -42,10 +42,10 @@ class UpdateStream:
             self.has_started = True
             self._request.start(200, _HEADERS)
         known = {name: value for name, value in told.items() if value is not None}
-        self._request.send(sse.event(encode(known), name="progress"))
+        self._request.send(sse.encode_event(encode(known), name="progress"))
 
     async def finish(self, response: ApiResponse) -> None:
         """The answer: `result`, or `error`, as the body would have been."""
         name = "result" if response.status < 400 else "error"
-        await self._request.write(sse.event(response.body, name=name))
+        await self._request.write(sse.encode_event(response.body, name=name))
         self._request.end()

@@ -50,7 +50,7 @@ def decode(
         raise Malformed(f"not valid JSON: {error}") from None
     except RecursionError:
         raise Malformed(f"the message is nested deeper than {max_depth}") from None
-    if opened > max_depth and deeper_than(value, max_depth):
+    if opened > max_depth and is_deeper_than(value, max_depth):
         raise Malformed(f"the message is nested deeper than {max_depth}")
     return value
 
@@ -63,7 +63,7 @@ def decode_reply(text: bytes) -> Any:
 _CONTAINERS = (dict, list)
 
 
-def deeper_than(value: Any, limit: int) -> bool:
+def is_deeper_than(value: Any, limit: int) -> bool:
     """Whether a plain value is nested deeper than that."""
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(limit):
@@ -98,7 +98,7 @@ def _search_for(outer: tuple[bytes, ...], inner: tuple[bytes, ...]) -> _Search:
     return re.compile(b"|".join(map(re.escape, outer + inner))).findall
 
 
-def names_twice(
+def has_duplicate_names(
     text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...], explained: int = 0
 ) -> bool:
     """Whether the outermost object names one of `outer` twice, or its `params` one of `inner`.

@@ -20,34 +20,34 @@ Id = str | int | float | None
 _PLAIN_ID = (int, str)
 
 
-def request(id: Id, method: str, params: Any) -> bytes:
+def encode_request(id: Id, method: str, params: Any) -> bytes:
     return encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
 
-def notification(method: str, params: Any = None) -> bytes:
+def encode_notification(method: str, params: Any = None) -> bytes:
     message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
     if params is not None:
         message["params"] = params
     return encode(message)
 
 
-def result(id: Id, value: Any) -> bytes:
+def encode_result(id: Id, value: Any) -> bytes:
     return encode({"jsonrpc": "2.0", "id": id, "result": value})
 
 
-def result_encoded(id: Id, value: bytes) -> bytes:
+def wrap_result(id: Id, value: bytes) -> bytes:
     """The answer around a result that is kept encoded."""
     return b'{"jsonrpc":"2.0","id":' + encode(id) + b',"result":' + value + b"}"
 
 
-def error(id: Id, code: int, message: str, data: Any = None) -> bytes:
+def encode_error(id: Id, code: int, message: str, data: Any = None) -> bytes:
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data
     return encode({"jsonrpc": "2.0", "id": id, "error": body})
 
 
-def flaw(message: Any) -> str | None:
+def find_flaw(message: Any) -> str | None:
     """What keeps `message` from being a JSON-RPC message, in words."""
     if (
         type(message) is dict
@@ -75,19 +75,19 @@ def flaw(message: Any) -> str | None:
     return None
 
 
-def key_of(id: Id) -> tuple[type, Id]:
+def build_key(id: Id) -> tuple[type, Id]:
     """1, 1.0 and "1" are three ids."""
     return type(id), id
 
 
-def cancelled_by(message: Any) -> tuple[type, Id] | None:
+def find_cancelled(message: Any) -> tuple[type, Id] | None:
     """The key of the request that a `notifications/cancelled` is about."""
     params = message.get("params")
     id = params.get("requestId") if isinstance(params, dict) else None
-    return key_of(id) if isinstance(id, str | int | float) else None
+    return build_key(id) if isinstance(id, str | int | float) else None
 
 
-def id_of(message: Any) -> Id:
+def find_id(message: Any) -> Id:
     """The id to answer a flawed message under: its own where that is one, else null."""
     if isinstance(message, dict):
         id = message.get("id")

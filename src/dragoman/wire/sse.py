@@ -8,7 +8,7 @@ MAX_EVENT = 10 * 1024 * 1024
 KEEPALIVE = b": keep-alive\n\n"
 
 
-class TooLong(ValueError):
+class EventTooLong(ValueError):
     """An event larger than what is taken."""
 
 
@@ -19,13 +19,13 @@ class ServerEvent:
     id: str | None
 
 
-def event(data: bytes, *, name: str | None = None, id: str | None = None) -> bytes:
+def encode_event(data: bytes, *, name: str | None = None, id: str | None = None) -> bytes:
     """One event. `data` is compact JSON, so it has no line ends of its own."""
     head = (f"id: {id}\n" if id is not None else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + data + b"\n\n"
 
 
-class Parser:
+class SseParser:
     """Feed it what arrives; get the events that are complete. `retry` holds the last one sent."""
 
     def __init__(self, limit: int = MAX_EVENT) -> None:
@@ -57,7 +57,7 @@ class Parser:
         del self._pending[:start]
         self._searched -= start
         if len(self._pending) + self._size > self.limit:
-            raise TooLong(f"an event is larger than {self.limit} bytes")
+            raise EventTooLong(f"an event is larger than {self.limit} bytes")
         return events
 
     def _line_end(self, start: int) -> tuple[int, int] | None:
@@ -88,7 +88,7 @@ class Parser:
             self._data.append(value)
             self._size += len(value) + 1
             if self._size > self.limit:
-                raise TooLong(f"an event is larger than {self.limit} bytes")
+                raise EventTooLong(f"an event is larger than {self.limit} bytes")
         elif name == b"event":
             self._event = value.decode("utf-8", "replace")
         elif name == b"id" and b"\0" not in value:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from dragoman.wire.json import deeper_than
+from dragoman.wire.json import is_deeper_than
 
 MAX_DEPTH = 64
 
@@ -18,7 +18,7 @@ class NotCanonical(ValueError):
 
 def remove_signatures(card: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the card without its signatures, unknown members included."""
-    if deeper_than(card, MAX_DEPTH):
+    if is_deeper_than(card, MAX_DEPTH):
         raise NotCanonical(f"it is nested deeper than {MAX_DEPTH}")
     return {name: value for name, value in card.items() if name != "signatures"}
 

@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.protocol.card_fields import FIELDS, FLAG, FREE, TEXT
-from dragoman.wire.json import Malformed, decode, deeper_than
+from dragoman.wire.json import Malformed, decode, is_deeper_than
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 SCHEMAS = "inputSchemas"
@@ -335,7 +335,7 @@ def _parse_skill(
     schema = _find_member(one, "inputSchema")
     if schema is None:
         schema = schemas.get(said)
-    if isinstance(schema, dict) and not deeper_than(schema, MAX_DEPTH):
+    if isinstance(schema, dict) and not is_deeper_than(schema, MAX_DEPTH):
         skill["inputSchema"] = (
             schema  # in no version, but some agents declare it, and the bridge uses it
         )
@@ -400,7 +400,7 @@ def _parse_value(value: Any, kind: str, where: str, odd: _Findings) -> Any:
         if kind in FIELDS:
             return _parse_message(value, kind, where, odd)
         if kind == FREE:
-            return None if deeper_than(value, MAX_DEPTH) else value
+            return None if is_deeper_than(value, MAX_DEPTH) else value
         return {
             key[:MAX_TEXT]: read
             for key, item in list(value.items())[:MAX_ITEMS]

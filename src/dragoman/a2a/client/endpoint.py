@@ -136,7 +136,7 @@ def build_http_call(
         id = message["messageId"]
     method, params = (op, request) if traits.is_native else dialect.build_request(op, request)
     url = endpoint.url if endpoint.binding == JSONRPC else f"{endpoint.url.rstrip('/')}/{method}"
-    return HttpCall("POST", url, JSON_TYPE, rpc.request(id, method, params))
+    return HttpCall("POST", url, JSON_TYPE, rpc.encode_request(id, method, params))
 
 
 def _build_rest_call(

@@ -99,7 +99,7 @@ async def yield_event(event: dict[str, Any]) -> Events:
 async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> Events:
     """Reads the events of a reply. `pace` is shared by all streams of the agent; pausing stops
     reading from the socket, so an agent that sends faster has to wait."""
-    parser = sse.Parser(MAX_BYTES)
+    parser = sse.SseParser(MAX_BYTES)
     count = size = turn = 0
     own = ""
     try:
@@ -108,7 +108,7 @@ async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> 
             turn += piece.count(b"\n") // LINES_AN_EVENT
             try:
                 found = parser.feed(piece)
-            except sse.TooLong as problem:
+            except sse.EventTooLong as problem:
                 raise BadReply(f"{endpoint} sent too much: {problem}") from None
             for event in found:
                 count += 1

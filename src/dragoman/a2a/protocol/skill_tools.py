@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dragoman.core.agent_tool import accepts
+from dragoman.core.agent_tool import is_accepted
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Bridged, Target, Tool
 from dragoman.core.tool_identity import (
+    append_digest,
+    build_identity,
+    build_portable_names,
     fold_name,
-    identity_of,
-    portable_names,
     shorten,
-    tell_apart,
 )
 
 MAX_SAFE = 64
@@ -34,7 +34,7 @@ def slug_from_name(name: str) -> str:
 
 def build_canonical_name(slug: str, skill: str) -> str:
     """`slug.skill`, the identity of the skill: see `core.tool_identity`."""
-    return identity_of(slug, skill)
+    return build_identity(slug, skill)
 
 
 def build_spelled_name(slug: str, skill: str) -> str:
@@ -59,8 +59,8 @@ def _build_other_names(slug: str, skill: str, canonical: str, spelled: str) -> d
         "dotted": spelled,
         "alias": build_alias(slug, skill),
         "safe": shorten(safe, MAX_SAFE, canonical),
-        "safe!": tell_apart(safe, canonical, MAX_SAFE),
-        **portable_names(spelled, safe, canonical),
+        "safe!": append_digest(safe, canonical, MAX_SAFE),
+        **build_portable_names(spelled, safe, canonical),
     }
     if spelled != canonical:
         names["spelled"] = spelled
@@ -121,7 +121,7 @@ def _build_tool(
         raise ValueError(f"its inputSchema is invalid: {problem}") from None
     name, spelled = build_canonical_name(owner.slug, id), build_spelled_name(owner.slug, id)
     if name in taken:
-        name = spelled = tell_apart(name, fold_name(id))
+        name = spelled = append_digest(name, fold_name(id))
     others = _build_other_names(owner.slug, id, name, spelled)
     description = describe_skill(id, owner.target.name, skill)
     return Tool(
@@ -167,8 +167,8 @@ def choose_argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> di
         modes = skill.get("inputModes") or ()
         known = bool(raw.get("defaultInputModes") or own.get("inputModes"))
         form = AS_DATA
-        if known and accepts(modes, "text/plain"):
-            if not accepts(modes, "application/json"):
+        if known and is_accepted(modes, "text/plain"):
+            if not is_accepted(modes, "application/json"):
                 form = AS_TEXT
             elif "inputSchema" not in skill:
                 form = AS_BOTH

@@ -12,7 +12,7 @@ from dragoman.a2a.remote.health_watch import REACHED, TRUST, UNKNOWN
 from dragoman.a2a.remote.registered_agents import RegisteredAgent
 from dragoman.a2a.remote.registration import render_card, render_registration, render_time
 from dragoman.a2a.remote.registry import AgentStore, Registry
-from dragoman.core.agent_tool import MESSAGE, tool_name
+from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import InvalidInput, NotFound, Unreachable
@@ -114,7 +114,7 @@ class RegistryView:
         probed = watch.probed if watch is not None else None
         raw = probed.found.raw if probed is not None else self._load_last_card(row.id)
         told = {**render_registration(row, secret=secret), **self._render_state(member)}
-        offered = self._catalog.offered_by(member.name)
+        offered = self._catalog.list_offered(member.name)
         if secret:
             told |= render_card(raw, probed.card if probed is not None else None, whole=whole)
         else:
@@ -161,7 +161,7 @@ class RegistryView:
 
     def _render_state(self, member: RegisteredAgent) -> dict[str, Any]:
         told = _render_state(member)
-        told["findings"] += self._catalog.remarks(member.name)
+        told["findings"] += self._catalog.list_remarks(member.name)
         return told
 
 
@@ -195,7 +195,7 @@ class _DisabledTarget:
 
 def _build_tool(member: RegisteredAgent) -> Tool:
     """What stands for the agent where it is asked whether somebody may know of it."""
-    name = tool_name(member.name)
+    name = build_tool_name(member.name)
     target = (
         member.watch.agent
         if member.watch is not None

@@ -49,7 +49,7 @@ from dragoman.a2a.remote.remote_task import (
     result_from_task,
 )
 from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, AgentTasks, TaskFollower
-from dragoman.core.agent_tool import MESSAGE, SCHEMA, agent_tool, blocks_from_arguments
+from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.conversations import (
@@ -58,7 +58,7 @@ from dragoman.core.conversations import (
     ConversationLimits,
     Conversations,
     add_context,
-    context_in_meta,
+    find_context_in_meta,
     is_conversation_id,
 )
 from dragoman.core.errors import (
@@ -76,7 +76,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.ports import HttpClient, SchemaCompiler
-from dragoman.core.question_handles import unanswerable
+from dragoman.core.question_handles import build_needs_input
 from dragoman.core.tool import (
     EXTERNAL,
     TRUSTED,
@@ -221,7 +221,7 @@ class RemoteAgent:
 
     def _tools(self, probed: ProbedAgent, card_id: str) -> list[Tool]:
         sources = SOURCES[TRUST[self.entry.trust]]
-        whole = agent_tool(self, _facts(self.name, probed.card), self._prefix, self._validate)
+        whole = build_agent_tool(self, _facts(self.name, probed.card), self._prefix, self._validate)
         # In the hub's own words: the ids of skills may not have been approved yet.
         description = f"{whole.description.rstrip()} {TAKES_MESSAGES}"
         if self.slug and probed.card.get("skills"):
@@ -340,7 +340,7 @@ class RemoteAgent:
         arguments = call.arguments
         if self._is_skill_only:  # its messages have no context id
             return Conversation(), arguments
-        asked = context_in_meta(call) if call.meta else ""
+        asked = find_context_in_meta(call) if call.meta else ""
         if not asked and CONTEXT in arguments and self._names_conversation(call):
             asked = str(arguments[CONTEXT])
             arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
@@ -372,8 +372,8 @@ class RemoteAgent:
         try:
             task = await follower.send(parts, conversation.context, task_id)
         except A2aError as error:
-            if conversation.context and not conversation.asked and error.reason in STALE:
-                self._conversations.end(follower.call, conversation)
+            if conversation.context and not conversation.is_named and error.reason in STALE:
+                self._conversations.forget(follower.call, conversation)
             raise
         return self._build_result(task, follower, conversation)
 
@@ -388,7 +388,7 @@ class RemoteAgent:
         version = endpoint.version if endpoint is not None else ""
         handle = "" if task.is_over else encode_handle(task, id)
         result = result_from_task(task, handle, version if is_skill else None)
-        if result.questions and (problem := unanswerable(result.questions, call)):
+        if result.questions and (problem := build_needs_input(result.questions, call)):
             follower.cancel(task.id)
             raise problem
         if not id or result.questions:

@@ -29,11 +29,11 @@ from dragoman.core.call import (
     URL,
     Artifact,
     Call,
-    Lasting,
     Progress,
     Question,
     Result,
-    Said,
+    StatusMessage,
+    TaskStarted,
     Updates,
 )
 from dragoman.core.conversations import Conversation
@@ -161,13 +161,15 @@ class RemoteTask:
             return
         if not self.lasts:
             self.lasts = True
-            self._updates(Lasting())
+            self._updates(TaskStarted())
         shown = read_parts(message), update_metadata
         if any(shown) and shown != self._last_progress:
             self._last_progress = shown
             self._progress += 1
             text = text_from_parts(shown[0]) or None
-            self._updates(Progress(progress=self._progress, message=text, said=self.build_said()))
+            self._updates(
+                Progress(progress=self._progress, message=text, status_message=self.build_said())
+            )
 
     def _apply_artifact(self, update: Mapping[str, Any]) -> None:
         artifact = update.get("artifact")
@@ -201,12 +203,12 @@ class RemoteTask:
         """Lists its artifacts, in the form of 1.0."""
         return [artifact.build() for artifact in self._artifacts.values()]
 
-    def build_said(self) -> Said:
+    def build_said(self) -> StatusMessage:
         """Builds its status message, with the metadata of its task."""
         parts = read_parts(self.status_message)
         if sum(map(_count_part, parts)) > MAX_SAID:
             parts = [{"text": text_from_parts(parts)}]
-        return Said(
+        return StatusMessage(
             content=list(map(block_from_part, parts)),
             extra=_read_extra(self.status_message) if self.status_message is not None else NOTHING,
             metadata=self._update_metadata,
@@ -223,7 +225,10 @@ class RemoteTask:
         login = self.state == operations.AUTH_REQUIRED
         questions = {AUTH: self._build_login(text)} if login else {REPLY: self._build_form(text)}
         return Result(
-            questions=questions, handle=handle, said=self.build_said(), settles_itself=login
+            questions=questions,
+            handle=handle,
+            status_message=self.build_said(),
+            settles_itself=login,
         )
 
     def _build_failure(self, text: str) -> HubError:
@@ -235,7 +240,7 @@ class RemoteTask:
             error = WorkFailed(f'agent "{self.agent}" failed{why}')
         else:
             error = WorkFailed(f'agent "{self.agent}" cancelled its task{why if text else ""}')
-        error.said = self.build_said()
+        error.status_message = self.build_said()
         return error
 
     def _build_form(self, text: str) -> Question:
@@ -306,7 +311,7 @@ def result_from_task(task: RemoteTask, handle: str, dialect: str | None) -> Resu
     parts = read_parts(answer if answer is not None else task.status_message)
     said = task.build_said() if answer is None else None
     if answer is not None and dialect is None:
-        said = Said(extra=_read_extra(answer))
+        said = StatusMessage(extra=_read_extra(answer))
     if not artifacts:
         return _result_from_message(task, parts, said, dialect)
     made = [build_artifact(one["artifactId"], one) for one in artifacts]
@@ -333,12 +338,12 @@ def result_from_task(task: RemoteTask, handle: str, dialect: str | None) -> Resu
         structured=structured,
         artifacts=made,
         size=size,
-        said=said,
+        status_message=said,
     )
 
 
 def _result_from_message(
-    task: RemoteTask, parts: Parts, said: Said | None, dialect: str | None
+    task: RemoteTask, parts: Parts, said: StatusMessage | None, dialect: str | None
 ) -> Result:
     """Builds the result of an answer without a task, or of the last status message: an earlier
     status message is not an answer."""
@@ -360,7 +365,7 @@ def _result_from_message(
         artifacts=artifacts,
         size=_count_part(parts[0]) if said is None and len(parts) == 1 else -1,
         direct=direct,
-        said=said,
+        status_message=said,
     )
 
 

@@ -24,10 +24,18 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.remote_task import RemoteTask
 from dragoman.core.background import Background
 from dragoman.core.backoff import Backoff
-from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, MessageOrigin, Progress, Update
+from dragoman.core.call import (
+    NO_UPDATES,
+    Artifact,
+    Call,
+    MessageOrigin,
+    Progress,
+    TaskStarted,
+    Update,
+)
 from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
-from dragoman.core.event_payloads import session_of
-from dragoman.core.trace import MEMBERS, headers_of
+from dragoman.core.event_payloads import build_session_id
+from dragoman.core.trace import MEMBERS, trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +108,8 @@ class TaskFollower:
         self._timer: asyncio.TimerHandle | None = None
         self._asyncio_task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._metadata = call.trace.carried()
-        self._headers = headers_of(self._metadata)
+        self._metadata = call.trace.build_context()
+        self._headers = trace_headers(self._metadata)
         self._extensions: list[str] = []
         if call.message is not None and (activated := call.message.extensions):
             declared = probed.card.get("capabilities", {}).get("extensions") or ()
@@ -178,7 +186,7 @@ class TaskFollower:
             _carry_origin(origin, request, metadata)
             extensions = _list_extensions(origin.message_extensions)
         if (skill := call.tool.bridged) is not None:
-            metadata[SKILL] = {"skillId": skill.skill_id, "correlationId": session_of(call)}
+            metadata[SKILL] = {"skillId": skill.skill_id, "correlationId": build_session_id(call)}
             extensions.append(SKILL)
         metadata.update(self._metadata)
         message["metadata"] = metadata
@@ -339,9 +347,9 @@ class TaskFollower:
         return self.timed_out and task is not None and task.uncancel() <= self._cancelling
 
     def _publish(self, update: Update) -> None:
-        wanted = self.call.wanted
+        wanted = self.call.wanted_updates
         if wanted is not NO_UPDATES and self._deadline is not None and not self.timed_out:
-            if wanted.lasting and isinstance(update, Lasting):
+            if wanted.task_start and isinstance(update, TaskStarted):
                 self.stop_timer()
             elif wanted.progress and isinstance(update, Progress | Artifact):
                 assert self._seconds is not None

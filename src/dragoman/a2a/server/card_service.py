@@ -25,7 +25,7 @@ from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool
-from dragoman.wire.json import deeper_than, encode
+from dragoman.wire.json import encode, is_deeper_than
 
 MAX_KEPT, MAX_LISTED = 256, 16
 MAX_KEPT_BYTES = 16 * 1024 * 1024
@@ -202,7 +202,7 @@ def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:
     size = 0
     for tool in tools:
         schema = tool.definition.get("inputSchema")
-        if isinstance(schema, Mapping) and not deeper_than(schema, MAX_SCHEMA_DEPTH):
+        if isinstance(schema, Mapping) and not is_deeper_than(schema, MAX_SCHEMA_DEPTH):
             size += len(encode(schema))
             if size > MAX_SCHEMA_BYTES or len(found) >= MAX_SKILLS:
                 break

@@ -35,7 +35,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import Principal
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 
 # The hub starts children; those need nothing of gRPC, which would otherwise hold every fork up, and
 # its own lines on stderr say nothing that is not raised or logged here.
@@ -196,7 +196,7 @@ class A2aGrpcServer:
                 extensions=_extensions(metadata),
                 base=self._base,
                 key=_key(metadata),
-                carried=carried_in(_traced(metadata), merge_metadata(request)),
+                carried=parse_trace(_traced(metadata), merge_metadata(request)),
             )
             return await work(service, method, ctx, request, context)
         except asyncio.CancelledError:
@@ -236,7 +236,7 @@ class A2aGrpcServer:
         if not calls:
             del self._calls[caller]
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for caller, calls in list(self._calls.items()):
             if why := why_ended(caller):
                 for task in [one for one, ends in calls.items() if not ends]:

@@ -33,9 +33,9 @@ from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.errors import HubError
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 from dragoman.wire import rpc, sse
-from dragoman.wire.json import Malformed, decode, encode, is_compact, names_twice
+from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names, is_compact
 
 log = logging.getLogger(__name__)
 
@@ -135,14 +135,14 @@ class A2aHttpTransport:
         self, request: HttpRequest, principal: Principal, agent: str | None, known: Known
     ) -> Awaitable[None]:
         message = self._message(request)
-        known.id = rpc.id_of(message)
+        known.id = rpc.find_id(message)
         if (
             isinstance(message, dict)
             and "jsonrpc" not in message
             and http_v01.parse_bare_request(message)
         ):
             return self._legacy(request, principal, agent, "")
-        if (flaw := rpc.flaw(_with_any_id(message))) is not None or "method" not in message:
+        if (flaw := rpc.find_flaw(_with_any_id(message))) is not None or "method" not in message:
             raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
         version = _version(request)
@@ -173,7 +173,7 @@ class A2aHttpTransport:
         answer: Awaitable[dict[str, Any]],
     ) -> None:
         try:
-            body = rpc.result(known.id, self._out(known.dialect, known.op, await answer))
+            body = rpc.encode_result(known.id, self._out(known.dialect, known.op, await answer))
         except Exception as error:
             _fail(request, known, error)
             return
@@ -183,8 +183,8 @@ class A2aHttpTransport:
         self, request: HttpRequest, known: Known, ctx: RequestContext, wanted: Mapping[str, Any]
     ) -> None:
         def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-            out = rpc.result(known.id, known.dialect.render_event(event, final=final))
-            return sse.event(out, id=str(number))
+            out = rpc.encode_result(known.id, known.dialect.render_event(event, final=final))
+            return sse.encode_event(out, id=str(number))
 
         try:
             stream = await self._opened(known.op, ctx, wanted, request)
@@ -204,7 +204,7 @@ class A2aHttpTransport:
         except Malformed as problem:
             raise A2aError(PARSE_ERROR, str(problem)) from None
         body = request.body
-        if not is_compact(body, message) and names_twice(body, rpc.ENVELOPE, (), 0):
+        if not is_compact(body, message) and has_duplicate_names(body, rpc.ENVELOPE, (), 0):
             raise A2aError(INVALID_REQUEST, "a member is named twice")
         return message
 
@@ -299,7 +299,7 @@ class A2aHttpTransport:
 
                 def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
                     out = encode(dialect.render_rest_event(event, final=final))
-                    return sse.event(out, id=str(number))
+                    return sse.encode_event(out, id=str(number))
 
                 await self._pump(request, stream, frame, ctx, wanted)
                 return
@@ -404,7 +404,7 @@ class A2aHttpTransport:
             _extensions(named) if named else _NONE,
             self._base_of(request),
             key,
-            carried_in(fields, merge_metadata(wanted)),
+            parse_trace(fields, merge_metadata(wanted)),
         )
 
     def _headers(
@@ -480,7 +480,7 @@ def _fail(request: HttpRequest, known: Known, error: Exception) -> None:
     body = encode({"jsonrpc": "2.0", "id": known.id, "error": shown})
     as_event = known.dialect.TRAITS.streams_errors and known.op in operations.STREAMING
     if as_event and _wants_events(request):
-        request.reply(200, SSE_HEADERS, sse.event(body))
+        request.reply(200, SSE_HEADERS, sse.encode_event(body))
     else:
         request.reply(200, JSON_HEADERS, body)
 

@@ -70,7 +70,7 @@ def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
             out: Any = v01.render_event(event, final=final)
             if "jsonrpc" in body:
                 out = {"jsonrpc": "2.0", "id": id, "result": out}
-            return sse.event(encode(out), id=str(number))
+            return sse.encode_event(encode(out), id=str(number))
 
         return LegacyRequest(op, v01.parse_params(op, params), _render_sent, frame)
     if method == "GET":
@@ -114,12 +114,12 @@ def _parse_python_a2a(op: str, body: Any, *, chunks: bool) -> LegacyRequest:
     def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
         if chunks:
             chunk = python_a2a.render_chunk(event, final=final)
-            return sse.event(encode(chunk), id=str(number)) if chunk is not None else b""
+            return sse.encode_event(encode(chunk), id=str(number)) if chunk is not None else b""
         if number < stream.number:
             return b""  # the whole task goes out each time, and what is told next has this too
         task = stream.snapshot() or v01.task_from_message(event)
         name, data = python_a2a.render_event(task, final=final)
-        return sse.event(encode(data), name=name, id=str(number))
+        return sse.encode_event(encode(data), name=name, id=str(number))
 
     return LegacyRequest(op, request, answer, frame, fail)
 

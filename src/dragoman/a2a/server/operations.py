@@ -101,11 +101,11 @@ class A2aServer:
         for stream in list(self._streams):
             stream.close()
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         """Streams end with the last event of their tasks, which is that they were cancelled; their
         webhooks do not hear even that."""
-        self._push.end_callers(why_ended)
-        self.tasks.end_callers(why_ended)
+        self._push.end_principals(why_ended)
+        self.tasks.end_principals(why_ended)
 
     def answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
@@ -286,7 +286,7 @@ class A2aServer:
         return task
 
     def _permits(self, ctx: RequestContext, action: str, task: AgentTask) -> bool:
-        return self._hub.may_task(ctx.principal, action, task.tool, EVERYTHING)
+        return self._hub.can_act_on_task(ctx.principal, action, task.tool, EVERYTHING)
 
     def find_dialect(self, principal: Principal, id: Any) -> str:
         """The dialect of a task, for requests that do not say theirs; empty for no such task."""

@@ -107,7 +107,7 @@ class PushNotifier:
             else:
                 self._wake(hook)
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         """Parks the webhooks of callers that have lost access: nothing is sent there any more. What
         is stored of them stays as it is, and is parked again at every start."""
         for owner, hooks in self._of.items():

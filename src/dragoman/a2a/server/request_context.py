@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
-from dragoman.core.trace import Carried
+from dragoman.core.trace import TraceContext
 
 
 @record(frozen=True, slots=True)
@@ -21,4 +21,4 @@ class RequestContext:
     """The address that the client sees the hub at."""
     key: str = ""
     """Of a send that is to be done once, however often it comes."""
-    carried: Carried | None = None
+    carried: TraceContext | None = None

@@ -22,12 +22,12 @@ from dragoman.a2a.protocol.errors import (
 from dragoman.a2a.protocol.parts import block_from_part, join_texts
 from dragoman.a2a.protocol.skill_tools import build_canonical_name, slug_from_name
 from dragoman.a2a.server.form_answers import SCALARS, parse_object, parse_value
-from dragoman.core.agent_tool import MESSAGE, tool_name
+from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.fast_dataclass import record
 from dragoman.core.hub import Hub
 from dragoman.core.ports import A2A_DISCOVER
 from dragoman.core.principal import Principal
-from dragoman.core.tool import AgentFacts, Nowhere, Tool, unknown
+from dragoman.core.tool import AgentFacts, Nowhere, Tool, build_unknown_tool
 from dragoman.core.tool_filter import EVERYTHING
 
 SKILL = "urn:dragoman:a2a:skill:v1"
@@ -92,7 +92,7 @@ class MessageRouter:
         """Those it may know of: of the configuration first, then those of others."""
         found = {
             tool.agent.name: tool
-            for tool in self._hub.catalog.tools()
+            for tool in self._hub.catalog.list_tools()
             if tool.agent is not None and self.can_discover(principal, tool)
         }
         first = [found.pop(name) for name in self._order if name in found]
@@ -116,7 +116,9 @@ class MessageRouter:
 
     def _find_slugs(self) -> dict[str, str]:
         """Those that stand for one agent alone, and are no agent's name."""
-        names = [tool.agent.name for tool in self._hub.catalog.tools() if tool.agent is not None]
+        names = [
+            tool.agent.name for tool in self._hub.catalog.list_tools() if tool.agent is not None
+        ]
         taken = Counter(slug_from_name(name) for name in names)
         slugs = {slug_from_name(name): name for name in names}
         return {
@@ -145,11 +147,11 @@ class MessageRouter:
 
     def list_skills(self, principal: Principal) -> Iterable[Tool]:
         """The tools that the hub as an agent has to offer to that caller."""
-        tools = self._hub.tools(principal, EVERYTHING, door=DOOR)
+        tools = self._hub.list_tools(principal, EVERYTHING, door=DOOR)
         return (tool for tool in tools if tool.agent is None)
 
     def _find_agent_tool(self, name: str) -> Tool | None:
-        tool = self._hub.catalog.find(tool_name(name))
+        tool = self._hub.catalog.find(build_tool_name(name))
         return tool if tool.agent is not None else None
 
     def route(self, agent: str | None, request: Mapping[str, Any]) -> Destination:
@@ -165,7 +167,7 @@ class MessageRouter:
             if not isinstance(tool.target, Nowhere):
                 return _destination_from_tool(tool, HUB_FACTS, "", skill)
         if name:
-            return Destination(name, facts, tool_name(name), skill, True)
+            return Destination(name, facts, build_tool_name(name), skill, True)
         if not skill:
             return Destination("", facts, "", "", False)
         return _destination_from_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
@@ -173,7 +175,7 @@ class MessageRouter:
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not tool.target.traits.is_published:
             return False  # a registered agent is published where its operator says so
-        return self._hub.authorizer.may(principal, A2A_DISCOVER, tool).allowed
+        return self._hub.authorizer.decide_action(principal, A2A_DISCOVER, tool).allowed
 
     def can_discover_agent(self, principal: Principal, facts: AgentFacts) -> bool:
         """Whether it may know of that agent."""
@@ -200,9 +202,9 @@ class MessageRouter:
         facts = whole.target.traits.facts if whole is not None else None
         if facts is None or facts.type != REMOTE:
             return tool
-        for one in self._hub.catalog.offered_by(agent):
+        for one in self._hub.catalog.list_offered(agent):
             if one.bridged is not None and one.bridged.skill_id == skill:
-                return tool if self._hub.authorizer.sees(principal, one, DOOR) else one.name
+                return tool if self._hub.authorizer.can_see(principal, one, DOOR) else one.name
         return build_canonical_name(slug_from_name(agent), skill)
 
     @property
@@ -213,7 +215,11 @@ class MessageRouter:
     def find_visible_tool(self, name: str, principal: Principal) -> Tool:
         """As far as it may know of it: what it may not see is not there."""
         tool = self._hub.find(name, EVERYTHING)
-        return tool if self._hub.authorizer.sees(principal, tool, DOOR) else unknown(name)
+        return (
+            tool
+            if self._hub.authorizer.can_see(principal, tool, DOOR)
+            else build_unknown_tool(name)
+        )
 
     def match_skill(self, words: str, principal: Principal) -> str:
         """The skill whose id, or else whose name on the card, a text is; empty for another text."""

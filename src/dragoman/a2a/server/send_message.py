@@ -25,7 +25,7 @@ from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
 from dragoman.a2a.server.task import AgentTask, new_id
-from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, Wanted
+from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, WantedUpdates
 from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
@@ -40,11 +40,11 @@ from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tasks import WAITS
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import Carried, new_trace
+from dragoman.core.trace import TraceContext, new_trace
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 """What whoever sends messages can be asked."""
-WANTED = Wanted(progress=True, lasting=True)
+WANTED = WantedUpdates(progress=True, task_start=True)
 
 MAX_KEYS = 32
 """Of one task: those that its last messages were sent with."""
@@ -174,7 +174,7 @@ class Sending:
             tool=there.tool,
             skill=there.skill,
         )
-        task.carried = ctx.carried or Carried(new_trace().id, "", "")
+        task.carried = ctx.carried or TraceContext(new_trace().id, "", "")
         task.version = ctx.version
         self._say(ctx, task, request)
         self._aim(task, there, spoken)
@@ -351,10 +351,10 @@ class Sending:
         options = CallOptions(
             door="a2a",
             view=EVERYTHING,
-            carried=task.carried,
+            trace_context=task.carried,
             message=message,
             updates=updates,
-            wanted=WANTED,
+            wanted_updates=WANTED,
             features=FEATURES,
             answers=answers,
             handle=handle,

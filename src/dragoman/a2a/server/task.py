@@ -25,11 +25,11 @@ from dragoman.core.call import (
     NOTHING,
     URL,
     Artifact,
-    Note,
+    LogMessage,
     Progress,
     Question,
     Result,
-    Said,
+    StatusMessage,
     Update,
     Updates,
 )
@@ -50,7 +50,7 @@ from dragoman.core.tasks import (
     Entry,
     words_of,
 )
-from dragoman.core.trace import Carried
+from dragoman.core.trace import TraceContext
 from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class AgentTask(LoggedTask):
         self.metadata: Mapping[str, Any] = {}
         self.far = ""
         """The id that the agent behind the hub has given to its task."""
-        self.carried: Carried | None = None
+        self.carried: TraceContext | None = None
         """One for all the calls of a task."""
         self.said: dict[str, Any] = {}
         """What was answered so far to questions that are still open."""
@@ -198,7 +198,7 @@ class AgentTask(LoggedTask):
         task.arguments = about.get("arguments", {})
         task.turn, task.version = about["turn"], about["version"]
         task.sends = about.get("sends", {})
-        task.carried = Carried(about["trace"], "", "") if "trace" in about else None
+        task.carried = TraceContext(about["trace"], "", "") if "trace" in about else None
         task.metadata = about.get("metadata", {})
         task.far = about.get("far", "")
         task.shown = True
@@ -352,8 +352,8 @@ class AgentTask(LoggedTask):
 
     def _conclude(self, result: Result) -> None:
         self.result = result
-        if result.said is not None:
-            self._heard(result.said)
+        if result.status_message is not None:
+            self._heard(result.status_message)
         if result.failed:
             self._pending = parts_from_result(result)
             self._move(FAILED, "")
@@ -366,7 +366,7 @@ class AgentTask(LoggedTask):
                     self._make(made)
         elif result.direct:
             self._pending = parts_from_result(result)
-        elif result.said is not None:
+        elif result.status_message is not None:
             pass  # what the agent said at its end is the status, and it has made nothing
         elif result.content or result.structured is not ABSENT:
             parts = parts_from_result(result, self.accepted)
@@ -383,8 +383,8 @@ class AgentTask(LoggedTask):
             question.kind == URL or name == AUTH for name, question in self.questions.items()
         )
         asked = self.asked
-        if asked is not None and asked.said is not None:
-            self._heard(asked.said)
+        if asked is not None and asked.status_message is not None:
+            self._heard(asked.status_message)
         if not self._pending:
             self._pending = question_parts(self.questions, words)
         self._move(AUTH_REQUIRED if logs_in else INPUT_REQUIRED, words)
@@ -450,8 +450,8 @@ class AgentTask(LoggedTask):
             return
         if isinstance(error, HubError):
             self._words(str(error))
-            if error.said is not None:
-                self._heard(error.said)
+            if error.status_message is not None:
+                self._heard(error.status_message)
             if isinstance(error, Refused | Declined):
                 self.error = error
                 self._move(REJECTED, str(error))
@@ -461,15 +461,17 @@ class AgentTask(LoggedTask):
         super()._fail(error)
 
     def _update(self, update: Update) -> None:
-        if self.finished or isinstance(update, Note):
+        if self.finished or isinstance(update, LogMessage):
             return
         if isinstance(update, Artifact):
             self._make(update)
-        elif isinstance(update, Progress) and update.said is not None:
-            self._made += sum(map(_weight, map(part_from_block, update.said.content))) + PART_BYTES
+        elif isinstance(update, Progress) and update.status_message is not None:
+            self._made += (
+                sum(map(_weight, map(part_from_block, update.status_message.content))) + PART_BYTES
+            )
             if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
                 return
-            self._heard(update.said)
+            self._heard(update.status_message)
             self._log_status()
         else:
             words = words_of(update)
@@ -516,7 +518,7 @@ class AgentTask(LoggedTask):
 
     # --- the status ------------------------------------------------------------------------------
 
-    def _heard(self, said: Said) -> None:
+    def _heard(self, said: StatusMessage) -> None:
         """The next status is what the agent behind the hub has said."""
         if said.content:
             self._pending = [part_from_block(block) for block in said.content]

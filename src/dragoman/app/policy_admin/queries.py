@@ -132,7 +132,9 @@ def tool_named(name: str, hub: Hub) -> Tool:
     near: list[str] = []
     if isinstance(wrong, NotFound):
         wrong = NotFound(f'there is no tool "{name[:200]}"')
-        near = difflib.get_close_matches(name, [tool.name for tool in hub.catalog.tools()], n=1)
+        near = difflib.get_close_matches(
+            name, [tool.name for tool in hub.catalog.list_tools()], n=1
+        )
     raise type(wrong)(f'{wrong}; did you mean "{near[0]}"?' if near else str(wrong))
 
 

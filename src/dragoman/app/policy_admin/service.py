@@ -153,7 +153,7 @@ class PolicySide:
     def _touch_lists(self) -> None:
         if self._hub is not None:
             for catalog in self._hub.catalogs.values():
-                catalog.touch()
+                catalog.mark_changed()
 
     def _changed(self, old: Snapshot, new: Snapshot) -> None:
         before = {each.id: each.text for each in old.policies}
@@ -218,7 +218,7 @@ class PolicySide:
         if state != self._named_at:
             callers = principals(self._config, records, time.time())
             names = Names(self._config, callers, registered(self._place))
-            for tool in (tool for catalog in catalogs for tool in catalog.tools()):
+            for tool in (tool for catalog in catalogs for tool in catalog.list_tools()):
                 names.add(tool)
             self._names, self._named_at = names.known, state
         return self._names
@@ -279,7 +279,7 @@ class PolicySide:
             if checked.snapshot is None:
                 return judged(checked)
             draft = self.policies.beside(checked.snapshot)
-            if not force and not draft.may(by, ADMIN).allowed:
+            if not force and not draft.decide_action(by, ADMIN).allowed:
                 raise InvalidInput(
                     f'then no policy would permit "{by.label}" the action "admin", and it could '
                     'not be changed back this way; send "force" if that is what you want'
@@ -354,7 +354,7 @@ class PolicySide:
             found = queries.explain(self.policies, caller, action or CALL, on, context)
         except LookupError as error:
             raise InvalidInput(f"it cannot be told: {error}") from None
-        listed = self.policies.sees(caller, on, "api") if on is not None else None
+        listed = self.policies.can_see(caller, on, "api") if on is not None else None
         allowed = found["decision"] == "permit"
         return {
             **found,
@@ -379,7 +379,7 @@ class PolicySide:
     async def what_can(self, principal: str) -> dict[str, Any]:
         assert self._hub is not None
         caller = self._caller(principal, None)
-        tools = [tool for catalog in self._hub.catalogs.values() for tool in catalog.tools()]
+        tools = [tool for catalog in self._hub.catalogs.values() for tool in catalog.list_tools()]
         rows: list[dict[str, Any]] = []
         for begin in range(0, len(tools), AT_ONCE):
             rows += queries.what_can(self.policies, caller, tools[begin : begin + AT_ONCE])

@@ -80,11 +80,11 @@ def run_with_agent(
 async def _run_with_url(
     target: str, options: ConnectionOptions, work: Callable[[AgentConnection], Awaitable[T]]
 ) -> T:
-    from dragoman.app.app import A2aClient, Client
+    from dragoman.app.app import A2aClient, OutboundHttp
 
-    net = Client()
+    net = OutboundHttp()
     try:
-        http = net.reaching(target, allow_private=options.allow_private)
+        http = net.open_configured(target, allow_private=options.allow_private)
     except ConfigError as error:  # here it is no file that is wrong
         fail(str(error), USAGE)
     try:

@@ -17,7 +17,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
-from dragoman.core.unlisted_resources import MAX_URI, listed_address, own_address
+from dragoman.core.unlisted_resources import MAX_URI, build_listed_uri, build_own_uri
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
@@ -130,11 +130,11 @@ class CatalogSync:
         """What was left out, and why."""
         found = [words for about in self._problems.values() for words in about]
         for catalog in self._catalogs.values():
-            found += catalog.remarks(self._target.name)
+            found += catalog.list_remarks(self._target.name)
         return found[:MAX_PROBLEMS]
 
     def count_offered(self, kind: str) -> int:
-        return len(self._catalogs[kind].offered_by(self._target.name))
+        return len(self._catalogs[kind].list_offered(self._target.name))
 
     def count_total(self, kind: str) -> int:
         """Of all servers."""
@@ -146,7 +146,7 @@ class CatalogSync:
 
     def list_offered(self, kind: str) -> Sequence[Tool]:
         """What the catalog has of it."""
-        return self._catalogs[kind].offered_by(self._target.name)
+        return self._catalogs[kind].list_offered(self._target.name)
 
     async def fetch_lists(
         self,
@@ -337,8 +337,8 @@ def resource_from_definition(
     name = f"{target.name}.{uri}"
     return Tool(
         name=name,
-        alias=listed_address(target.name, uri) if kind == RESOURCE else uri,
-        other_names={"own": own} if (own := own_address(target.name, uri)) != name else {},
+        alias=build_listed_uri(target.name, uri) if kind == RESOURCE else uri,
+        other_names={"own": own} if (own := build_own_uri(target.name, uri)) != name else {},
         kind=kind,
         remote_name=uri,
         description=_read_description(definition, uri),

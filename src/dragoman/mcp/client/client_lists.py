@@ -80,8 +80,8 @@ class ClientLists:
             return Sight(OWNER, PLAIN)
         return Sight(None, profile_of(select_askable(viewer.features, R2607), modern=True))
 
-    def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
-        return self._listing.hidden(kind, self.sight_of(viewer))
+    def list_hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
+        return self._listing.list_hidden(kind, self.sight_of(viewer))
 
     async def check(self, call: Call) -> None:
         """Raises `NotFound` for what the server does not list to the caller. What the caller's own
@@ -95,7 +95,7 @@ class ClientLists:
         if reading is not None:
             await wait_for_lists([reading])
         if not self._listing.sees(tool.kind, tool.remote_name, self.sight_of(call)):
-            raise NotFound(f'there is no {tool.kind} "{call.asked_as[:200]}" for this client')
+            raise NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}" for this client')
 
     def remarks(self) -> list[str]:
         """How clients are treated differently here, in words."""

@@ -18,7 +18,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dragoman.core.call import ROOTS, Call, Question, Refusal
+from dragoman.core.call import ROOTS, AnswerError, Call, Question
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, Unreachable, WorkFailed
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
@@ -99,7 +99,7 @@ class ClientSession:
         self.outside = outside
         self.client = call.client
         self.door = call.door
-        self.caller: Principal = call.caller
+        self.caller: Principal = call.principal
         self.whose = _whose(call)
         self.opening = opening
         self.calls = 0
@@ -237,7 +237,7 @@ class ClientSessions:
     def _note_roots(self, waiting: Waiting, answers: Mapping[str, Any]) -> None:
         for key, question in waiting.parked.questions.items():
             answer = answers.get(key)
-            if question.kind != ROOTS or answer is None or isinstance(answer, Refusal):
+            if question.kind != ROOTS or answer is None or isinstance(answer, AnswerError):
                 continue
             if not waiting.own.client:
                 waiting.own.roots = _digest(answer)
@@ -420,7 +420,7 @@ class ClientSessions:
         return self._begin(free, call, features)
 
     def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> ClientSession:
-        mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
+        mine = [key for key, own in self._sessions.items() if own.caller == call.principal]
         if len(mine) >= MAX_SESSIONS // 2:
             if not self._make_room(mine):
                 raise Overloaded(
@@ -607,4 +607,4 @@ def _declared(features: Mapping[str, Any]) -> str:
 
 
 def _whose(call: Caller) -> str:
-    return owner_key(call.client, call.caller)
+    return owner_key(call.client, call.principal)

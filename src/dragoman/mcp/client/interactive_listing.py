@@ -223,17 +223,17 @@ class Listing:
         """Whether a client is listed what the server calls `name`."""
         return name in self._visible(kind, sight)
 
-    def hidden(self, kind: str, sight: Sight) -> frozenset[str]:
+    def list_hidden(self, kind: str, sight: Sight) -> frozenset[str]:
         """The canonical names of what is offered, and not listed to such a client."""
         visible = self._visible(kind, sight)
         offered = self._offers.list_offered(kind)
         return frozenset(tool.name for tool in offered if tool.remote_name not in visible)
 
-    def own_names(self, kind: str) -> frozenset[str]:
+    def list_client_only_names(self, kind: str) -> frozenset[str]:
         """The canonical names of what own sessions alone list."""
         if not self._own:
             return frozenset()
-        return self.hidden(kind, Sight(None, None))
+        return self.list_hidden(kind, Sight(None, None))
 
     def count_asking(self, kind: str) -> int:
         """How many entries are listed only to clients that can be asked."""

@@ -224,7 +224,7 @@ class JsonRpcChannel:
         self._last_id = id = self._last_id + 1
         if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
-        self._send(rpc.request(id, method, params), params.get("_meta", NOTHING))
+        self._send(rpc.encode_request(id, method, params), params.get("_meta", NOTHING))
         loop = self._loop
         future: asyncio.Future[tuple[Any, int]] = loop.create_future()
         timer = loop.call_later(timeout, self._expire, id)
@@ -239,7 +239,7 @@ class JsonRpcChannel:
             self._pending.pop(id, None)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
-        self._send(rpc.notification(method, params), NOTHING)
+        self._send(rpc.encode_notification(method, params), NOTHING)
 
     async def listen(
         self,
@@ -293,7 +293,7 @@ class JsonRpcChannel:
             self._cancelled_until = now + LATE_LOG_SECONDS
         try:
             params = {"requestId": id, "reason": reason}
-            self._send(rpc.notification(CANCELLED, params), NOTHING)
+            self._send(rpc.encode_notification(CANCELLED, params), NOTHING)
         except Unreachable:
             log.debug("%s: lost before the request could be cancelled", self.server)
 
@@ -387,7 +387,7 @@ class JsonRpcChannel:
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            self._route_question(self._requests.open(rpc.id_of(message), method, params))
+            self._route_question(self._requests.open(rpc.find_id(message), method, params))
         elif method == PROGRESS:
             self._report_progress(params)
         elif method == MESSAGE:

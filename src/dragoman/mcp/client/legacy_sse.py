@@ -13,7 +13,7 @@ from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
-from dragoman.core.trace import headers_of, new_trace
+from dragoman.core.trace import new_trace, trace_headers
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
@@ -54,7 +54,7 @@ class SseWire(JsonRpcChannel):
     async def start(self) -> None:
         """Opens the stream. Raises `UpstreamHttpError` or `BadReply` if the URL serves no
         HTTP+SSE."""
-        headers = {**self._headers, **new_trace().headers(), "accept": STREAM_TYPE}
+        headers = {**self._headers, **new_trace().build_headers(), "accept": STREAM_TYPE}
         reply = await self._http.request("GET", self.url, headers, timeout=10)
         if reply.status != 200 or not reply.headers.get("content-type", "").startswith(STREAM_TYPE):
             reply.body.close()
@@ -94,7 +94,7 @@ class SseWire(JsonRpcChannel):
         if self._unsent + len(message) > UNSENT_BYTES:
             raise Unreachable(f'server "{self.server}" does not accept messages', sent=False)
         self._unsent += len(message)
-        self._outbox.put_nowait((message, headers_of(meta) or new_trace().headers()))
+        self._outbox.put_nowait((message, trace_headers(meta) or new_trace().build_headers()))
 
     async def _write(self) -> None:
         """Starts posts in the order of sending. The handshake is posted one message at a time, the
@@ -126,7 +126,7 @@ class SseWire(JsonRpcChannel):
             self.mark_lost(f"it answered a message with HTTP {reply.status}")
 
     async def _read(self, reply: Reply, endpoint: asyncio.Future[str]) -> None:
-        parser = sse.Parser(MAX_BYTES)
+        parser = sse.SseParser(MAX_BYTES)
         pace = Pace()
         reason = "it ended the stream"
         try:
@@ -140,7 +140,7 @@ class SseWire(JsonRpcChannel):
                 unsolicited = self.unsolicited - before + chunk.count(b"\n") // LINES_AN_EVENT
                 if pause := pace.pause(unsolicited, self.spent - spent):
                     await asyncio.sleep(pause)
-        except (HubError, sse.TooLong) as error:
+        except (HubError, sse.EventTooLong) as error:
             reason = str(error)
         finally:
             reply.body.close()

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dragoman.core.call import LEVELS, NO_UPDATES, Call, Note, Progress, Updates, discard
+from dragoman.core.call import (
+    LEVELS,
+    NO_UPDATES,
+    Call,
+    LogMessage,
+    Progress,
+    Updates,
+    discard_update,
+)
 from dragoman.wire import rpc
 
 LISTEN = "subscriptions/listen"
@@ -39,11 +47,11 @@ class ServerRequest:
         self._reply = reply
 
     def answer(self, result: Mapping[str, Any]) -> None:
-        self._reply(rpc.result(self._id, result))
+        self._reply(rpc.encode_result(self._id, result))
         self._finish()
 
     def refuse(self, code: int, message: str, data: Any = None) -> None:
-        self._reply(rpc.error(self._id, code, message, data))
+        self._reply(rpc.encode_error(self._id, code, message, data))
         self._finish()
         # A call keeps its refused question until it ends: keep only what its error will mention.
         kept = {key: self.params.get(key) for key in ("mode", "message", "url")}
@@ -63,7 +71,7 @@ class PendingServerRequests:
         self._open: dict[Any, ServerRequest] = {}
 
     def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> ServerRequest:
-        key = rpc.key_of(id)
+        key = rpc.build_key(id)
 
         def reply(message: bytes) -> None:
             if self._open.get(key) is request:
@@ -77,7 +85,7 @@ class PendingServerRequests:
         """Handles `notifications/cancelled`."""
         id = params.get("requestId")
         is_valid = isinstance(id, str | int | float)
-        request = self._open.pop(rpc.key_of(id), None) if is_valid else None
+        request = self._open.pop(rpc.build_key(id), None) if is_valid else None
         if request is not None and request.on_cancel is not None:
             request.on_cancel()
 
@@ -99,7 +107,7 @@ class RequestListener:
 
     def __init__(
         self,
-        updates: Updates = discard,
+        updates: Updates = discard_update,
         *,
         progress: bool = False,
         notes: str | None = None,
@@ -138,10 +146,10 @@ class RequestListener:
 
 def listener_from_call(call: Call) -> RequestListener | None:
     """None for a call that wants only its result, as most do."""
-    wanted = call.wanted
-    if wanted is NO_UPDATES or not (wanted.progress or wanted.notes):
+    wanted = call.wanted_updates
+    if wanted is NO_UPDATES or not (wanted.progress or wanted.log_level):
         return None
-    notes = wanted.notes if wanted.notes in SEVERITY else None
+    notes = wanted.log_level if wanted.log_level in SEVERITY else None
     return RequestListener(call.updates, progress=wanted.progress, notes=notes, client=call.client)
 
 
@@ -158,15 +166,15 @@ def _read_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def note_from_params(params: Mapping[str, Any]) -> Note | None:
+def note_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     level, logger = params.get("level"), params.get("logger")
     if level not in SEVERITY or "data" not in params:
         return None
     name = logger[:200] if isinstance(logger, str) else None
-    return Note(level=str(level), data=params["data"], logger=name)
+    return LogMessage(level=str(level), data=params["data"], logger=name)
 
 
-def render_note(note: Note) -> str:
+def render_note(note: LogMessage) -> str:
     """Renders a log message as one line."""
     text = note.data if isinstance(note.data, str) else repr(note.data)
     logger = f" {note.logger}" if note.logger else ""

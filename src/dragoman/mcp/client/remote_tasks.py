@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dragoman.core.call import Call, Lasting, Progress, Question, Result, Updates
+from dragoman.core.call import Call, Progress, Question, Result, TaskStarted, Updates
 from dragoman.core.errors import (
     BadReply,
     HubError,
@@ -31,7 +31,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.principal import Principal
-from dragoman.core.question_handles import unanswerable
+from dragoman.core.question_handles import build_needs_input
 from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
 from dragoman.mcp.protocol.elicitation import question_from_request
 from dragoman.mcp.protocol.revisions import RELATED_KEY, TASKS
@@ -72,7 +72,7 @@ def wants_task(features: Mapping[str, Any], call: Call) -> bool:
     if not isinstance(requests, dict) or "call" not in requests:
         return False
     support = _at(call.tool.definition, "execution", "taskSupport")
-    return support == "required" or (support == "optional" and call.wanted.lasting)
+    return support == "required" or (support == "optional" and call.wanted_updates.task_start)
 
 
 def makes_tasks(features: Mapping[str, Any]) -> bool:
@@ -164,7 +164,7 @@ class UpstreamTasks:
         id, message = task.get("taskId"), task.get("statusMessage")
         if not isinstance(id, str) or not 0 < len(id) <= MAX_ID:
             raise BadReply(f'server "{self.server}" made a task with no id of a call')
-        updates(Lasting(message=message[:1000] if isinstance(message, str) else None))
+        updates(TaskStarted(message=message[:1000] if isinstance(message, str) else None))
         followed = UpstreamTask(id)
         followed.update(task, updates)
         return followed
@@ -181,7 +181,7 @@ class UpstreamTasks:
         if call.answers is None:
             self._cancel(followed.id, ask)
             raise WorkFailed(f'the task of server "{self.server}" was given up: nobody answered it')
-        call.updates(Lasting())
+        call.updates(TaskStarted())
         with self._cancel_on_error(followed, ask):
             if call.answers:
                 await self._update(followed, call, ask)
@@ -269,12 +269,12 @@ class UpstreamTasks:
     def _suspend(
         self, followed: UpstreamTask, asked: dict[str, Question], call: Call, ask: Ask
     ) -> Result:
-        if problem := unanswerable(asked, call):
+        if problem := build_needs_input(asked, call):
             self._cancel(followed.id, ask)
             raise problem
         if len(self._open) >= MAX_OPEN:
             raise Overloaded(f'too many questions of server "{self.server}" are open')
-        mine = sum(1 for open in self._open.values() if open.caller == call.caller)
+        mine = sum(1 for open in self._open.values() if open.caller == call.principal)
         if mine >= MAX_OPEN // 2:
             raise Overloaded(
                 f'{mine} tasks of yours wait for answers to server "{self.server}", which is all '
@@ -283,7 +283,7 @@ class UpstreamTasks:
         handle = HANDLE + token_hex(16)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._question_secs, self._expire, handle)
-        self._open[handle] = SuspendedTask(followed, ask, timer, call.caller)
+        self._open[handle] = SuspendedTask(followed, ask, timer, call.principal)
         return Result(questions=asked, handle=handle)
 
     def _expire(self, handle: str) -> None:

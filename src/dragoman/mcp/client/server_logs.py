@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Note
+from dragoman.core.call import LogMessage
 from dragoman.core.events import ServerLogged
 from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.notifications import note_from_params, render_note
@@ -46,7 +46,7 @@ class ServerLogs:
         if client != "" and self._may_announce():
             data = note.data
             if len(data if isinstance(data, str) else encode(data)) > MAX_ANNOUNCED:
-                note = Note(level=note.level, data=f"{line} [cut]", logger=note.logger)
+                note = LogMessage(level=note.level, data=f"{line} [cut]", logger=note.logger)
             self._bus.emit(ServerLogged(self._server, note, client))
 
     def _may_announce(self) -> bool:

@@ -175,7 +175,7 @@ class UpstreamSession:
         """Returns whether the server is of the modern era."""
         self.wire.set_revision(LATEST)
         try:
-            params = {"_meta": {**MODERN_META, **new_trace().carried()}}
+            params = {"_meta": {**MODERN_META, **new_trace().build_context()}}
             result, _ = await self.wire.request("server/discover", params, timeout)
         except WorkFailed as error:
             if error.native is None or error.native.get("code") not in MODERN_ERRORS:
@@ -202,9 +202,9 @@ class UpstreamSession:
         self.wire.set_revision(None)
         if self.wire.sends_headers:
             # Servers of both eras take a request with `_meta` and no session for a modern one.
-            headers = trace.headers()
+            headers = trace.build_headers()
         else:
-            params["_meta"] = trace.carried()
+            params["_meta"] = trace.build_context()
         result, _ = await self.wire.request("initialize", params, timeout, None, headers)
         if not isinstance(result, dict):
             raise BadReply(f'server "{self.server}" answered "initialize" without an object')
@@ -247,7 +247,7 @@ class UpstreamSession:
         is added in the modern era."""
         given = params.get("_meta")
         if given is None:  # a request of the hub's own
-            given = params["_meta"] = new_trace().carried()
+            given = params["_meta"] = new_trace().build_context()
         if self.modern:
             params["_meta"] = {**given, **meta}
         elif self.wire.supports_sessions:
@@ -595,7 +595,7 @@ class NotificationStream:
                 wanted: dict[str, Any] = {**lists}
                 if uris:
                     wanted["resourceSubscriptions"] = sorted(uris)
-                meta = {**MODERN_META, **new_trace().carried()}
+                meta = {**MODERN_META, **new_trace().build_context()}
                 params = {"notifications": wanted, "_meta": meta}
                 listener = RequestListener(acknowledged=acknowledge)
                 await session.wire.listen(LISTEN, params, note_opened, listener)

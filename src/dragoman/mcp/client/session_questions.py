@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from dragoman.core.call import Call, Question, Refusal
+from dragoman.core.call import AnswerError, Call, Question
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.question_handles import MAX_QUESTIONS
 from dragoman.mcp.client.notifications import RequestListener, ServerRequest
@@ -79,7 +79,7 @@ class SessionQuestions:
 
     async def _answer(self, asker: ClientAsker, asked: ServerRequest, question: Question) -> None:
         answer = await asker.ask_client(self._client, question, ANSWER_SECONDS)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AnswerError):
             asked.refuse(answer.code, answer.message, answer.data)
             return
         result = build_answer(question, answer, self.revision)

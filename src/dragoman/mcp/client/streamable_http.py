@@ -19,7 +19,7 @@ from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, Work
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.read_pacing import LARGE, LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
-from dragoman.core.trace import headers_of, new_trace
+from dragoman.core.trace import new_trace, trace_headers
 from dragoman.core.urls import hide_secrets
 from dragoman.mcp.client.jsonrpc_channel import (
     MAX_BATCH,
@@ -153,9 +153,9 @@ class HttpWire:
         in_session = SESSION in sent
         try:
             deadline = self._loop.time() + timeout
-            message = rpc.request(id, method, params)
+            message = rpc.encode_request(id, method, params)
             meta = params.get("_meta", NOTHING)
-            extra = {**headers_of(meta), **headers} if headers else headers_of(meta)
+            extra = {**trace_headers(meta), **headers} if headers else trace_headers(meta)
             reply = await self._http.request(
                 "POST", self.url, sent, message, timeout=timeout, extra_headers=extra
             )
@@ -181,7 +181,7 @@ class HttpWire:
                 self._refused.pop(id, None)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
-        message = rpc.notification(method, params)
+        message = rpc.encode_notification(method, params)
         async with asyncio.timeout(10):
             reply = await self._post(self._build_own_headers(method), message, 10)
             reply.body.close()
@@ -204,8 +204,8 @@ class HttpWire:
             reply = await self._http.request("GET", self.url, headers, timeout=30)
         else:
             self._last_id += 1
-            headers.update(headers_of(params.get("_meta", NOTHING)))
-            message = rpc.request(self._last_id, method, params)
+            headers.update(trace_headers(params.get("_meta", NOTHING)))
+            message = rpc.encode_request(self._last_id, method, params)
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
             if reply.status == 404 and SESSION in headers:
@@ -278,7 +278,7 @@ class HttpWire:
 
     def _build_own_headers(self, method: str) -> dict[str, str]:
         """Builds the headers of a request that the hub sends for itself."""
-        return {**self._find_headers(method, None), **new_trace().headers()}
+        return {**self._find_headers(method, None), **new_trace().build_headers()}
 
     def _cancel(self, id: int, method: str, reason: str) -> None:
         is_told = self._revision is not None and self._revision.disconnect_cancels
@@ -467,12 +467,12 @@ class HttpWire:
         self, reply: Reply, position: StreamPosition
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
         """Yields the messages of a stream, each with its size in bytes."""
-        parser = sse.Parser(MAX_BYTES)
+        parser = sse.SseParser(MAX_BYTES)
         pace = Pace()
         async for chunk in reply.body.chunks():
             try:
                 events = parser.feed(chunk)
-            except sse.TooLong as error:
+            except sse.EventTooLong as error:
                 raise BadReply(f'server "{self.server}" sent an event too large: {error}') from None
             if parser.retry is not None:
                 position.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
@@ -505,7 +505,7 @@ class HttpWire:
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            request = self._requests.open(rpc.id_of(message), method, params)
+            request = self._requests.open(rpc.find_id(message), method, params)
             if id is None and self._askable:
                 id, listener = next(reversed(self._askable.items()))
             if self._session_listener is not None and (listener is None or listener.ask is None):

@@ -13,7 +13,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dragoman.core.call import ROOTS, Call, Lasting, Progress, Question, Refusal, Update, discard
+from dragoman.core.call import (
+    ROOTS,
+    AnswerError,
+    Call,
+    Progress,
+    Question,
+    TaskStarted,
+    Update,
+    discard_update,
+)
 from dragoman.core.errors import TimedOut
 from dragoman.core.question_handles import MAX_QUESTIONS
 from dragoman.mcp.client.notifications import RequestListener, ServerRequest, listener_from_call
@@ -138,7 +147,7 @@ class SuspendedCall:
 
     def suspend(self, seconds: float, lapsed: Callable[[], None]) -> None:
         """Nobody waits for it now; it ends by itself unless it is taken up again in time."""
-        self._updates = discard
+        self._updates = discard_update
         self._lapsing = self._loop.call_later(seconds, lapsed)
 
     def resume(self, call: Call) -> None:
@@ -148,13 +157,13 @@ class SuspendedCall:
         self._features = call.features
         self._updates = call.updates
         if self._lasting:
-            call.updates(Lasting())
+            call.updates(TaskStarted())
         for key, answer in (call.answers or {}).items():
             open = self._open.pop(key, None)
             if open is None:
                 continue
             self._room.give(open.size)
-            if isinstance(answer, Refusal):
+            if isinstance(answer, AnswerError):
                 open.asked.refuse(answer.code, answer.message, answer.data)
                 continue
             result = build_answer(open.question, answer, self._revision)
@@ -235,10 +244,10 @@ class SuspendedCall:
             self._withdraw_all()
 
     def _update(self, update: Update) -> None:
-        if isinstance(update, Lasting):
+        if isinstance(update, TaskStarted):
             self._lasting = True  # whose time is kept elsewhere
             self._seconds = self._left = LONGEST_SECONDS
-        if isinstance(update, Progress | Lasting):
+        if isinstance(update, Progress | TaskStarted):
             self._deadline = self._loop.time() + self._seconds  # which gives the time again
         self._updates(update)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from dragoman.core.call import NO_UPDATES, URL, Call, Result
 from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
-from dragoman.core.question_handles import can_answer, unanswerable
+from dragoman.core.question_handles import build_needs_input, can_answer
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
 from dragoman.mcp.client.catalog_sync import CatalogSync
 from dragoman.mcp.client.client_sessions import (
@@ -125,7 +125,7 @@ class Calls:
         params = self._params(session, call, self.lasts)
         try:
             if (
-                call.wanted is NO_UPDATES
+                call.wanted_updates is NO_UPDATES
                 and (not call.features or (call.features is TASKS_ONLY and not self.lasts))
                 and call.handle is None
                 and call.answers is None
@@ -223,8 +223,8 @@ class Calls:
             params = self._params(own, call, lasts)
             value, size = await own.request(METHODS[kind], params, FOREVER, listener)
             if lasts and kind == TOOL and is_task(value):
-                ask = _asker_on(own, listener, call.trace.carried())
-                watched = call.wanted.progress
+                ask = _asker_on(own, listener, call.trace.build_context())
+                watched = call.wanted_updates.progress
                 return await self._tasks.wait_result(value, listener.updates, ask, watched=watched)
             return value, size
 
@@ -276,7 +276,7 @@ class Calls:
         """What to say of a call whose question could not be answered: what was asked. Who can be
         asked was not, since the shared session declares nothing."""
         question = question_from_request(error.asked.method, error.asked.params)
-        problem = unanswerable({"": question}, call) if question is not None else None
+        problem = build_needs_input({"": question}, call) if question is not None else None
         if problem is not None:
             return problem
         advice = (
@@ -294,7 +294,7 @@ class Calls:
             return await self._tasks.follow(made, call, self._asker(call), self._finish)
         is_apart = session is self._handshake.session
         ask = self._asker(call, session if is_apart else None)
-        watched = call.wanted.progress
+        watched = call.wanted_updates.progress
         try:
             outcome = await self._tasks.wait_result(made, call.updates, ask, watched=watched)
         except UnansweredQuestion as error:
@@ -305,7 +305,7 @@ class Calls:
         """Sends the requests by which a task is followed, over whatever connection there is, or
         over the session that the task was made on where that is not the one that all share."""
         features = add_task_support(call.features)
-        carried = call.trace.carried()
+        carried = call.trace.build_context()
 
         async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
             session = apart or await self._connected()

@@ -116,18 +116,18 @@ class UpstreamManager:
                 tasks.append(task)
         return wait_for_lists(tasks) if tasks else None
 
-    def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
+    def list_hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         names: frozenset[str] = frozenset()
         for upstream in self._running.values():
             if upstream.listing.differs:
-                names |= upstream.lists.hidden(kind, viewer)
+                names |= upstream.lists.list_hidden(kind, viewer)
         return names
 
-    def own_names(self, kind: str) -> frozenset[str]:
+    def list_client_only_names(self, kind: str) -> frozenset[str]:
         names: frozenset[str] = frozenset()
         for upstream in self._running.values():
             if upstream.listing.differs:
-                names |= upstream.listing.own_names(kind)
+                names |= upstream.listing.list_client_only_names(kind)
         return names
 
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
@@ -195,10 +195,10 @@ class UpstreamManager:
             }
         state: dict[str, Any] = {
             "name": entry.name,
-            "tools_count": len(self._catalogs[TOOL].offered_by(entry.name)),
-            "prompts_count": len(self._catalogs[PROMPT].offered_by(entry.name)),
-            "resources_count": len(self._catalogs[RESOURCE].offered_by(entry.name)),
-            "templates_count": len(self._catalogs[TEMPLATE].offered_by(entry.name)),
+            "tools_count": len(self._catalogs[TOOL].list_offered(entry.name)),
+            "prompts_count": len(self._catalogs[PROMPT].list_offered(entry.name)),
+            "resources_count": len(self._catalogs[RESOURCE].list_offered(entry.name)),
+            "templates_count": len(self._catalogs[TEMPLATE].list_offered(entry.name)),
             "connected": upstream.session is not None,
             "state": upstream.state,
             "era": _name_era(upstream),

@@ -97,7 +97,7 @@ def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> 
         missing = data.get("requiredCapabilities") if isinstance(data, dict) else None
         needs = NeedsInput(said, missing if isinstance(missing, dict) else None)
     elif code == URL_REQUIRED and not (revision == R2511 and can_answer(URL, features)):
-        asked = "; ".join(question.words for question in questions_from_url_error(native).values())
+        asked = "; ".join(question.text for question in questions_from_url_error(native).values())
         needs = NeedsInput(f"{said}: {asked}", dict(NEEDS[URL]))
     else:
         return error
@@ -136,7 +136,7 @@ def encode_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = N
         code = code if revision >= R2607 else RESOURCE_NOT_FOUND
     if isinstance(error, NeedsInput):
         data["requiredCapabilities"] = error.missing
-    return rpc.error(id, code, render_message(error), data)
+    return rpc.encode_error(id, code, render_message(error), data)
 
 
 def _as_native(
@@ -150,7 +150,7 @@ def _as_native(
         code = GIVEN_UP.get(code, code)
     elif uri is not None and code == rpc.INVALID_PARAMS and _names_resource(data):
         code = RESOURCE_NOT_FOUND  # so says a server of the new era
-    return rpc.error(id, code, str(native.get("message", error)), data)
+    return rpc.encode_error(id, code, str(native.get("message", error)), data)
 
 
 def _names_resource(data: Any) -> bool:
@@ -165,4 +165,6 @@ def encode_crash(id: rpc.Id) -> bytes:
     """The answer to a request that raised what nobody expected; for an `except` block, whose
     exception it logs. Without an answer the client would wait for ever."""
     log.exception("a request crashed")
-    return rpc.error(id, rpc.INTERNAL_ERROR, "the request failed inside the hub; see the hub's log")
+    return rpc.encode_error(
+        id, rpc.INTERNAL_ERROR, "the request failed inside the hub; see the hub's log"
+    )

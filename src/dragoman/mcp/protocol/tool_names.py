@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 
 from dragoman.core.tool_identity import (
+    append_digest,
+    build_identity,
+    build_portable_names,
     fold_name,
     fold_server_name,
-    identity_of,
-    portable_names,
     shorten,
-    tell_apart,
 )
 
 MAX_SAFE = 64
@@ -37,7 +37,7 @@ def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
 
 def build_canonical_name(server: str, tool: str) -> str:
     """`server.tool`, the identity of the tool: see `core.identity`."""
-    return identity_of(_UNSAFE.sub("_", server), tool)
+    return build_identity(_UNSAFE.sub("_", server), tool)
 
 
 def build_spelled_name(server: str, tool: str) -> str:
@@ -67,12 +67,12 @@ def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, s
     names = {
         "dotted": spelled,
         "safe": safe,
-        "safe!": tell_apart(safe, canonical, MAX_SAFE),
+        "safe!": append_digest(safe, canonical, MAX_SAFE),
     }
     if spelled != canonical:
         names["spelled"] = spelled
     legacy = tool if prefix == "" else build_alias(server if prefix is None else prefix, tool)
-    names |= portable_names(legacy, safe, canonical)
+    names |= build_portable_names(legacy, safe, canonical)
     if prefix == "":
         names["dotted"] = names["legacy"] = tool
     elif prefix is not None:

@@ -140,7 +140,7 @@ def request_from_call(call: Call, revision: int) -> dict[str, Any]:
         params = {"ref": _reference(tool), "argument": arguments.get("argument")}
         if revision >= R2506 and isinstance(arguments.get("context"), dict):
             params["context"] = arguments["context"]
-    meta, carried = call.meta, call.trace.carried()
+    meta, carried = call.meta, call.trace.build_context()
     params["_meta"] = {**meta, **carried} if meta else carried  # the trace is the hub's
     return params
 

@@ -18,13 +18,13 @@ from dragoman.core.call import (
     NOTHING,
     Result,
     Updates,
-    Wanted,
-    discard,
+    WantedUpdates,
+    discard_update,
 )
 from dragoman.core.errors import HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere, Tool
-from dragoman.core.trace import Carried
+from dragoman.core.trace import TraceContext
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.errors import adapt_error, encode_error, render_error_result
 from dragoman.mcp.protocol.revisions import (
@@ -62,27 +62,27 @@ class CallHandler:
         peer: ClientState,
         revision: Revision,
         push: Push | None,
-        carried: Carried | None,
+        carried: TraceContext | None,
     ) -> bytes:
         asked = results.parse_call(kind, params, revision)
         if isinstance(asked, str):
-            return rpc.error(id, rpc.INVALID_PARAMS, asked)
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, asked)
         name, arguments = asked
         said = _said(params, peer, revision, push)
         if isinstance(said, str):
-            return rpc.error(id, rpc.INVALID_PARAMS, said)
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, said)
         features, level, answers, handle = said
         updates, wanted = build_updates(params, level, revision, push)
         options = CallOptions(
             kind=kind,
             door=peer.door,
             view=peer.view,
-            carried=carried,
+            trace_context=carried,
             meta=select_meta(params),
             # Each modern request stands alone, whatever connection it came by.
             session=peer.client if revision.has_sessions else "",
             updates=updates,
-            wanted=wanted,
+            wanted_updates=wanted,
             client=peer.client,
             revision=revision.name,
             features=features,
@@ -104,21 +104,21 @@ class CallHandler:
                     asks = client_questions.render_questions(
                         result.questions, result.handle, features
                     )
-                    return rpc.result(id, asks)
+                    return rpc.encode_result(id, asks)
                 tool, result = await self._driven(
                     tool, result, name, arguments, options, peer, revision, push
                 )
             if kind == TOOL:
-                return rpc.result(id, _render_tool_result(result, tool, revision))
+                return rpc.encode_result(id, _render_tool_result(result, tool, revision))
             value = results.render_result(kind, result, revision, name, fresh=answers is not None)
-            return rpc.result(id, value)
+            return rpc.encode_result(id, value)
         except HubError as error:
             error = adapt_error(error, revision, peer.features)
             return self._failed(id, kind, name, error, revision, handle is not None)
         except Exception:
             log.exception("a call of %r crashed", name)
             problem = f'"{name[:200]}" failed inside the hub; see its log'
-            return rpc.error(id, rpc.INTERNAL_ERROR, problem)
+            return rpc.encode_error(id, rpc.INTERNAL_ERROR, problem)
 
     async def _as_task(
         self,
@@ -134,8 +134,10 @@ class CallHandler:
         features = options.features
         if revision.has_task_requests and peer.client:
             features = peer.features  # what it asks goes out with `tasks/result`
-        wanted = Wanted(progress=True, notes=options.wanted.notes, lasting=True)
-        base = replace(options, wanted=wanted, features=features)
+        wanted = WantedUpdates(
+            progress=True, log_level=options.wanted_updates.log_level, task_start=True
+        )
+        base = replace(options, wanted_updates=wanted, features=features)
         tool = self.hub.find(name, peer.view)
 
         async def work(
@@ -156,9 +158,9 @@ class CallHandler:
         task = ToolTask(peer.principal, work, show, features, options.updates, name)
         if revision.has_task_extension:
             made = await self._tasks.run_call(task, options.answers, options.handle)
-            return rpc.result(id, made) if isinstance(made, dict) else (tool, made)
+            return rpc.encode_result(id, made) if isinstance(made, dict) else (tool, made)
         if isinstance(tool.target, Nowhere):
-            result = await work(discard, None, None)
+            result = await work(discard_update, None, None)
             return tool, result
         return self._tasks.create_task(id, params, task, peer, revision)
 
@@ -210,7 +212,11 @@ class CallHandler:
         handle and no answers at all, to a target that says that it understands this."""
         if tool.target.traits.ends_questions:
             again = replace(
-                options, updates=discard, wanted=NO_UPDATES, answers=None, handle=result.handle
+                options,
+                updates=discard_update,
+                wanted_updates=NO_UPDATES,
+                answers=None,
+                handle=result.handle,
             )
             work = self.hub.call(peer.principal, name, arguments, again)
             task = asyncio.get_running_loop().create_task(_quietly(work))
@@ -224,7 +230,7 @@ class CallHandler:
             shown = render_error_result(error, revision, self._bridge_errors)
             # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
             if shown is not None and not (continued and isinstance(error, InvalidInput)):
-                return rpc.result(id, shape_result(shown, revision))
+                return rpc.encode_result(id, shape_result(shown, revision))
         return encode_error(id, error, revision, name if kind == RESOURCE else None)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
-from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
+from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, AnswerError, Question
 from dragoman.core.errors import NeedsInput, Overloaded, TimedOut
 from dragoman.mcp.protocol.notifications import COMPLETED
 from dragoman.mcp.protocol.revisions import LATEST, SERVER_KEY, Revision, build_server_info
@@ -122,12 +122,12 @@ class ClientRequest:
         """Whether the client was told that the elicitation is complete."""
         self._peer = peer
         self._push = push
-        peer.pending[rpc.key_of(self.id)] = self.answer
+        peer.pending[rpc.build_key(self.id)] = self.answer
 
     def send(self) -> None:
         question = self.question
-        if not self._push(rpc.request(self.id, METHOD[question.kind], self.params)):
-            raise NeedsInput(f"the client could not be asked: {question.words}")
+        if not self._push(rpc.encode_request(self.id, METHOD[question.kind], self.params)):
+            raise NeedsInput(f"the client could not be asked: {question.text}")
         if question.withdrawn is not None:
             question.withdrawn.add_done_callback(self._withdraw)
         if question.completed is not None and "elicitationId" in self.params:
@@ -145,13 +145,13 @@ class ClientRequest:
 
     def cancel(self) -> None:
         """Tells the client so, unless it has answered."""
-        if self._peer.pending.pop(rpc.key_of(self.id), None) is not None:
+        if self._peer.pending.pop(rpc.build_key(self.id), None) is not None:
             params = {"requestId": self.id, "reason": "the answer is not needed any more"}
-            self._push(rpc.notification("notifications/cancelled", params))
+            self._push(rpc.encode_notification("notifications/cancelled", params))
 
-    def is_visited(self, answer: dict[str, Any] | Refusal) -> bool:
+    def is_visited(self, answer: dict[str, Any] | AnswerError) -> bool:
         """Whether the user went to the address of an elicitation whose end is to be told."""
-        if isinstance(answer, Refusal) or "elicitationId" not in self.params:
+        if isinstance(answer, AnswerError) or "elicitationId" not in self.params:
             return False
         return bool(answer["action"] == "accept")
 
@@ -161,7 +161,7 @@ _WITHDRAWN: Mapping[str, Any] = {}
 
 def encode_elicitation_complete(id: str) -> bytes:
     """Tells a client of 2025-11-25 that what it was sent to an address for is done."""
-    return rpc.notification(COMPLETED, {"elicitationId": id})
+    return rpc.encode_notification(COMPLETED, {"elicitationId": id})
 
 
 async def ask(
@@ -196,7 +196,7 @@ async def ask(
                     visited.append(request.params["elicitationId"])
         return answers, visited
     except TimeoutError:
-        asked = "; ".join(question.words for question in questions.values())[:1000]
+        asked = "; ".join(question.text for question in questions.values())[:1000]
         raise TimedOut(f"the client gave no answer in {seconds:g} s when asked: {asked}") from None
     finally:
         for request in waiting.values():
@@ -205,7 +205,7 @@ async def ask(
 
 def deliver_response(message: Mapping[str, Any], peer: ClientState) -> None:
     """What a client answered to something that was pushed to it."""
-    future = peer.pending.pop(rpc.key_of(message.get("id")), None)
+    future = peer.pending.pop(rpc.build_key(message.get("id")), None)
     if future is not None and not future.done():
         future.set_result(message)
 
@@ -218,7 +218,7 @@ def drop_pending(peer: ClientState) -> None:
     peer.pending.clear()
 
 
-def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | Refusal:
+def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | AnswerError:
     result = message.get("result") if message is not None else None
     if question.withdrawn is not None and message is not None and not isinstance(result, dict):
         return _refusal(message.get("error"))
@@ -229,15 +229,17 @@ def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, 
         return result
     error = message.get("error") if message is not None else None
     why = error.get("message") if isinstance(error, dict) else "it has gone" if not message else ""
-    raise NeedsInput(f"the client gave no answer when asked for {question.words}: {str(why)[:500]}")
+    raise NeedsInput(f"the client gave no answer when asked for {question.text}: {str(why)[:500]}")
 
 
-def _refusal(error: Any) -> Refusal:
+def _refusal(error: Any) -> AnswerError:
     """The error of a client as its server is sent it; an answer that is none is an error, too."""
     if not isinstance(error, dict):
-        return Refusal(rpc.INTERNAL_ERROR, "the client gave an answer that cannot be understood")
+        return AnswerError(
+            rpc.INTERNAL_ERROR, "the client gave an answer that cannot be understood"
+        )
     code, message = error.get("code"), error.get("message")
-    return Refusal(
+    return AnswerError(
         code if type(code) is int else rpc.INTERNAL_ERROR,
         message[:MAX_REASON] if isinstance(message, str) else "the client refused",
         error.get("data"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.core.call import Question, Refusal
+from dragoman.core.call import AnswerError, Question
 from dragoman.core.errors import HubError
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_state import ClientState
@@ -33,7 +33,7 @@ class ConnectedClients:
 
     async def ask_client(
         self, client: str, question: Question, seconds: float
-    ) -> Mapping[str, Any] | Refusal | None:
+    ) -> Mapping[str, Any] | AnswerError | None:
         """Returns what the client answers; None if it does not."""
         found = self.find(client)
         if found is None:

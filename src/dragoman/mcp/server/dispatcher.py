@@ -18,7 +18,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import ListRefresher, Viewer
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
-from dragoman.core.trace import carried_in
+from dragoman.core.trace import parse_trace
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
 from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.revisions import (
@@ -89,7 +89,7 @@ class McpServer:
         self._introduction = Introduction(hub, instructions)
 
     def _permits(self, peer: ClientState, action: str, name: str) -> bool:
-        return self.hub.may_task(peer.principal, action, name, peer.view)
+        return self.hub.can_act_on_task(peer.principal, action, name, peer.view)
 
     async def answer(
         self,
@@ -113,9 +113,9 @@ class McpServer:
         what was pushed to it, which has reached who waits for it by now). What takes time (calls,
         reads, subscriptions) is still to be awaited; cancelling that ends it. `fields` are the
         headers that the message came with."""
-        problem = rpc.flaw(message)
+        problem = rpc.find_flaw(message)
         if problem is not None:
-            return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
         try:
             if "id" not in message or "method" not in message:
                 if "method" not in message:
@@ -129,17 +129,17 @@ class McpServer:
             if revision is None:
                 return encode_unsupported(id, params["_meta"][MODERN_KEY])
             if not revision.has_sessions and (problem := _lacking(params)):
-                return rpc.error(id, rpc.INVALID_PARAMS, problem)
+                return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             if method not in revision.methods:
                 problem = f'method "{method[:100]}" is not known here'
-                return rpc.error(id, rpc.METHOD_NOT_FOUND, problem)
+                return rpc.encode_error(id, rpc.METHOD_NOT_FOUND, problem)
             kind = results.METHODS.get(method)
             if kind is not None:
-                carried = carried_in(fields, _beside(params))
+                carried = parse_trace(fields, _beside(params))
                 return self.call_handler.answer(id, kind, params, peer, revision, push, carried)
             return self._other(id, method, params, peer, revision, push)
         except Exception:
-            answer = encode_crash(rpc.id_of(message))
+            answer = encode_crash(rpc.find_id(message))
             return answer if "id" in message and "method" in message else None
 
     def _other(
@@ -177,14 +177,14 @@ class McpServer:
                 params["_meta"][CAPABILITIES_KEY] if not revision.has_sessions else peer.features
             )
             return self.tasks.handle(id, method, params, peer, revision, features, push)
-        return rpc.result(id, {})  # ping
+        return rpc.encode_result(id, {})  # ping
 
     def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: ClientState) -> Begun:
         """Adds what the servers behind the hub say of themselves."""
         startup = self.hub.startup
         if startup is not None and not startup.is_settled:
             return self._introduce_when_settled(startup, id, result, peer)
-        return rpc.result(id, self._with_servers(result, peer))
+        return rpc.encode_result(id, self._with_servers(result, peer))
 
     async def _introduce_when_settled(
         self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: ClientState
@@ -192,7 +192,7 @@ class McpServer:
         """A client reads instructions once, so they are worth the wait that its first list takes
         anyway."""
         await startup.wait()
-        return rpc.result(id, self._with_servers(result, peer))
+        return rpc.encode_result(id, self._with_servers(result, peer))
 
     def _with_servers(self, result: dict[str, Any], peer: ClientState) -> dict[str, Any]:
         seen_by = peer.principal, peer.view, peer.door
@@ -246,7 +246,7 @@ class McpServer:
         viewer = _viewer_of(params, peer, revision)
         pending = visibility.prepare(kind, viewer)
         if pending is None:
-            hidden = visibility.hidden(kind, viewer)
+            hidden = visibility.list_hidden(kind, viewer)
             return self._list(id, kind, params, peer, revision, hidden)
         return self._list_after(pending, id, kind, params, peer, revision)
 
@@ -273,7 +273,7 @@ class McpServer:
         await pending
         hidden, visibility = NO_NAMES, self.hub.visibility
         if visibility is not None:
-            hidden = visibility.hidden(kind, _viewer_of(params, peer, revision))
+            hidden = visibility.list_hidden(kind, _viewer_of(params, peer, revision))
         return self._list(id, kind, params, peer, revision, hidden)
 
     def _list(
@@ -290,8 +290,10 @@ class McpServer:
         caller, view = peer.principal, peer.view
         page = self.lists.find_page(kind, cursor, caller, view, revision, style, peer.door, hidden)
         if page is None:
-            return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
-        return rpc.result_encoded(id, page)
+            return rpc.encode_error(
+                id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here'
+            )
+        return rpc.wrap_result(id, page)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ def _viewer_of(params: Mapping[str, Any], peer: ClientState, revision: Revision)
 
 def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
     requested = str(requested)[:40]
-    return rpc.error(
+    return rpc.encode_error(
         id,
         UNSUPPORTED_VERSION,
         f"revision {requested!r} is not spoken here, or not asked for like this",
@@ -375,9 +377,11 @@ def _named(client: Any) -> str:
 def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
     level = params.get("level")
     if level not in LEVELS:
-        return rpc.error(id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}')
+        return rpc.encode_error(
+            id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}'
+        )
     peer.log_level = level
-    return rpc.result(id, {})
+    return rpc.encode_result(id, {})
 
 
 # --- batches ------------------------------------------------------------------------------------
@@ -394,9 +398,11 @@ async def answer_batch(
     """2025-03-26 alone has batches; from a client of another revision a list is no message.
     `running` is given how to cancel each request that takes time, by the key of its id."""
     if not peer.revision.has_batches or not messages:
-        return rpc.error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
+        return rpc.encode_error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
     if len(messages) > MAX_BATCH:
-        return rpc.error(None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages")
+        return rpc.encode_error(
+            None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages"
+        )
     answers = await asyncio.gather(
         *(_answer_one(face, item, peer, push, running, fields) for item in messages)
     )
@@ -415,11 +421,11 @@ async def _answer_one(
     is_request = isinstance(message, dict) and "id" in message and "method" in message
     if is_request and message["method"] == "initialize":
         problem = "initialize must not be part of a batch; send it by itself"
-        return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+        return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
     if is_request and find_named_version(message) is not None:
         # Its headers have to say what it is, and nobody has looked at those.
         problem = "2026-07-28 has no batches; send this request by itself"
-        return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+        return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
     begun = face.begin(message, peer, push, fields)
     if begun is None or isinstance(begun, bytes):
         return begun
@@ -428,11 +434,11 @@ async def _answer_one(
             return await begun
         except Exception:
             return encode_crash(message["id"])
-    key = rpc.key_of(message["id"])
+    key = rpc.build_key(message["id"])
     if key in running:
         begun.close()
         problem = "a request with this id is still under way"
-        return rpc.error(message["id"], rpc.INVALID_REQUEST, problem)
+        return rpc.encode_error(message["id"], rpc.INVALID_REQUEST, problem)
     task = asyncio.ensure_future(begun)
     running[key] = task.cancel
     try:

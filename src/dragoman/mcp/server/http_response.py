@@ -68,7 +68,7 @@ class HttpResponder:
         """Answers with what comes of `work`."""
         loop = self.request.loop
         self._task = asyncio.current_task(loop)
-        self._due = self._beats.watched.begin(loop, self._watch)
+        self._due = self._beats.watched.start(loop, self._watch)
         try:
             answer = await work
         except asyncio.CancelledError:
@@ -77,12 +77,12 @@ class HttpResponder:
             if not self.cancelled or self._task is None:
                 raise
             self._task.uncancel()
-            answer = rpc.error(id, CANCELLED, self.why)
+            answer = rpc.encode_error(id, CANCELLED, self.why)
         except Exception:
             answer = encode_crash(id)
         finally:
             self._task = None
-            self._beats.watched.end(self._due)
+            self._beats.watched.cancel(self._due)
             if self._beat is not None:
                 self._beat.discard(self)
                 self.request.gone.remove_done_callback(self._gone)
@@ -130,7 +130,7 @@ class HttpResponder:
     def _watch(self) -> None:
         if self._beat is not None:
             return
-        self._beats.watched.end(self._due)
+        self._beats.watched.cancel(self._due)
         self._beat = self._beats.add(self, self.request.loop)
         self.request.gone.add_done_callback(self._gone)
         if self.stream is None and self.may_stream and _primed(self.peer):

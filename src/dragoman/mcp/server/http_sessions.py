@@ -164,7 +164,7 @@ class HttpSessions:
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for principal, sessions in list(self._of.items()):
             if why_ended(principal):
                 for session in list(sessions.values()):

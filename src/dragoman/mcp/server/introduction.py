@@ -72,13 +72,13 @@ class Introduction:
         if state != self._kept_of or len(self._kept) > MAX_KEPT:
             self._kept.clear()
             self._kept_of = state
-        key = hub.authorizer.group(caller), door, view
+        key = hub.authorizer.group_of_principal(caller), door, view
         found = self._kept.get(key)
         if found is None:
             seen = {
                 tool.target.name: tool.target
                 for kind in hub.catalogs
-                for tool in hub.tools(caller, view, kind, door)
+                for tool in hub.list_tools(caller, view, kind, door)
             }
             targets = [seen[name] for name in sorted(seen)]
             found = self._kept[key] = targets, self._join(targets, budget)
@@ -88,7 +88,7 @@ class Introduction:
         texts = {
             target.name: tool.description
             for target in targets
-            for tool in self._hub.instructions.offered_by(target.name)
+            for tool in self._hub.instructions.list_offered(target.name)
             if tool.description
         }
         return join_instructions(texts, budget)

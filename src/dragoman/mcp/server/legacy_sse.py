@@ -73,7 +73,7 @@ class SseClient(ClientState):
     # --- what it hears -------------------------------------------------------------------------
 
     def push(self, message: bytes) -> bool:
-        return self.request.send(sse.event(message, name="message"))
+        return self.request.send(sse.encode_event(message, name="message"))
 
     @property
     def is_reachable(self) -> bool:
@@ -90,7 +90,7 @@ class SseClient(ClientState):
 
     async def answer(self, message: bytes | None) -> None:
         if message is not None:
-            await self.request.write(sse.event(message, name="message"))
+            await self.request.write(sse.encode_event(message, name="message"))
 
     # --- what it asks --------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class LegacySseTransport:
         for client in tuple(self._clients.values()):
             client.close()
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for client in tuple(self._clients.values()):
             if why := why_ended(client.principal):
                 client.revoke(why)
@@ -166,7 +166,7 @@ class LegacySseTransport:
         beats = self._beats.add(client, request.loop)
         try:
             request.start(200, STREAM_HEADERS)
-            request.send(sse.event(f"{MESSAGES}?session_id={id}".encode(), name="endpoint"))
+            request.send(sse.encode_event(f"{MESSAGES}?session_id={id}".encode(), name="endpoint"))
             await client.wait_closed()
         finally:
             beats.discard(client)
@@ -188,7 +188,7 @@ class LegacySseTransport:
             return
         if len(client.running) >= MAX_RUNNING or not client.request.reads:
             problem = "too much is under way for this client, or it does not read its stream"
-            refuse(request, 503, problem, rpc.id_of(message))
+            refuse(request, 503, problem, rpc.find_id(message))
             return
         fields = request.fields
         request.reply(202, [(b"content-type", b"text/plain")], b"Accepted")
@@ -209,11 +209,11 @@ class LegacySseTransport:
         if begun is None or isinstance(begun, bytes):
             await client.answer(begun)
             return
-        key = rpc.key_of(message["id"])
+        key = rpc.build_key(message["id"])
         if key in client.running:
             begun.close()
             problem = "a request with this id is still under way"
-            await client.answer(rpc.error(message["id"], rpc.INVALID_REQUEST, problem))
+            await client.answer(rpc.encode_error(message["id"], rpc.INVALID_REQUEST, problem))
             return
         client.run(key, begun)
 
@@ -221,7 +221,7 @@ class LegacySseTransport:
         """What is a matter of the connection and not of the face."""
         if isinstance(message, dict) and "id" not in message:
             if message.get("method") == "notifications/cancelled":
-                client.cancel(rpc.cancelled_by(message))
+                client.cancel(rpc.find_cancelled(message))
             elif message.get("method") == "notifications/initialized":
                 self.server.join(client)
 
@@ -239,7 +239,7 @@ def _too_new(message: Any) -> bytes | None:
     """A server of before 2026-07-28 would not know what is asked, and its client goes by that."""
     problem = "2026-07-28 is not spoken over HTTP+SSE; use POST /mcp, or begin with initialize"
     if isinstance(message, list):
-        return rpc.error(None, rpc.INVALID_REQUEST, problem)
+        return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
     if "id" not in message:
         return None
-    return rpc.error(rpc.id_of(message), rpc.METHOD_NOT_FOUND, problem)
+    return rpc.encode_error(rpc.find_id(message), rpc.METHOD_NOT_FOUND, problem)

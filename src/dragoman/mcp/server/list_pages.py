@@ -117,10 +117,10 @@ class ListPages:
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
-        key = (judge.group(caller), door, view, revision, style, hidden)
+        key = (judge.group_of_principal(caller), door, view, revision, style, hidden)
         found = kept.get(key)
         if found is None:
-            tools = self._hub.tools(caller, view, kind, door, hidden)
+            tools = self._hub.list_tools(caller, view, kind, door, hidden)
             entries = [
                 (tool.name, encode(self._shown(tool, name, kind, revision)))
                 for tool in tools
@@ -141,7 +141,7 @@ class ListPages:
         if kind != TOOL:
             return catalog.version
         if self._refers[0] != catalog.version:
-            self._refers = catalog.version, any(tool.resources for tool in catalog.tools())
+            self._refers = catalog.version, any(tool.resources for tool in catalog.list_tools())
         if not self._refers[1]:
             return catalog.version
         return tuple(one.version for one in self._hub.catalogs.values())
@@ -149,11 +149,11 @@ class ListPages:
     def has_changed(self, kind: str, caller: Principal, door: str, view: View) -> bool:
         """Whether it would see something else than the last time, which at first was nothing."""
         before = self._sights[kind].get((caller, door, view), ())
-        tools = self._hub.tools(caller, view, kind, door)
+        tools = self._hub.list_tools(caller, view, kind, door)
         return before != tuple(tool.name for tool in tools)
 
     def _names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
-        shown = self._hub.catalogs[kind].shown(tool, style)
+        shown = self._hub.catalogs[kind].listed_name(tool, style)
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
@@ -162,7 +162,7 @@ class ListPages:
     def _shown(self, tool: Tool, shown: str, kind: str, revision: Revision) -> dict[str, Any]:
         said = tool.definition
         if tool.resources:
-            said = replace_ui_addresses(said, partial(self._hub.readable_address, tool.target))
+            said = replace_ui_addresses(said, partial(self._hub.find_readable_uri, tool.target))
         definition = {"name": shown, **said, _NAMED[kind]: shown}
         if tool.description:
             definition["description"] = tool.description

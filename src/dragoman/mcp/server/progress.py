@@ -14,12 +14,12 @@ from dragoman.core.call import (
     LEVELS,
     NO_UPDATES,
     Artifact,
-    Note,
+    LogMessage,
     Progress,
     Update,
     Updates,
-    Wanted,
-    discard,
+    WantedUpdates,
+    discard_update,
 )
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import Push
@@ -32,22 +32,22 @@ DEFAULT_LEVEL = "info"
 _GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 
 
-def is_wanted(note: Note, level: str) -> bool:
+def is_wanted(note: LogMessage, level: str) -> bool:
     """Whether somebody who asked for that level wants the note."""
     return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
 
 
 def build_updates(
     params: Mapping[str, Any], level: str | None, revision: Revision, push: Push | None
-) -> tuple[Updates, Wanted]:
+) -> tuple[Updates, WantedUpdates]:
     """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""
     if push is None:
-        return discard, NO_UPDATES
+        return discard_update, NO_UPDATES
     meta = params.get("_meta")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
     wanted = _wanted(isinstance(token, str | int), level)
     if wanted is NO_UPDATES:
-        return discard, wanted
+        return discard_update, wanted
 
     reached: float = 0
     pieces = 0
@@ -61,7 +61,7 @@ def build_updates(
                 if pieces:  # progress only ever increases
                     told = replace(told, progress=reached + pieces, total=None)
                 push(_progress(token, told, revision))
-        elif isinstance(told, Note) and level is not None and is_wanted(told, level):
+        elif isinstance(told, LogMessage) and level is not None and is_wanted(told, level):
             push(encode_note(told))
         elif isinstance(told, Artifact):
             # Whether the first is a piece is known with the second: one that comes whole is the
@@ -77,8 +77,12 @@ def build_updates(
 
 
 @lru_cache(maxsize=32)
-def _wanted(progress: bool, notes: str | None) -> Wanted:
-    return Wanted(progress=progress, notes=notes) if progress or notes is not None else NO_UPDATES
+def _wanted(progress: bool, notes: str | None) -> WantedUpdates:
+    return (
+        WantedUpdates(progress=progress, log_level=notes)
+        if progress or notes is not None
+        else NO_UPDATES
+    )
 
 
 def _text_of(piece: Artifact) -> str | None:
@@ -92,11 +96,11 @@ def _progress(token: Any, told: Progress, revision: Revision) -> bytes:
         params["total"] = told.total
     if told.message is not None and revision.has_progress_messages:
         params["message"] = told.message
-    return rpc.notification("notifications/progress", params)
+    return rpc.encode_notification("notifications/progress", params)
 
 
-def encode_note(told: Note) -> bytes:
+def encode_note(told: LogMessage) -> bytes:
     params: dict[str, Any] = {"level": told.level, "data": told.data}
     if told.logger is not None:
         params["logger"] = told.logger
-    return rpc.notification("notifications/message", params)
+    return rpc.encode_notification("notifications/message", params)

@@ -61,12 +61,12 @@ class EventStream:
 
     def send(self, message: bytes) -> bool:
         """Never waits; False when it could not be sent."""
-        return self.request.send(sse.event(message, name="message"))
+        return self.request.send(sse.encode_event(message, name="message"))
 
     async def finish(self, answer: bytes | None) -> None:
         """The last event, and the end."""
         if answer is not None:
-            await self.request.write(sse.event(answer, name="message"))
+            await self.request.write(sse.encode_event(answer, name="message"))
         self.request.end()
 
     def send_keepalive(self) -> None:
@@ -142,7 +142,7 @@ class ReplayStream(EventStream):
 
     def _event(self, message: bytes) -> bytes:
         number = self.first + len(self.events)
-        return sse.event(message, name="message", id=f"{self.id}-{number}")
+        return sse.encode_event(message, name="message", id=f"{self.id}-{number}")
 
 
 class ReplayBuffer:
@@ -282,7 +282,7 @@ class Keepalive:
 
     def members(self) -> list[object]:
         """All that are kept alive, and those that are not watched yet."""
-        begun = [getattr(watch, "__self__", None) for watch in self.watched.waiting()]
+        begun = [getattr(watch, "__self__", None) for watch in self.watched.list_waiting()]
         return [*begun, *(one for slot in self._slots for one in slot)]
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:

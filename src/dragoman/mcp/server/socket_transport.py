@@ -31,7 +31,7 @@ from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.mcp.server.dispatcher import McpServer, answer_batch
 from dragoman.mcp.server.list_pages import METHODS as LISTS
 from dragoman.wire import rpc
-from dragoman.wire.json import MAX_BYTES, decode, encode, names_twice
+from dragoman.wire.json import MAX_BYTES, decode, encode, has_duplicate_names
 from dragoman.wire.json import Malformed as NotJson
 
 log = logging.getLogger(__name__)
@@ -133,9 +133,9 @@ class SocketConnection(asyncio.Protocol):
             elif isinstance(piece, OversizedFrame):
                 problem = f"a message may have {MAX_BYTES} bytes and this one has more"
                 id = find_id(piece.prefix)[0]
-                self._write(rpc.error(id, rpc.INVALID_REQUEST, problem), piece.framing)
+                self._write(rpc.encode_error(id, rpc.INVALID_REQUEST, problem), piece.framing)
             elif isinstance(piece, MalformedFrame):
-                self._write(rpc.error(None, rpc.PARSE_ERROR, piece.reason), piece.framing)
+                self._write(rpc.encode_error(None, rpc.PARSE_ERROR, piece.reason), piece.framing)
             elif isinstance(piece, Unrecoverable) and self._transport is not None:
                 self._transport.close()
 
@@ -164,11 +164,13 @@ class SocketConnection(asyncio.Protocol):
         try:
             message = decode(payload)
         except NotJson as problem:
-            self._write(rpc.error(None, rpc.PARSE_ERROR, str(problem)), framing)
+            self._write(rpc.encode_error(None, rpc.PARSE_ERROR, str(problem)), framing)
             return
-        if names_twice(payload, rpc.ENVELOPE, rpc.PARAMS):
-            id = rpc.id_of(message)
-            self._write(rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing)
+        if has_duplicate_names(payload, rpc.ENVELOPE, rpc.PARAMS):
+            id = rpc.find_id(message)
+            self._write(
+                rpc.encode_error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing
+            )
             return
         for item in message if isinstance(message, list) else [message]:
             self._hear(item)
@@ -193,18 +195,18 @@ class SocketConnection(asyncio.Protocol):
             self._run(object(), work, framing)
             return
         if not self._settled.done() and self._too_early(message):
-            self._run(rpc.key_of(message["id"]), self._when_settled(message, push), framing)
+            self._run(rpc.build_key(message["id"]), self._when_settled(message, push), framing)
             return
         begun = self.server.begin(message, self.client, push)
         if isinstance(begun, bytes):
             self._write(begun, framing)
         elif begun is not None:
-            self._run(rpc.key_of(message["id"]), begun, framing)
+            self._run(rpc.build_key(message["id"]), begun, framing)
 
     def _too_early(self, message: Any) -> bool:
         """Many clients list once, right after starting the hub, and never again; and one that goes
         on after a restart calls what it has listed before."""
-        if rpc.flaw(message) is not None or "id" not in message:
+        if rpc.find_flaw(message) is not None or "id" not in message:
             return False
         if message.get("method") in LISTS:
             return True
@@ -233,7 +235,7 @@ class SocketConnection(asyncio.Protocol):
         if key in self._running:
             work.close()
             problem = "a request with this id is still under way"
-            self._write(rpc.error(key[1], rpc.INVALID_REQUEST, problem), framing)
+            self._write(rpc.encode_error(key[1], rpc.INVALID_REQUEST, problem), framing)
             return
 
         async def run() -> None:
@@ -263,7 +265,7 @@ class SocketConnection(asyncio.Protocol):
         del self._running[key]
 
     def _cancel(self, message: dict[str, Any]) -> None:
-        key = rpc.cancelled_by(message)
+        key = rpc.find_cancelled(message)
         if key is None:
             return
         if task := self._running.get(key):

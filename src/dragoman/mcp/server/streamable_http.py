@@ -38,7 +38,7 @@ from dragoman.mcp.server.replay_streams import (
     StreamKeepalive,
 )
 from dragoman.wire import rpc, sse
-from dragoman.wire.json import Malformed, decode, is_compact, names_twice
+from dragoman.wire.json import Malformed, decode, has_duplicate_names, is_compact
 
 PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')
 """The parameters that must not be named twice."""
@@ -58,12 +58,12 @@ class StreamableHttpTransport:
             self._closed = True
             self.sessions.close()
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         """Calls end as if their clients had cancelled them, also those whose clients are away."""
         for one in self.keepalive.members():
             if isinstance(one, HttpResponder) and (why := why_ended(one.peer.principal)):
                 one.cancel(why)
-        self.sessions.end_callers(why_ended)
+        self.sessions.end_principals(why_ended)
 
     def __call__(self, request: HttpRequest, principal: Principal) -> Awaitable[None]:
         if request.method == "POST":
@@ -88,7 +88,7 @@ class StreamableHttpTransport:
         try:
             peer = self._peer(request, message, principal)
         except Exception:
-            send_json(request, 500, encode_crash(rpc.id_of(message)))
+            send_json(request, 500, encode_crash(rpc.find_id(message)))
             return
         if peer is None:
             return
@@ -127,10 +127,12 @@ class StreamableHttpTransport:
             problem = self._headers.find_mismatch(message, fields, version, named, EVERYTHING)
             if problem is None:
                 return ClientState(principal, "mcp-http", EVERYTHING, LATEST)
-            send_json(request, 400, rpc.error(rpc.id_of(message), HEADER_MISMATCH, problem))
+            send_json(
+                request, 400, rpc.encode_error(rpc.find_id(message), HEADER_MISMATCH, problem)
+            )
             return None
         if version and version not in HANDSHAKE:
-            send_json(request, 400, encode_unsupported(rpc.id_of(message), version))
+            send_json(request, 400, encode_unsupported(rpc.find_id(message), version))
             return None
         sent = fields.get(b"mcp-session-id")
         if sent is None or (isinstance(message, dict) and message.get("method") == "initialize"):
@@ -138,7 +140,7 @@ class StreamableHttpTransport:
             return ClientState(principal, "mcp-http", EVERYTHING, revision)
         session = self.sessions.find(sent.decode("latin-1"), principal)
         if session is None:
-            _no_session(request, rpc.id_of(message))
+            _no_session(request, rpc.find_id(message))
         return session
 
     def _begin_session(
@@ -228,14 +230,14 @@ class StreamableHttpTransport:
 
 async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: HttpResponder) -> None:
     """What its client may cancel."""
-    session, key = way.peer, rpc.key_of(id)
+    session, key = way.peer, rpc.build_key(id)
     if not isinstance(session, HttpSession):
         await way.run(work, id)
         return
     if key in session.running:
         work.close()
         words = "a request with this id is still under way"
-        await way.finish(rpc.error(id, rpc.INVALID_REQUEST, words))
+        await way.finish(rpc.encode_error(id, rpc.INVALID_REQUEST, words))
         return
     if len(session.running) >= MAX_RUNNING:
         work.close()
@@ -269,7 +271,7 @@ def _cancel(message: Any, peer: ClientState) -> None:
         and message.get("method") == "notifications/cancelled"
         and "id" not in message
     ):
-        cancel = peer.running.get(rpc.cancelled_by(message))
+        cancel = peer.running.get(rpc.find_cancelled(message))
         if cancel is not None:
             cancel()
 
@@ -289,13 +291,13 @@ def parse_message(request: HttpRequest, accept: bytes) -> Any:
     try:
         message = decode(request.body)
     except Malformed as problem:
-        send_json(request, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
+        send_json(request, 400, rpc.encode_error(None, rpc.PARSE_ERROR, str(problem)))
         return None
     body = request.body
-    if not is_compact(body, message) and names_twice(
+    if not is_compact(body, message) and has_duplicate_names(
         body, rpc.ENVELOPE, PARAMS, _named_client(message)
     ):
-        refuse(request, 400, "a member is named twice", rpc.id_of(message))
+        refuse(request, 400, "a member is named twice", rpc.find_id(message))
         return None
     if message is None:
         refuse(request, 400, "a message is a JSON object")
@@ -314,7 +316,7 @@ def _named_client(message: Any) -> int:
 
 
 def refuse(request: HttpRequest, status: int, problem: str, id: rpc.Id = None) -> None:
-    send_json(request, status, rpc.error(id, rpc.INVALID_REQUEST, problem))
+    send_json(request, status, rpc.encode_error(id, rpc.INVALID_REQUEST, problem))
 
 
 def _no_session(request: HttpRequest, id: rpc.Id) -> None:

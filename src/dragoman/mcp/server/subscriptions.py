@@ -83,7 +83,7 @@ _CHANGED = {
     RESOURCE: "notifications/resources/list_changed",
     TEMPLATE: "notifications/resources/list_changed",
 }
-_ENCODED = {method: rpc.notification(method) for method in _CHANGED.values()}
+_ENCODED = {method: rpc.encode_notification(method) for method in _CHANGED.values()}
 _FILTER = {
     "toolsListChanged": _CHANGED[TOOL],
     "promptsListChanged": _CHANGED[PROMPT],
@@ -125,7 +125,7 @@ class ListenStream:
         """What could not be sent yet."""
 
     def encode(self, method: str, **params: Any) -> bytes:
-        return rpc.notification(method, {**params, "_meta": {SUBSCRIPTION_KEY: self.id}})
+        return rpc.encode_notification(method, {**params, "_meta": {SUBSCRIPTION_KEY: self.id}})
 
     def send(self, method: str, params: Mapping[str, Any]) -> bool:
         return self.push(self.encode(method, **params))
@@ -208,10 +208,12 @@ class Subscriptions:
     ) -> bytes:
         uri = params.get("uri")
         if not isinstance(uri, str):
-            return rpc.error(id, rpc.INVALID_PARAMS, '"uri" must be the address of a resource')
+            return rpc.encode_error(
+                id, rpc.INVALID_PARAMS, '"uri" must be the address of a resource'
+            )
         if not peer.client:
             problem = "a resource is followed in a session; begin one with initialize"
-            return rpc.error(id, rpc.INVALID_REQUEST, problem)
+            return rpc.encode_error(id, rpc.INVALID_REQUEST, problem)
         try:
             await self._follow(peer, peer, uri, peer.features, params)
         except HubError as error:
@@ -219,18 +221,20 @@ class Subscriptions:
         except Exception:
             log.exception("following %r crashed", render_uri(uri[:200]))
             problem = f'"{uri[:200]}" cannot be followed: the hub failed; see its log'
-            return rpc.error(id, rpc.INTERNAL_ERROR, problem)
-        return rpc.result(id, {})
+            return rpc.encode_error(id, rpc.INTERNAL_ERROR, problem)
+        return rpc.encode_result(id, {})
 
     async def unsubscribe(self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
         uri = params.get("uri")
         if not isinstance(uri, str):
-            return rpc.error(id, rpc.INVALID_PARAMS, '"uri" must be the address of a resource')
+            return rpc.encode_error(
+                id, rpc.INVALID_PARAMS, '"uri" must be the address of a resource'
+            )
         name = self._hub.find(uri, peer.view, SUBSCRIPTION).name
         if peer.subscribed.pop(name, None) is not None:
             self._drop(name, peer)
             await self._stop(uri, peer, peer.features)
-        return rpc.result(id, {})
+        return rpc.encode_result(id, {})
 
     # --- subscriptions/listen ------------------------------------------------------------------
 
@@ -243,7 +247,7 @@ class Subscriptions:
         if problem is None and push is None:
             problem = "to listen, accept text/event-stream"
         if problem is not None or push is None or not isinstance(wanted, dict):
-            return rpc.error(id, rpc.INVALID_PARAMS, problem or "")
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, problem or "")
         features = client_questions.parse_capabilities(params["_meta"][CAPABILITIES_KEY], LATEST)
         if "taskIds" in wanted and not declares_tasks(features):
             return missing_extension_error(id)
@@ -272,7 +276,9 @@ class Subscriptions:
                 granted["taskIds"] = watching.ids
             acknowledged = "notifications/subscriptions/acknowledged"
             if not push(stream.encode(acknowledged, notifications=granted)):
-                return rpc.error(id, rpc.INTERNAL_ERROR, "the acknowledgement could not be sent")
+                return rpc.encode_error(
+                    id, rpc.INTERNAL_ERROR, "the acknowledgement could not be sent"
+                )
             early, stream.early = stream.early or (), None
             for uri in early:
                 self._send(stream, stream.encode(_UPDATED, uri=uri))
@@ -289,7 +295,9 @@ class Subscriptions:
             left = self._forget(stream)
             if left:
                 self._later(self._stop_all(left, stream, stream.features))
-        return rpc.result(id, {"resultType": "complete", "_meta": {**_OWN, SUBSCRIPTION_KEY: id}})
+        return rpc.encode_result(
+            id, {"resultType": "complete", "_meta": {**_OWN, SUBSCRIPTION_KEY: id}}
+        )
 
     async def _follow_all(
         self, stream: ListenStream, uris: list[str], params: Mapping[str, Any]
@@ -382,7 +390,7 @@ class Subscriptions:
             self._known = {kind: self._seen(kind) for kind in self._hub.catalogs}
 
     def _seen(self, kind: str) -> Seen:
-        tools, own = self._hub.catalogs[kind].tools(), self._hub.own_names(kind)
+        tools, own = self._hub.catalogs[kind].list_tools(), self._hub.list_client_only_names(kind)
         if own:  # what is there for single clients is told to those alone
             tools = tuple(tool for tool in tools if tool.name not in own)
         return tools, self._hub.authorizer.version
@@ -455,11 +463,11 @@ class Subscriptions:
                 self._tell_list(method, partial(self._sees_any, kind, targets))
 
     def _sees_any(self, kind: str, targets: Collection[str], peer: ClientState) -> bool:
-        catalog, sees = self._hub.catalogs[kind], self._hub.authorizer.sees
+        catalog, sees = self._hub.catalogs[kind], self._hub.authorizer.can_see
         return any(
             peer.view.includes(tool) and sees(peer.principal, tool, peer.door)
             for target in targets
-            for tool in catalog.offered_by(target)
+            for tool in catalog.list_offered(target)
         )
 
     def _concerned(self, method: str) -> Callable[[ClientState], bool]:
@@ -503,7 +511,7 @@ class Subscriptions:
                 peer.notify(message)
 
     def _may_read_log(self, server: str, peer: ClientState) -> bool:
-        if not self._hub.authorizer.may(peer.principal, ADMIN).allowed:
+        if not self._hub.authorizer.decide_action(peer.principal, ADMIN).allowed:
             return False
         return any(self._sees_any(kind, [server], peer) for kind in self._hub.catalogs)
 
@@ -516,7 +524,7 @@ class Subscriptions:
         for who, uri in tuple(self._followers.get(name, {}).items()):
             address = uri + changed[len(name) :]
             if isinstance(who, ClientState):
-                who.notify(rpc.notification(_UPDATED, {"uri": address}))
+                who.notify(rpc.encode_notification(_UPDATED, {"uri": address}))
             elif who.early is None:
                 self._send(who, who.encode(_UPDATED, uri=address))
             elif len(who.early) < MAX_LATE:

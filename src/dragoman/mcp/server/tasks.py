@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from dragoman.core.call import Progress, Result, Update, Updates, discard
+from dragoman.core.call import Progress, Result, Update, Updates, discard_update
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
@@ -75,7 +75,7 @@ class ToolTask(Task):
         work: Work,
         show: Show,
         features: Mapping[str, Any],
-        updates: Updates = discard,
+        updates: Updates = discard_update,
         tool: str = "",
     ) -> None:
         super().__init__(owner, work)
@@ -140,7 +140,7 @@ class McpTasks:
             task.cancel(*error.args)
             raise
         if kept:
-            task.updates = discard
+            task.updates = discard_update
             members = shape_members(_render_modern(task), LATEST)
             return {**members, "resultType": "task"}
         if task.error is not None:
@@ -162,7 +162,9 @@ class McpTasks:
         wanted = params.get("task")
         ttl = wanted.get("ttl") if isinstance(wanted, dict) else None
         if isinstance(ttl, bool) or not isinstance(ttl, int | float | None):
-            return rpc.error(id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds')
+            return rpc.encode_error(
+                id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds'
+            )
         try:
             self._tasks.keep(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
         except Overloaded as error:
@@ -178,13 +180,15 @@ class McpTasks:
             if task.state != told:
                 told = task.state
                 peer.notify(
-                    rpc.notification("notifications/tasks/status", _render_legacy(task, revision))
+                    rpc.encode_notification(
+                        "notifications/tasks/status", _render_legacy(task, revision)
+                    )
                 )
 
         task.watch(tell)
         created = _render_legacy(task, revision)
         task.start()
-        return rpc.result(id, {"task": created})
+        return rpc.encode_result(id, {"task": created})
 
     # --- tasks/... -----------------------------------------------------------------------------
 
@@ -211,14 +215,14 @@ class McpTasks:
             return self._result(id, task, peer, revision, push)
         if method == "tasks/get":
             if revision.has_task_requests:
-                return rpc.result(id, _render_legacy(task, revision))
-            return rpc.result(id, shape_members(render_detailed(task, features), revision))
+                return rpc.encode_result(id, _render_legacy(task, revision))
+            return rpc.encode_result(id, shape_members(render_detailed(task, features), revision))
         if method == "tasks/update":
             brought = client_questions.parse_answers(
                 {"inputResponses": params.get("inputResponses")}
             )
             if isinstance(brought, str):
-                return rpc.error(id, rpc.INVALID_PARAMS, brought)
+                return rpc.encode_error(id, rpc.INVALID_PARAMS, brought)
             task.answer(brought[0])
         elif not self._permits(peer, TASK_CANCEL, task.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
@@ -227,10 +231,10 @@ class McpTasks:
             problem = (
                 f'the task cannot be cancelled: it is "{_render_legacy(task, revision)["status"]}"'
             )
-            return rpc.error(id, rpc.INVALID_PARAMS, problem)
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
         elif revision.has_task_requests:
-            return rpc.result(id, _render_legacy(task, revision))
-        return rpc.result(id, shape_members({}, revision))
+            return rpc.encode_result(id, _render_legacy(task, revision))
+        return rpc.encode_result(id, shape_members({}, revision))
 
     def find_task(self, peer: ClientState, id: Any) -> ToolTask:
         task = self._tasks.find(peer.principal, id)
@@ -253,14 +257,14 @@ class McpTasks:
             places = [place for place, task in enumerate(tasks) if task.id == cursor]
             if not places:
                 problem = '"cursor" is none that was given out here, or its task is gone'
-                return rpc.error(id, rpc.INVALID_PARAMS, problem)
+                return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             start = places[0]
         page: dict[str, Any] = {
             "tasks": [_render_legacy(task, revision) for task in tasks[start : start + PAGE]]
         }
         if len(tasks) > start + PAGE:
             page["nextCursor"] = tasks[start + PAGE].id
-        return rpc.result(id, page)
+        return rpc.encode_result(id, page)
 
     async def _result(
         self, id: rpc.Id, task: ToolTask, peer: ClientState, revision: Revision, push: Push | None
@@ -275,11 +279,11 @@ class McpTasks:
                 return encode_error(id, many, revision)
         member, value = render_outcome(task, revision)
         if member == "error":
-            return rpc.error(id, value["code"], value["message"], value.get("data"))
+            return rpc.encode_error(id, value["code"], value["message"], value.get("data"))
         meta = value.get("_meta")
         related = {RELATED_KEY: {"taskId": task.id}}
         value["_meta"] = {**meta, **related} if isinstance(meta, dict) else related
-        return rpc.result(id, value)
+        return rpc.encode_result(id, value)
 
     async def _ask(self, task: ToolTask, peer: ClientState, revision: Revision, push: Push) -> None:
         questions = {
@@ -392,7 +396,7 @@ def missing_extension_error(id: rpc.Id) -> bytes:
     """For a client that has not said that it knows tasks."""
     problem = f'this needs the extension "{TASKS}", which the request does not declare'
     required: dict[str, Any] = {"extensions": {TASKS: {}}}
-    return rpc.error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
+    return rpc.encode_error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
 
 
 def _resolve(turn: asyncio.Future[bool], true: bool) -> None:
@@ -422,7 +426,7 @@ def _send_progress_to(peer: ClientState, token: str | int, id: str) -> Updates:
         if update.message is not None:
             told["message"] = update.message
         told["_meta"] = {RELATED_KEY: {"taskId": id}}
-        peer.notify(rpc.notification("notifications/progress", told))
+        peer.notify(rpc.encode_notification("notifications/progress", told))
 
     return update
 

@@ -38,7 +38,7 @@ class Listener:
     def connections(self) -> int:
         return len(self._connections)
 
-    def end_callers(self, why_ended: WhyEnded) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         for connection in tuple(self._connections):
             connection.end_caller(why_ended)
 
