@@ -80,13 +80,13 @@ def test_tools_are_searched_and_their_schemas_shown_whole(offered: Terminal) -> 
     assert names == ["of-fer.graph"]
     assert [t["id"] for t in terminal.quick("tools", "graph", "add", "--json").json()] == names
     assert "of_fer_echo" in terminal.quick("tools", "--search", "says again").out
-    assert terminal.quick("tools", "no", "such").out == "none of 5 tools speaks of no such\n"
+    assert terminal.quick("tools", "no", "such").out == "none of 5 tools matches: no such\n"
     shown = terminal.quick("tools", "show", "of-fer.graph").out.splitlines()
     assert shown[2:] == [
         "  entities  array of object, required  What to add.",
         "    name  string, required  What it is called.",
         "    tags  array of string, optional",
-        "    parts  array of the same again (Entity), optional",
+        "    parts  array of recursive (Entity), optional",
         '  mode  one of fast, slow, optional, default "fast"  How to do it.',
         "  at  string or null, optional",
         "  try: dragoman call mcp_of_fer_graph entities=…",

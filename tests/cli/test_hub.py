@@ -29,7 +29,7 @@ def test_init_writes_a_commented_file_once_and_it_loads(terminal: Terminal) -> N
     assert text.count("#") > 10
     file.write_text(text + "# mine\n")
     again = terminal.run("init")
-    assert again.code == 0 and "left as it is" in again.out
+    assert again.code == 0 and "already exists" in again.out
     assert file.read_text() == text + "# mine\n"
     assert terminal.run("config", "check").code == 0
 
@@ -37,7 +37,7 @@ def test_init_writes_a_commented_file_once_and_it_loads(terminal: Terminal) -> N
 def test_what_the_first_file_has_as_comments_loads_too(terminal: Terminal) -> None:
     terminal.run("init")
     file = terminal.home / "config.toml"
-    head, _, examples = file.read_text().partition("# One block a server.")
+    head, _, examples = file.read_text().partition("# One block per server.")
     lines = [line.removeprefix("# ") for line in examples.splitlines() if line.startswith("# ")]
     file.write_text("\n".join([head, *lines]))
     done = terminal.run("config", "check", "--json")
@@ -51,7 +51,7 @@ def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
     terminal.configure(files, off, config="api_key = 'k123456789012345'")
     done = terminal.run("config", "check")
     assert done.code == 0
-    assert "files: npx -y x" in done.out and "off: x (switched off)" in done.out
+    assert "files: npx -y x" in done.out and "off: x (disabled)" in done.out
     assert "api_key is set" in done.out and "k123456789012345" not in done.out
     assert "agents only" in done.out
     found = terminal.run("config", "check", "--json").json()
@@ -60,7 +60,7 @@ def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
 
 def test_config_check_without_a_file_says_that_defaults_are_used(terminal: Terminal) -> None:
     done = terminal.run("config", "check")
-    assert done.code == 0 and "defaults are used" in done.out
+    assert done.code == 0 and "using defaults" in done.out
     assert not terminal.home.exists()
 
 

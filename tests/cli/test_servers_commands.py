@@ -58,7 +58,7 @@ def test_a_server_is_added_changed_and_removed_while_the_hub_runs(terminal: Term
     before = terminal.quick("call", "peer.pid").out
 
     again = terminal.quick("servers", "add", "Peer", *line)
-    assert again.code == 1 and "already in config.toml; --replace takes its place" in again.err
+    assert again.code == 1 and "already in config.toml; use --replace to replace it" in again.err
 
     restarted = terminal.quick("servers", "restart", "peer", "--json").json()
     assert restarted["connected"] and terminal.quick("call", "peer.pid").out != before
@@ -66,7 +66,7 @@ def test_a_server_is_added_changed_and_removed_while_the_hub_runs(terminal: Term
     assert "state         connected" in shown and "rude-peer 0" in shown and "mcp_p_pid" in shown
 
     off = terminal.quick("servers", "disable", "peer")
-    assert off.code == 0 and '"peer" is switched off in ' in off.out
+    assert off.code == 0 and 'server "peer" is disabled in ' in off.out
     assert terminal.quick("call", "peer.pid").code == 5
     assert terminal.quick("servers", "restart", "peer").code == 5
     on = terminal.quick("servers", "enable", "peer")

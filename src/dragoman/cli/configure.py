@@ -1,4 +1,4 @@
-"""`init`, `config check` and `config show`: the configuration."""
+"""`init`, `config check` and `config show`, and edits of the servers in config.toml."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
 
 FIRST_CONFIG = """\
-# Dragoman's configuration. Changes are applied while the hub runs; `dragoman config check`
-# explains what is wrong with it. All keys: dragoman docs configuration
+# Dragoman's configuration. A running hub applies changes at once; `dragoman config check` finds
+# mistakes. All keys: dragoman docs configuration
 
-# api_key = "…"            # callers must then send: Authorization: Bearer …
+# api_key = "…"            # HTTP clients must then send: Authorization: Bearer …
 
 [server]
-host = "127.0.0.1"         # anything but loopback needs a key
+host = "127.0.0.1"         # a non-loopback address needs a key
 port = 50051
 # public_url = "https://hub.example.com"
 
 [mcp]
-# What IDEs see through `dragoman mcp`: globs over tool names. Without this line: agents only.
+# The tools that IDEs see through `dragoman mcp`: globs over names. Without this line: agents only.
 stdio_expose = ["*"]
-# Names of tools that every client takes. Without this line: only for clients that are known.
+# Tool names that every client accepts. Without this line: only for known clients.
 names = "portable"
 
 [limits]
-tool_timeout_secs = 60     # seconds a tool may take; progress gives it more
-result_chars = 100000      # characters of a text in a result; the rest can be read for a while
+tool_timeout_secs = 60     # timeout of a call; progress extends it
+result_chars = 100000      # longer texts are truncated; the rest can be read for a while
 
-# Agents, over A2A and as tools, are at the end; `dragoman docs a2a` explains them. Who may call
-# what is in the folder policies: `dragoman policy init` writes it, `dragoman docs policies`
-# explains it.
+# Agents are at the end; `dragoman docs a2a` explains them. Policies say who may call what:
+# `dragoman policy init` writes the folder policies, `dragoman docs policies` explains it.
 #
-# One block a server. `dragoman import` writes them for the servers your IDE has already.
+# One block per server. `dragoman import` writes the blocks for the servers of your IDE.
 #
 # [[mcp_servers]]
 # name = "github"
-# env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]   # names of variables that it is given
-# home = "user"                            # your home folder instead of one of its own
+# env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]   # environment variables passed to it
+# home = "user"                            # your home folder instead of a private one
 #
 # [mcp_servers.transport]
 # type = "stdio"
@@ -60,7 +59,7 @@ result_chars = 100000      # characters of a text in a result; the rest can be r
 #
 # [[mcp_servers]]
 # name = "remote-tools"
-# timeout_secs = 20                        # less than the limit above, for this server alone
+# timeout_secs = 20                        # a shorter timeout for this server
 #
 # [mcp_servers.transport]
 # type = "http"                            # or "sse"
@@ -72,18 +71,18 @@ result_chars = 100000      # characters of a text in a result; the rest can be r
 #
 # [[agents]]
 # name = "greeter"
-# description = "Greets whoever it is told of."
-# function = "my_agents:greet"             # my_agents.py beside this file
+# description = "Greets a person by name."
+# function = "my_agents:greet"             # in my_agents.py beside this file
 #
 # [[a2a.external_agents]]                  # or, while the hub runs: dragoman agents add URL
 # name = "research-agent"
 # url = "https://research.example.com"
-# token = "env:RESEARCH_TOKEN"             # a variable of the hub, or a line in the file env
+# token = "env:RESEARCH_TOKEN"             # an environment variable, or a line in the file env
 """
 
 
 def write_first_config(place: Path) -> bool:
-    """Writes the commented file where there is none."""
+    """Writes the commented config.toml unless it exists; returns whether it did."""
     try:
         fd = os.open(place / "config.toml", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -96,7 +95,7 @@ def write_first_config(place: Path) -> bool:
 @click.command()
 @home_option
 def init(home: str | None) -> None:
-    """Write a commented config.toml into the home, unless there is one.
+    """Write a commented config.toml into the home, unless it exists.
 
     \b
     dragoman init
@@ -109,12 +108,12 @@ def init(home: str | None) -> None:
     if write_first_config(Path(place)):
         print(f"wrote {place}/config.toml; next: dragoman import, then dragoman up")
     else:
-        print(f"{place}/config.toml is there already and was left as it is")
+        print(f"{place}/config.toml already exists; nothing was changed")
 
 
 @click.group()
 def config() -> None:
-    """The configuration: config.toml, and variables such as DRAGOMAN_SERVER__PORT.
+    """Check and show the configuration: config.toml and environment variables.
 
     \b
     dragoman config check
@@ -126,7 +125,7 @@ def config() -> None:
 @home_option
 @json_option
 def check(home: str | None, as_json: bool) -> None:
-    """Read the configuration as the hub would, and say what it means or what is wrong.
+    """Validate the configuration as the hub would, and summarize it.
 
     \b
     dragoman config check
@@ -147,18 +146,18 @@ def check(home: str | None, as_json: bool) -> None:
         for entry in found.mcp_servers
     ]
     warnings = source.warnings + [
-        f"environment variable {name} sets nothing; did you mean {meant}?"
+        f"unknown environment variable {name}; did you mean {meant}?"
         for name, meant in find_near_misses(Config, os.environ)
     ]
     if as_json:
         print_json({"ok": True, "file": str(file), "servers": servers, "warnings": warnings})
         return
-    print(f"{file} is fine" if file.exists() else f"there is no {file}; defaults are used")
+    print(f"{file} is valid" if file.exists() else f"{file} does not exist; using defaults")
     for variable in list_used_variables():
         print(f"  environment  {variable}")
     print(f"  listens on   {found.server.host} port {found.server.port}")
-    print(f"  key          {'api_key is set' if found.api_key else 'none: loopback only'}")
-    nothing = "agents only, no tools and no skills (no [mcp] stdio_expose)"
+    print(f"  key          {'api_key is set' if found.api_key else 'none (loopback only)'}")
+    nothing = "agents only: [mcp] stdio_expose is empty"
     print(f"  IDEs see     {', '.join(found.mcp.stdio_expose) or nothing}")
     a2a = found.a2a
     print(f"  A2A          {a2a.listen_path if a2a.enabled else 'off ([a2a] enabled)'}")
@@ -167,14 +166,14 @@ def check(home: str | None, as_json: bool) -> None:
     for far in a2a.external_agents:
         print(f"  agent        {far.name}: {render_origin(far.url)}")
     for server in servers:
-        off = "" if server["enabled"] else " (switched off)"
+        off = "" if server["enabled"] else " (disabled)"
         print(f"  server       {server['name']}: {server['where']}{off}")
     for warning in warnings:
         say(warning)
 
 
 def list_used_variables() -> list[str]:
-    """The environment variables that set something."""
+    """Lists the environment variables that set a configuration key."""
     from dragoman.config import Config
     from dragoman.config_layers import list_variables
 
@@ -182,18 +181,19 @@ def list_used_variables() -> list[str]:
 
 
 @config.command()
-@click.option("--all", "everything", is_flag=True, help="Show defaults too.")
+@click.option("--all", "everything", is_flag=True, help="Include defaults.")
 @home_option
 @json_option
 def show(everything: bool, home: str | None, as_json: bool) -> None:
-    """Show each setting that is not a default, and where it comes from.
+    """Show every setting that is not a default, and its source.
 
     \b
     dragoman config show
+    dragoman config show --all      defaults too
 
-    The command line of `dragoman up` counts before environment variables
-    (DRAGOMAN_SERVER__PORT=8000), these before config.toml, and that before the defaults. Keys,
-    values of headers and whatever else may be secret are shown as "…".
+    Options of `dragoman up` take precedence over environment variables
+    (DRAGOMAN_SERVER__PORT=8000), those over config.toml, and that over defaults. Keys, header
+    values and other possible secrets are shown as "…".
     """
     from dragoman.config import load_with_source
 
@@ -212,17 +212,17 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
         print_json(rows)
         return
     if not rows:
-        print("every setting has its default (dragoman config show --all)")
+        print("all settings are defaults; see: dragoman config show --all")
         return
     print_table(["SETTING", "VALUE", "FROM"], [list(row.values()) for row in rows])
 
 
 SHOWN_TABLES = ("names_for",)
-"""Tables of free keys whose values are no secrets."""
+"""Tables with free keys whose values are not secret."""
 
 
 def _list_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str, str]]:
-    """The path of every single value, as it is written and as it may be shown."""
+    """Yields the path of each value, its rendered name and its value without secrets."""
     names = getattr(value, "__struct_fields__", None)
     if names is not None:
         for name in names:
@@ -273,13 +273,15 @@ def set_enabled(text: str, name: str, enabled: bool) -> str:
 
 
 def edit_config(file: Path, edit: Edit) -> Path | None:
-    """Writes what `edit` makes of the file; returns the backup, or None where nothing changed."""
+    """Applies `edit` to the file; returns the backup, or None if nothing changed."""
     data = read_bytes(file)
     try:
         mark, text = decode_text(data or b"")
         new = (mark + edit(text)).encode()
     except UnreadableFile as error:
-        raise CommandFailed(f'"{file}": {error}. Nothing was changed; edit it by hand.') from None
+        raise CommandFailed(
+            f'cannot edit "{file}": {error}; nothing was changed, edit it by hand'
+        ) from None
     return replace_file(file, new, data) if new != data else None
 
 
@@ -294,11 +296,11 @@ def _find_server(text: str, name: str) -> tuple[int, Any]:
     names = list_server_names(text)
     if name not in names:
         hint = suggest(name, names) or "see: dragoman servers"
-        fail(f'there is no server "{name}" in config.toml; {hint}', NOT_FOUND)
+        fail(f'unknown server "{name}" in config.toml; {hint}', NOT_FOUND)
     return names.index(name), copy.deepcopy(document)
 
 
 def _check_result(text: str, expected: Any) -> str:
     if parse_toml(text) != expected:
-        raise UnreadableFile("its servers are laid out in a way that cannot be edited safely")
+        raise UnreadableFile("the layout of its servers cannot be edited safely")
     return text

@@ -1,7 +1,7 @@
-"""The command line. Each group of commands is a module, loaded when one of them is asked for.
+"""The entry point of the command line. Loads the module of a command when the command runs.
 
-Whatever goes wrong ends as one line on stderr and an exit code; what that line cannot explain is a
-bug, and DRAGOMAN_DEBUG=1 shows where.
+Every failure ends as one line on stderr and an exit code; DRAGOMAN_DEBUG=1 shows the traceback of
+an unexpected one.
 """
 
 from __future__ import annotations
@@ -20,61 +20,58 @@ from dragoman.cli.base.output import home_option, render_json
 
 COMMANDS = {
     "up": ("dragoman.cli.hub", "up", "Run the hub."),
-    "stop": ("dragoman.cli.hub", "stop_command", "Stop it; what is under way may finish."),
-    "status": ("dragoman.cli.hub", "status", "Whether one runs, and what it has."),
+    "stop": ("dragoman.cli.hub", "stop_command", "Stop the hub; calls in progress may finish."),
+    "status": ("dragoman.cli.hub", "status", "Show whether a hub is running, and its state."),
     "init": ("dragoman.cli.configure", "init", "Write a commented config.toml."),
     "config": ("dragoman.cli.configure", "config", "Check and show the configuration."),
     "import": (
         "dragoman.cli.clients.import_command",
         "import_command",
-        "Take over the servers of an IDE.",
+        "Import MCP servers from an IDE's configuration.",
     ),
     "install": (
         "dragoman.cli.clients.install",
         "install",
-        "Put the hub into an IDE, or take it out.",
+        "Add the hub to an IDE, or remove it.",
     ),
-    "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),
-    "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
+    "servers": ("dragoman.cli.servers", "servers", "Manage MCP servers."),
+    "tools": ("dragoman.cli.tools", "tools", "List, search and describe tools."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),
-    "prompts": ("dragoman.cli.prompts", "prompts", "The prompts, and filling one in."),
-    "resources": ("dragoman.cli.resources", "resources", "The resources, and reading one."),
-    "a2a": (
-        "dragoman.cli.a2a.command",
-        "a2a",
-        "Agents: their cards, messages to them, their tasks.",
-    ),
-    "agents": ("dragoman.cli.agents", "agents", "The agents of others, whose skills are tools."),
-    "pins": ("dragoman.cli.pins", "pins", "What has changed since it was approved."),
-    "policy": ("dragoman.cli.policy", "policy", "Who may call what: files, checks, questions."),
-    "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
-    "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
-    "logs": ("dragoman.cli.logs", "logs", "The hub's log, also as it is written."),
-    "stores": ("dragoman.cli.stores", "stores", "The databases of the home, and lost ones."),
-    "completion": ("dragoman.cli.completion", "completion", "Teach your shell to complete."),
-    "backup": ("dragoman.cli.backup", "backup", "Copy the home into a file."),
-    "restore": ("dragoman.cli.backup", "restore", "Make a home of such a file."),
-    "service": ("dragoman.cli.service", "service", "Run the hub as a service of your user."),
+    "prompts": ("dragoman.cli.prompts", "prompts", "List prompts and fill one in."),
+    "resources": ("dragoman.cli.resources", "resources", "List and read resources."),
+    "a2a": ("dragoman.cli.a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
+    "agents": ("dragoman.cli.agents", "agents", "Manage external A2A agents."),
+    "pins": ("dragoman.cli.pins", "pins", "Review changed definitions and approve them."),
+    "policy": ("dragoman.cli.policy", "policy", "Edit, check and query the Cedar policies."),
+    "keys": ("dragoman.cli.keys", "keys", "Manage API keys for HTTP clients."),
+    "audit": ("dragoman.cli.audit", "audit", "Read and verify the audit log."),
+    "logs": ("dragoman.cli.logs", "logs", "Show and follow the hub's log."),
+    "stores": ("dragoman.cli.stores", "stores", "List the home's databases; accept a lost one."),
+    "completion": ("dragoman.cli.completion", "completion", "Print a shell completion script."),
+    "backup": ("dragoman.cli.backup", "backup", "Back up the home to a file."),
+    "restore": ("dragoman.cli.backup", "restore", "Restore a home from a backup."),
+    "service": ("dragoman.cli.service", "service", "Run the hub as a systemd or launchd service."),
     "docs": ("dragoman.cli.docs", "docs", "Print the documentation."),
-    "doctor": ("dragoman.cli.doctor.command", "doctor", "What is wrong, and how to fix it."),
-    "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
+    "doctor": ("dragoman.cli.doctor.command", "doctor", "Find problems and suggest fixes."),
+    "mcp": ("dragoman.cli.main", "mcp", "Serve MCP over stdio; IDEs start this."),
 }
-"""Each with its module, its name there, and its line in the list of commands."""
+"""Module, attribute and one-line summary of each command."""
 
-HELP = """Dragoman, an agent interoperability hub: MCP servers and A2A agents on one guarded road.
+HELP = """Dragoman, an agent interoperability hub: MCP servers and A2A agents behind one endpoint.
 
 \b
 First steps:
-  dragoman import            take over the servers of an IDE you already use
+  dragoman import            import the MCP servers of an IDE
   dragoman up                run the hub
-  dragoman install cursor    put the hub into an IDE (vscode, claude-desktop, …)
-  dragoman agents add URL    register an A2A agent; each of its skills is a tool
-  dragoman tools             what can be called
-  dragoman call NAME k=v     call it
+  dragoman install cursor    add the hub to an IDE (vscode, claude-desktop, …)
+  dragoman agents add URL    register an A2A agent; each of its skills becomes a tool
+  dragoman tools             list the tools
+  dragoman call NAME k=v     call a tool
 """
 EPILOG = """\b
-Exit codes: 0 done, 1 failed, 2 wrong usage or arguments, 3 no hub, 4 refused, 5 not found,
-6 the far side failed, 7 configuration, 8 a file that must be edited by hand, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 invalid usage or arguments, 3 no hub, 4 refused, 5 not found,
+6 a server or agent failed, 7 invalid configuration, 8 a file must be edited by hand,
+130 interrupted.
 """
 
 
@@ -90,7 +87,7 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Without loading every command."""
+        """Completes command names without loading the commands."""
         items = [
             CompletionItem(name, help=line)
             for name, (_, _, line) in COMMANDS.items()
@@ -108,7 +105,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
-            ctx.fail(f'there is no command "{args[0]}"{hint}')
+            ctx.fail(f'unknown command "{args[0]}"{hint}')
         return super().resolve_command(ctx, args)
 
 
@@ -121,18 +118,21 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="dragoman", message="%(prog)s %(version)s")
 @home_option
 def cli(home: str | None) -> None:
-    pass  # what comes after inherits the home
+    pass  # subcommands inherit --home
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("rest", nargs=-1)
 def mcp(rest: tuple[str, ...]) -> None:
-    """What an IDE starts; `__main__` takes this way, and here it only stands in the list.
+    """Serve MCP over stdio. An IDE starts this; see `dragoman install`.
 
     \b
     dragoman mcp --home DIR
+
+    Connects to the running hub, or runs one inside this process.
     """
-    raise click.UsageError('write "mcp" first: dragoman mcp --home DIR')
+    # `__main__` handles `dragoman mcp` itself; this command is for the list and its help.
+    raise click.UsageError('"mcp" must be the first argument: dragoman mcp --home DIR')
 
 
 def main() -> int:
@@ -169,17 +169,17 @@ def main() -> int:
     except Exception as error:
         if _is_debugging():
             raise
-        say(f"this is a bug ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
+        say(f"internal error ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
         return FAILED
 
 
 def _discard_stdout() -> None:
-    """The reader has enough (`| head`): the interpreter must not try again when it ends."""
+    """Redirects stdout after its reader closed (`| head`), so that the final flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _render_error(error: click.ClickException) -> str:
-    """click's words on one line, with where to read more."""
+    """Renders a click error on one line, with the help to read for a usage error."""
     message = error.format_message()
     if not isinstance(error, click.UsageError):
         return message

@@ -1,4 +1,4 @@
-"""`prompts`: the prompts that servers offer, and filling one in."""
+"""`prompts`: lists the prompts of servers and fills one in."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def prompts(ctx: click.Context, home: str | None, as_json: bool) -> None:
         print_json(found)
     elif found:
         rows = [(one["name"], _render_arguments(one), one["description"]) for one in found]
-        print_table(["NAME", "TAKES", "DESCRIPTION"], rows)
+        print_table(["NAME", "ARGUMENTS", "DESCRIPTION"], rows)
     else:
         print("no prompts; see: dragoman servers")
 
 
 def _render_arguments(prompt: dict[str, Any]) -> str:
-    """Arguments; those in brackets may be left out."""
+    """Renders the argument names, optional ones in brackets."""
     words = []
     for one in _list_arguments(prompt):
         words.append(str(one["name"]) if one.get("required") else f"[{one['name']}]")
@@ -63,18 +63,18 @@ def _render_arguments(prompt: dict[str, Any]) -> str:
 
 
 def _list_arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
-    """A server may have written anything there."""
+    """Returns the declared arguments, ignoring malformed ones."""
     found = prompt.get("arguments")
     listed = found if isinstance(found, list) else []
     return [one for one in listed if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
-@prompts.command(short_help="One prompt, and what it takes.")
+@prompts.command(short_help="Describe a prompt and its arguments.")
 @click.argument("name", shell_complete=complete_prompts)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
-    """Prompt NAME: what it is for, and what it takes.
+    """Show the description and arguments of prompt NAME.
 
     \b
     dragoman prompts show review.summarize
@@ -85,7 +85,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     prompt = next((one for one in found if name in (one["name"], one["id"])), None)
     if prompt is None:
         near = suggest(name, [known for one in found for known in (one["name"], one["id"])])
-        fail(f'there is no prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
+        fail(f'unknown prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
     if as_json:
         print_json(prompt)
         return
@@ -106,13 +106,13 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Fill in prompt NAME with key=value pairs, or one JSON object, and print its messages.
+    """Fill in prompt NAME with key=value arguments or one JSON object and print its messages.
 
     \b
     dragoman prompts get review.summarize language=French text=@letter.txt
     dragoman prompts get review.summarize '{"language": "French"}' --json
 
-    Exit codes are those of `dragoman call`.
+    Exit codes are the same as for `dragoman call`.
     """
     given = parse_arguments(arguments, "dragoman prompts get")
     if isinstance(given, list):

@@ -1,4 +1,4 @@
-"""`resources`: what servers have to be read, and reading it."""
+"""`resources`: lists the resources of servers and reads one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READ_SECONDS = 90_000.0
 
 @click.group(invoke_without_command=True)
 @click.pass_context
-@click.option("--server", "of", metavar="NAME", help="Only those of this server.")
+@click.option("--server", "of", metavar="NAME", help="Only resources of this server.")
 @home_option
 @json_option
 def resources(ctx: click.Context, of: str | None, home: str | None, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def resources(ctx: click.Context, of: str | None, home: str | None, as_json: boo
 
     \b
     dragoman resources
-    dragoman resources templates                       addresses with parts to fill in
+    dragoman resources templates                       list URI templates
     dragoman resources read file:///notes/today.md
     dragoman resources read demo://logo.png -o logo.png
     """
@@ -44,19 +44,19 @@ def resources(ctx: click.Context, of: str | None, home: str | None, as_json: boo
         found = _list_resources(home, of)
         _print_resources(found["resources"], "uri", as_json)
         if not as_json and found["templates"]:
-            say(f"and {len(found['templates'])} templates; see: dragoman resources templates")
+            say(f"plus {len(found['templates'])} templates; see: dragoman resources templates")
 
 
-@resources.command(short_help="Addresses with parts to fill in.")
-@click.option("--server", "of", metavar="NAME", help="Only those of this server.")
+@resources.command(short_help="List URI templates.")
+@click.option("--server", "of", metavar="NAME", help="Only resources of this server.")
 @home_option
 @json_option
 def templates(of: str | None, home: str | None, as_json: bool) -> None:
-    """List the templates: addresses of resources with parts in braces, to fill in and read.
+    """List resource templates: URIs with parameters in braces.
 
     \b
     dragoman resources templates
-    dragoman resources read note://2026-01-31          of a template note://{day}
+    dragoman resources read note://2026-01-31          matches the template note://{day}
     """
     _print_resources(_list_resources(home, of)["templates"], "uriTemplate", as_json)
 
@@ -84,26 +84,26 @@ def _print_resources(found: list[dict[str, Any]], key: str, as_json: bool) -> No
             )
             for one in found
         ]
-        print_table(["ADDRESS", "SERVER", "TYPE", "DESCRIPTION"], rows)
+        print_table(["URI", "SERVER", "TYPE", "DESCRIPTION"], rows)
     else:
-        print("none; see: dragoman servers")
+        print("no resources; see: dragoman servers")
 
 
 @resources.command(short_help="Print a resource, or save it to a file.")
-@click.argument("uri", metavar="ADDRESS", shell_complete=complete_resources)
-@click.option("-o", "--output", metavar="FILE", help="Save it there; - is stdout.")
+@click.argument("uri", metavar="URI", shell_complete=complete_resources)
+@click.option("-o", "--output", metavar="FILE", help="Save to FILE; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @home_option
 @json_option
 def read(uri: str, output: str | None, force: bool, home: str | None, as_json: bool) -> None:
-    """Read the resource at ADDRESS and print it; bytes that are no text go to a file or a pipe.
+    """Print the resource at URI, or save it to a file. Binary data needs -o or a pipe.
 
     \b
     dragoman resources read file:///notes/today.md
     dragoman resources read demo://logo.png -o logo.png
     dragoman resources read demo://logo.png > logo.png
 
-    Exit codes are those of `dragoman call`.
+    Exit codes are the same as for `dragoman call`.
     """
     with connect_hub(home) as hub:
         hub.wait_until_connected(agents=False)
@@ -119,7 +119,10 @@ def read(uri: str, output: str | None, force: bool, home: str | None, as_json: b
     contents = found["contents"]
     if output is not None and output != "-":
         if len(contents) != 1:
-            fail(f"it has {len(contents)} parts, which one file cannot hold; see --json", USAGE)
+            fail(
+                f"the resource has {len(contents)} parts, too many for one file; use --json",
+                USAGE,
+            )
         _save_file(_decode_part(contents[0]), Path(output), force)
         return
     for part in contents:
@@ -133,7 +136,7 @@ def _print_part(part: dict[str, Any], forced: bool) -> None:
     data = _decode_part(part)
     if sys.stdout.isatty() and not forced:
         kind = clean(part.get("mimeType") or "no type")
-        say(f"{clean(part.get('uri'))}: {len(data)} bytes, {kind}; save them with -o FILE")
+        say(f"{clean(part.get('uri'))}: {len(data)} bytes, {kind}; save it with -o FILE")
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
@@ -146,7 +149,7 @@ def _decode_part(part: dict[str, Any]) -> bytes:
     try:
         return base64.b64decode(str(part["blob"]), validate=True)
     except binascii.Error:
-        fail(f"{part.get('uri')}: what the server sent is no base64", TARGET_FAILED)
+        fail(f"{part.get('uri')}: the server sent invalid base64", TARGET_FAILED)
 
 
 def _save_file(data: bytes, file: Path, force: bool) -> None:
@@ -155,5 +158,5 @@ def _save_file(data: bytes, file: Path, force: bool) -> None:
         with os.fdopen(os.open(file, flags, 0o600), "wb") as opened:
             opened.write(data)
     except FileExistsError:
-        raise CommandFailed(f'"{file}" is there already; --force overwrites it') from None
+        raise CommandFailed(f'"{file}" already exists; use --force to overwrite it') from None
     print(f"saved {len(data)} bytes to {file}")

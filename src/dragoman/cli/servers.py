@@ -1,4 +1,8 @@
-"""`servers`: the MCP servers the hub is a client of."""
+"""`servers`: lists, adds, switches and removes the MCP servers in config.toml.
+
+A running hub applies each change at once; without one, `add` starts a temporary hub to connect to
+the new server.
+"""
 
 from __future__ import annotations
 
@@ -49,37 +53,36 @@ LOOK_SECONDS = 2.0
 @home_option
 @json_option
 def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """List the servers: state, revision, number of tools, and what is wrong, in words.
+    """Manage MCP servers. Without a subcommand, lists them with state, tools and problems.
 
     \b
-    dragoman servers                                   all of them, and how they are
-    dragoman servers add files npx -y SOME-PACKAGE     add one, and see what it offers
+    dragoman servers                                   list all servers
+    dragoman servers add files npx -y SOME-PACKAGE     add a server and list its tools
     dragoman servers add notes https://example.com/mcp
-    dragoman servers show files                        one: entry, state, tools
-    dragoman servers logs files                        what it wrote to stderr
+    dragoman servers show files                        show entry, state and tools
+    dragoman servers logs files                        show its stderr
     dragoman servers restart files                     stop it and connect again
     dragoman servers disable files                     switch it off; enable switches it on
     dragoman servers remove files
 
     \b
-    States: connected; starting; failed (it is tried again by itself, with longer and longer
-    pauses, and at once when one of its tools is called); idle (unused for idle_secs, a call starts
-    it again); off (enabled = false).
+    States: connected; starting; failed (retried with increasing delays, and at once when one of
+    its tools is called); idle (unused for idle_secs; the next call starts it); off (enabled =
+    false).
 
-    A server is a [[mcp_servers]] block of config.toml. `dragoman import` takes over those of an
-    IDE.
+    A server is a [[mcp_servers]] block in config.toml. `dragoman import` imports those of an IDE.
     """
     if ctx.invoked_subcommand is not None:
         return
     with connect_hub(home) as hub:
-        # One that runs has mostly tried them already, and then "starting" is an answer.
+        # A running hub has usually tried all servers, so "starting" is an answer there.
         hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False)
         found = hub.get("/api/mcp/servers")
     if as_json:
         print_json(found)
         return
     if not found["connected"]:
-        print("no servers are configured; see: dragoman import, dragoman servers add --help")
+        print("no servers configured; see: dragoman import, dragoman servers add --help")
         return
     rows = []
     for server in found["connected"]:
@@ -91,12 +94,12 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     print_table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
 
 
-@servers.command(short_help="One server: its entry, its state, its tools.")
+@servers.command(short_help="Show a server's entry, state and tools.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
-    """Show server NAME: how it is reached, how it is, and what it offers.
+    """Show the configuration entry, state and tools of server NAME.
 
     \b
     dragoman servers show files
@@ -108,7 +111,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
         found = hub.get("/api/mcp/servers")
     states = {state["name"]: state for state in found["connected"]}
     if name not in states:
-        fail(f'there is no server "{name}"; {suggest(name, states) or _SEE}', NOT_FOUND)
+        fail(f'unknown server "{name}"; {suggest(name, states) or _SEE}', NOT_FOUND)
     entry = next(one for one in found["configured"] if one["name"] == name)
     if as_json:
         print_json({"configured": entry, "state": states[name]})
@@ -116,12 +119,12 @@ def show(name: str, home: str | None, as_json: bool) -> None:
         print_server(entry, states[name])
 
 
-@servers.command(short_help="What a server wrote to stderr.")
+@servers.command(short_help="Show a server's stderr.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def logs(name: str, home: str | None, as_json: bool) -> None:
-    """What server NAME wrote to stderr: the last 64 KB since the hub started it.
+    """Show the last 64 KB that server NAME wrote to stderr since the hub started it.
 
     \b
     dragoman servers logs files
@@ -138,23 +141,23 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
         print(escape_controls(found["stderr"].rstrip("\n")))
 
 
-@servers.command(short_help="Stop a server and connect to it again.")
+@servers.command(short_help="Stop a server and connect again.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def restart(name: str, home: str | None, as_json: bool) -> None:
-    """Stop server NAME of the running hub, and connect to it again.
+    """Stop server NAME in the running hub and connect to it again.
 
     \b
     dragoman servers restart files
 
-    Calls that it is working on fail. Exit codes: 0 connected again, 3 no hub runs, 5 no such
-    server is switched on, 6 not connected.
+    Its calls in progress fail. Exit codes: 0 connected, 3 no hub running, 5 unknown or disabled
+    server, 6 not connected.
     """
     place = resolve_home(home)
     daemon = find_running_hub(place)
     if daemon is None:
-        fail(f"no hub is running on {place}, so there is nothing to restart", NO_HUB)
+        fail(f"no hub is running on {place}; there is nothing to restart", NO_HUB)
     hub = HubClient(place, daemon.socket)
     hub.restart_server(name)
     state = hub.wait_for_server(name)
@@ -174,7 +177,7 @@ _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 class PassThroughCommand(click.Command):
-    """Leaves everything from the server's program on to that program, as `env` and `sudo` do."""
+    """Passes everything from the server's program on to that program, as `env` and `sudo` do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {
@@ -197,24 +200,24 @@ class PassThroughCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-@servers.command(cls=PassThroughCommand, short_help="Add a server, connect, show what it offers.")
+@servers.command(cls=PassThroughCommand, short_help="Add a server, connect and list its tools.")
 @click.argument("name")
 @click.argument("where", nargs=-1, required=True, metavar="PROGRAM... | URL")
 @click.option("--env", "env", multiple=True, metavar="NAME[=VALUE]",
-              help="A variable for the program; a value goes to the file env.")  # fmt: skip
+              help="Environment variable of the program; VALUE is stored in env.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
-              help="A header for a URL; write a secret as ${VARIABLE}, or its value goes to the "
-              "file env.")  # fmt: skip
-@click.option("--cwd", metavar="DIR", help="The folder that the program starts in.")
-@click.option("--prefix", help='What its names begin with in lists; "" leaves them as they are.')
-@click.option("--sse", is_flag=True, help="The URL speaks the older HTTP+SSE transport.")
+              help="HTTP header for a URL. Write a secret as ${VARIABLE}; other values are stored "
+              "in the file env.")  # fmt: skip
+@click.option("--cwd", metavar="DIR", help="Working directory of the program.")
+@click.option("--prefix", help='Prefix of its tool names in lists; "" for none.')
+@click.option("--sse", is_flag=True, help="Use the older HTTP+SSE transport for the URL.")
 @click.option("--allow-private", is_flag=True,
-              help="The name in URL may lead to a private address.")  # fmt: skip
+              help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE",
-              help="Any other key of [[mcp_servers]], with a TOML value: --set pin='\"strict\"', "
+              help="Set any other key of [[mcp_servers]] to a TOML value: --set pin='\"strict\"', "
               "--set timeout_secs=60.")  # fmt: skip
-@click.option("--replace", is_flag=True, help="Take the place of the server of that name.")
-@click.option("--no-connect", is_flag=True, help="Only write it down.")
+@click.option("--replace", is_flag=True, help="Replace the server of that name.")
+@click.option("--no-connect", is_flag=True, help="Only write config.toml; do not connect.")
 @home_option
 @json_option
 def add(
@@ -239,23 +242,23 @@ def add(
     dragoman servers add github --env GITHUB_TOKEN=ghp_… docker run -i --rm ghcr.io/github/…
     dragoman servers add notes https://example.com/mcp --header 'Authorization: Bearer ${NOTES}'
 
-    Options stand before the program: what follows it belongs to it. Values, which may be secrets,
-    go to the file env in the hub's home, and config.toml names them. The hub then connects to it
-    and shows what it offers. A server that cannot be reached stays in config.toml, so that you can
-    correct it there; `dragoman servers remove NAME` takes it out.
+    Put options before the program: everything after it is passed to the program. Values may be
+    secrets, so they are stored in the file env in the hub's home and config.toml refers to them by
+    name. The hub then connects to the server and lists its tools. A server that cannot be reached
+    stays in config.toml, to be corrected there or removed with `dragoman servers remove NAME`.
 
-    Exit codes: 0 connected, 1 nothing was changed, 2 wrong usage, 6 added, and not connected.
+    Exit codes: 0 connected, 1 nothing was changed, 2 invalid usage, 6 added but not connected.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,63}", name):
         fail(
-            f'a server cannot be called "{name[:80]}": letters, digits, spaces, "-" and "_", at '
-            "most 64, the first a letter or digit",
+            f'invalid server name "{name[:80]}": use at most 64 letters, digits, spaces, "-" and '
+            '"_", beginning with a letter or digit',
             USAGE,
         )
     entry = _build_entry(where, env, headers, cwd, sse)
     settings = {**({"prefix": prefix} if prefix is not None else {}), **_parse_settings(more)}
     if allow_private and "url" not in entry:
-        fail("--allow-private is for a URL", USAGE)
+        fail("--allow-private needs a URL", USAGE)
     found = FoundServer(
         name, entry, COMMAND_LINE, COMMAND_LINE.title, Path.cwd(), settings, allow_private
     )
@@ -271,7 +274,7 @@ def add(
         for note in plan.notes:
             print(f"  note: {clean(note)}")
         if plan.values:
-            print(f"  {', '.join(plan.values)}: kept in {work.env_path}, which only you can read")
+            print(f"  {', '.join(plan.values)}: stored in {work.env_path}, readable only by you")
     _report_state(name, state, as_json)
 
 
@@ -282,17 +285,17 @@ def _build_entry(
     cwd: str | None,
     sse: bool,
 ) -> dict[str, Any]:
-    """What was typed, as clients write it down."""
+    """Builds the entry in the form that clients use in their files."""
     if len(where) == 1 and _URL.match(where[0]):
         if env or cwd:
-            fail("--env and --cwd are for a program; a URL has --header", USAGE)
+            fail("--env and --cwd need a program; use --header with a URL", USAGE)
         entry: dict[str, Any] = {"url": where[0], "type": "sse" if sse else "http"}
         entry["headers"] = dict(_parse_header(line) for line in headers)
         return entry
     if _URL.match(where[0]):
-        fail(f'"{where[1][:60]}" is too much: a URL stands alone', USAGE)
+        fail(f'unexpected argument "{where[1][:60]}" after the URL', USAGE)
     if headers or sse:
-        fail("--header and --sse are for a URL; a program has --env", USAGE)
+        fail("--header and --sse need a URL; use --env with a program", USAGE)
     pairs = [variable.partition("=") for variable in env]
     return {
         "command": where[0],
@@ -306,7 +309,7 @@ def _build_entry(
 def _parse_header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name.strip():
-        fail(f"write a header as 'NAME: VALUE', not \"{name[:60]}\"", USAGE)
+        fail(f"invalid --header \"{name[:60]}\": write 'NAME: VALUE'", USAGE)
     return name.strip(), value.strip()
 
 
@@ -315,7 +318,7 @@ def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not re.fullmatch(r"[a-z_]+", key):
-            fail(f'--set takes KEY=VALUE, not "{pair[:60]}"', USAGE)
+            fail(f'invalid --set "{pair[:60]}": write KEY=VALUE', USAGE)
         try:
             found |= tomllib.loads(f"{key} = {text}")
         except tomllib.TOMLDecodeError:
@@ -329,7 +332,7 @@ def _add_server(work: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path |
             work.replaces = None
         work.plan_servers([found])
         for skip in work.skipped:
-            taken = "; --replace takes its place" if "of this name" in skip["reason"] else ""
+            taken = "; use --replace to replace it" if "of this name" in skip["reason"] else ""
             fail(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
         return work.plans[0], work.write()
     except (UnreadableFile, Unfit, ConfigError) as error:
@@ -340,18 +343,18 @@ def _names(file: Path) -> list[str]:
     return list_server_names(decode_text(read_bytes(file) or b"")[1])
 
 
-@servers.command(short_help="Take a server out.")
+@servers.command(short_help="Remove a server.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def remove(name: str, home: str | None, as_json: bool) -> None:
-    """Take server NAME out of config.toml; a hub that runs stops it.
+    """Remove server NAME from config.toml; a running hub stops it.
 
     \b
     dragoman servers remove files
 
-    The file as it was is kept beside it. What the file env holds stays there: another server may
-    use it.
+    Keeps a backup of config.toml beside it. Values in the file env stay: other servers may use
+    them.
     """
     file = Path(resolve_home(home)) / "config.toml"
     backup = edit_config(file, lambda text: remove_server(text, name))
@@ -362,12 +365,12 @@ def remove(name: str, home: str | None, as_json: bool) -> None:
         print(f'removed "{name}" from {file} (backup: {backup.name if backup else "-"})')
 
 
-@servers.command(short_help="Switch a server on.")
+@servers.command(short_help="Enable a server.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def enable(name: str, home: str | None, as_json: bool) -> None:
-    """Switch server NAME on (enabled = true); a hub that runs connects to it.
+    """Enable server NAME (enabled = true); a running hub connects to it.
 
     \b
     dragoman servers enable files
@@ -375,12 +378,12 @@ def enable(name: str, home: str | None, as_json: bool) -> None:
     _set_enabled(name, True, home, as_json)
 
 
-@servers.command(short_help="Switch a server off, and keep its entry.")
+@servers.command(short_help="Disable a server and keep its entry.")
 @click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def disable(name: str, home: str | None, as_json: bool) -> None:
-    """Switch server NAME off (enabled = false): it is stopped, and its tools are gone.
+    """Disable server NAME (enabled = false); a running hub stops it and removes its tools.
 
     \b
     dragoman servers disable files
@@ -398,12 +401,12 @@ def _set_enabled(name: str, enabled: bool, home: str | None, as_json: bool) -> N
         print_json({**said, "state": state})
     else:
         already = "" if changed else " already"
-        print(f'"{name}" is switched {"on" if enabled else "off"}{already} in {file}')
+        print(f'server "{name}" is{already} {"enabled" if enabled else "disabled"} in {file}')
     _report_state(name, state, as_json)
 
 
 def _connect(home: str | None, name: str) -> dict[str, Any] | None:
-    """What the hub finds; None where it does not use the configuration."""
+    """Returns the server's state, or None if the hub rejected the configuration."""
     if find_running_hub(resolve_home(home)) is not None:
         hub = _reload(home)
         return hub.wait_for_server(name) if hub is not None else None
@@ -412,7 +415,7 @@ def _connect(home: str | None, name: str) -> dict[str, Any] | None:
 
 
 def _reload(home: str | None) -> HubClient | None:
-    """Has a hub that runs read the configuration; None where none runs, or it is not used."""
+    """Makes a running hub reload; returns None if none runs or it rejected the configuration."""
     place = resolve_home(home)
     daemon = find_running_hub(place)
     if daemon is None:
@@ -420,21 +423,21 @@ def _reload(home: str | None) -> HubClient | None:
     hub = HubClient(place, daemon.socket)
     problem = hub.send("POST", "/api/reload")["problem"]
     if problem:
-        say(f"the running hub does not use config.toml as it is now: {problem}")
+        say(f"the running hub rejected the new config.toml and keeps the old one: {problem}")
         return None
     return hub
 
 
 def _report_state(name: str, state: dict[str, Any] | None, as_json: bool) -> None:
-    """Shows what the hub found, and ends with 6 where the server is not connected."""
+    """Prints a connected server; exits with 6 if it is not connected."""
     if state is None:
         return
     if not as_json and state["connected"]:
         print_connected(state)
     if not state["connected"] and state["state"] != "off":
         fail(
-            f'server "{name}" is not connected: {state.get("reason", "")}; its entry stays: '
-            f"correct it in config.toml, or: dragoman servers remove {name}",
+            f'server "{name}" is not connected: {state.get("reason", "")}; correct its entry in '
+            f"config.toml, or remove it: dragoman servers remove {name}",
             TARGET_FAILED,
         )
 
@@ -469,15 +472,15 @@ def print_connected(state: Mapping[str, Any]) -> None:
 
 
 def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """One server whole: how it is reached, how it is, what it offers."""
+    """Prints the configuration entry, state and tools of one server."""
     transport = dict(entry.get("transport", {}))
     kind = transport.pop("type", "-")
     info = state.get("server_info") or {}
     reason = f": {state['reason']}" if state.get("reason") else ""
     rows = [
         ("state", f"{state['state']}{reason}"),
-        ("speaks", f"{describe_revision(state)}, over {kind}"),
-        ("calls itself", f"{info.get('name', '-')} {info.get('version', '')}" if info else ""),
+        ("protocol", f"{describe_revision(state)} over {kind}"),
+        ("server info", f"{info.get('name', '-')} {info.get('version', '')}" if info else ""),
         *(
             (key, _render_value(value))
             for key, value in transport.items()

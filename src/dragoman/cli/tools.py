@@ -1,4 +1,4 @@
-"""`tools` and `call`: what there is, and using it."""
+"""`tools` and `call`: lists, describes and calls tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dragoman.core.conversations import META as CONTEXT_META
 
 
 class SearchGroup(click.Group):
-    """Takes words that are no command as words to look for."""
+    """A group that treats unknown subcommands as search words."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -45,7 +45,7 @@ class SearchGroup(click.Group):
 
 
 _OF = click.option("--server", "--agent", "of", metavar="NAME", shell_complete=complete_targets,
-                   help="Only the tools of this server or agent.")  # fmt: skip
+                   help="Only tools of this server or agent.")  # fmt: skip
 
 
 @click.group(cls=SearchGroup, invoke_without_command=True, subcommand_metavar="[WORDS]... | show")
@@ -53,20 +53,20 @@ _OF = click.option("--server", "--agent", "of", metavar="NAME", shell_complete=c
 @home_option
 @json_option
 @_OF
-@click.option("--search", "text", metavar="TEXT", help="Only tools that speak of this.")
+@click.option("--search", "text", metavar="TEXT", help="Only tools that match this text.")
 def tools(
     ctx: click.Context, home: str | None, as_json: bool, of: str | None, text: str | None
 ) -> None:
-    """List the tools, or those that speak of WORDS; `tools show NAME` shows one.
+    """List the tools, or search them for WORDS; `tools show NAME` describes one.
 
     \b
     dragoman tools
-    dragoman tools read file                what has both words in its name or description
+    dragoman tools read file                tools with both words in name or description
     dragoman tools --agent "Vercel Ops"
     dragoman tools show vercel_ops.deploy
 
-    A server's tool is listed as mcp_SERVER_TOOL and is also called SERVER.TOOL. An agent's skill is
-    listed as AGENT.SKILL and is also called a2a_AGENT_SKILL. Every one of these names can be used.
+    The tool of a server is listed as mcp_SERVER_TOOL and is also known as SERVER.TOOL. The skill of
+    an agent is listed as AGENT.SKILL and is also known as a2a_AGENT_SKILL. All names can be used.
     """
     if ctx.invoked_subcommand is None:
         _list_tools(home, as_json, of, (text or "").split())
@@ -106,19 +106,19 @@ def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str
             ["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found]
         )
     elif total:
-        print(f"none of {total} tools speaks of {clean(' '.join(words))}")
+        print(f"none of {total} tools matches: {clean(' '.join(words))}")
     elif not states:
-        print("no tools: there are no servers and no agents; see: dragoman import, dragoman agents")
+        print("no tools: no servers or agents configured; see: dragoman import, dragoman agents")
     else:
         print("no tools")
     _report_unavailable(states, starting)
     if held:
         names = ", ".join(pin["name"] for pin in held[:5]) + (" …" if len(held) > 5 else "")
-        say(f"held until approved, so not here: {names}; see: dragoman pins list")
+        say(f"quarantined until approved, not listed: {names}; see: dragoman pins list")
 
 
 def find_matching(tools: list[dict[str, Any]], words: list[str]) -> list[dict[str, Any]]:
-    """Those with every word in a name or the description; the names that have one come first."""
+    """Returns the tools with every word in a name or the description, name matches first."""
     wanted = [word.casefold() for word in words]
     found = []
     for tool in tools:
@@ -130,7 +130,7 @@ def find_matching(tools: list[dict[str, Any]], words: list[str]) -> list[dict[st
 
 
 def _list_agents(hub: HubClient) -> list[dict[str, Any]]:
-    """In the words that servers have."""
+    """Returns the agents with the fields that server states have."""
     return [
         {**agent, "what": "agent", "failed": agent["health"] == "unreachable"}
         for agent in hub.get("/api/a2a/agents")["agents"]
@@ -138,7 +138,7 @@ def _list_agents(hub: HubClient) -> list[dict[str, Any]]:
 
 
 def _resolve_target(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    """The name of the server or agent; an agent may be given by its slug."""
+    """Returns the name of a server or agent given by name or slug."""
     names = {state["name"] for state in states} | {tool["server"] for tool in found}
     if of in names:
         return of
@@ -146,28 +146,28 @@ def _resolve_target(of: str, states: list[dict[str, Any]], found: list[dict[str,
     if of in slugs:
         return slugs[of]
     hint = suggest(of, sorted(names)) or "see: dragoman servers, dragoman agents"
-    fail(f'there is no server or agent "{of}"; {hint}', NOT_FOUND)
+    fail(f'unknown server or agent "{of}"; {hint}', NOT_FOUND)
 
 
 def _report_unavailable(states: list[dict[str, Any]], starting: list[str]) -> None:
     for state in states:
         who = f'{state.get("what", "server")} "{state["name"]}"'
         if state["name"] in starting:
-            say(f"{who} is still being connected, its tools may be missing here")
+            say(f"{who} is still connecting; its tools may be missing")
         elif state.get("failed") or state.get("state") == "failed":
             say(f"{who} is not connected: {state.get('reason', '')}")
 
 
-@tools.command(short_help="One tool: what it does and takes, with an example.")
+@tools.command(short_help="Describe a tool and its arguments, with an example.")
 @click.argument("name", shell_complete=complete_tools)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
-    """Tool NAME: what it does, what it takes, an example call.
+    """Show the description, arguments and an example call of tool NAME.
 
     \b
     dragoman tools show files.read
-    dragoman tools show files.read --json     with the schema as the server wrote it
+    dragoman tools show files.read --json     with the server's original schema
     """
     with connect_hub(home) as hub:
         tool = hub.get_tool(name)
@@ -184,8 +184,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
         print(line)
     if not get_properties(schema):
         anything = schema.get("additionalProperties") is True
-        what = "any arguments; it does not say which" if anything else "no arguments it tells of"
-        print(f"  takes {what}")
+        print(f"  arguments: {'any (not described)' if anything else 'none declared'}")
     example = " ".join(f"{clean(argument)}=…" for argument in list_required(schema))
     print(f"  try: dragoman call {clean(tool['name'])} {example}".rstrip())
 
@@ -194,9 +193,9 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 @click.argument("name", shell_complete=complete_tools)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
 @click.option("--timeout", type=click.FloatRange(0.01, 86_400), metavar="SECONDS",
-              help="Cancel it after so long; the hub's own limits hold as well.")  # fmt: skip
+              help="Cancel the call after this time; the hub's limits apply as well.")  # fmt: skip
 @click.option("--progress", is_flag=True,
-              help="Print progress as lines on stderr, on a terminal or not.")  # fmt: skip
+              help="Print progress as lines on stderr.")  # fmt: skip
 @home_option
 @json_option
 def call(
@@ -207,7 +206,7 @@ def call(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Call tool NAME with arguments: key=value pairs, or one JSON object, typed or from a file.
+    """Call tool NAME with key=value arguments or one JSON object.
 
     \b
     dragoman call mcp_files_read path=/tmp/x
@@ -216,16 +215,16 @@ def call(
     dragoman call files.read @arguments.json
     dragoman call files.read - < arguments.json
 
-    Where the tool wants text, a value is taken as text; elsewhere a value that is JSON (a number,
-    true, a list) is taken as such. Text that begins with @ is written with @@. `dragoman tools show
-    NAME` says what a tool wants. How far it is is shown on a terminal; what it asks meanwhile is
-    asked there, and Ctrl-D declines. Ctrl-C cancels it.
+    Values of string arguments are taken as text; other values are parsed as JSON (a number, true, a
+    list) if possible. Write text that begins with @ as @@. `dragoman tools show NAME` lists the
+    arguments. On a terminal, progress is shown and the tool's questions are asked: Ctrl-D declines
+    a question, Ctrl-C cancels the call.
 
     \b
-    Exit codes: 0 done, 1 the tool says that it failed, 2 the arguments do not fit, 3 no hub,
-    4 refused, 5 no such tool, 6 the server did not answer, or not well, or not in time,
-    130 interrupted. With 2, 4 and 5 nothing was done. With --json an error is on stdout too:
-    {"error": {"message", "code", "kind", "trace"}}, with the exit code as code.
+    Exit codes: 0 done, 1 the tool reported an error, 2 invalid arguments, 3 no hub, 4 refused,
+    5 unknown tool, 6 the server failed, timed out or sent an invalid response, 130 interrupted.
+    With 2, 4 and 5 nothing was executed. With --json an error is printed on stdout too:
+    {"error": {"message", "code", "kind", "trace"}}, where code is the exit code.
     """
     given = parse_arguments(arguments)
     with connect_hub(home) as hub:
@@ -254,7 +253,7 @@ def call(
 def _call_tool(
     hub: HubClient, name: str, values: dict[str, Any], can: list[str], how: dict[str, Any]
 ) -> Any:
-    """Through the questions of the tool, if it has any and somebody is there to answer."""
+    """Calls the tool and asks the user its questions, if any."""
     more: dict[str, Any] = {"can": can, **how} if can else how
     result = hub.call(name, values, **more)
     for _ in range(prompt.MAX_ROUNDS):
@@ -262,7 +261,10 @@ def _call_tool(
             return result
         answers = prompt.ask_questions(result["questions"])
         result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
-    fail(f"{name} has asked {prompt.MAX_ROUNDS} times and is not done", FAILED)
+    fail(
+        f"{name} asked more than {prompt.MAX_ROUNDS} rounds of questions; the call was given up",
+        FAILED,
+    )
 
 
 def _get_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,7 +274,7 @@ def _get_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _refuse_misspelt(name: str, schema: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     for wrong, meant, hopeless in find_misspelt(schema, values):
-        words = f'"{name}" names no argument "{wrong}"; did you mean "{meant}"?'
+        words = f'"{name}" has no argument "{wrong}"; did you mean "{meant}"?'
         if hopeless:
             fail(words, USAGE, kind="InvalidInput")
         say(words)
@@ -283,16 +285,13 @@ def _describe_misspelt(schema: Mapping[str, Any], values: Mapping[str, Any]) -> 
     return ", ".join(f'"{wrong}": did you mean "{meant}"?' for wrong, meant, _ in found)
 
 
-# --- what came of it ----------------------------------------------------------------------------
-
-
 def _print_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
-    """How to go on with the conversation, where there is one and the tool takes its id."""
+    """Prints how to continue the conversation, if the tool accepts a context."""
     context = result.get("extra", {}).get("_meta", {}).get(CONTEXT_META)
     if isinstance(context, str) and CONTEXT in get_properties(
         _get_schema(hub.find_tool(name) or {})
     ):
-        say(f"to go on with this conversation, add context={clean(context)}")
+        say(f"to continue this conversation, add context={clean(context)}")
 
 
 def _print_result(result: dict[str, Any]) -> None:

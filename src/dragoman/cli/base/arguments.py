@@ -1,4 +1,4 @@
-"""What is typed for a tool or a prompt, as its arguments: pairs, JSON, files, stdin."""
+"""Parses the arguments of a tool or prompt from key=value pairs, JSON, files and stdin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.cli.base.errors import USAGE, fail, say
 
 MAX_BYTES = 10 * 1024 * 1024
-"""What a message of the hub may have."""
+"""The hub's limit for a message."""
 
 Pairs = list[tuple[str, str]]
 
@@ -20,7 +20,7 @@ Pairs = list[tuple[str, str]]
 def parse_arguments(
     arguments: tuple[str, ...], command: str = "dragoman call"
 ) -> dict[str, Any] | Pairs:
-    """One JSON object (typed, or from `@FILE` or stdin), or the pairs as they were typed."""
+    """Returns one JSON object (inline, from `@FILE` or stdin), or the key=value pairs as typed."""
     if len(arguments) == 1 and (
         arguments[0] == "-" or arguments[0].lstrip()[:1] in ("{", "[") or arguments[0][:1] == "@"
     ):
@@ -30,11 +30,12 @@ def parse_arguments(
         key, equals, value = pair.partition("=")
         if not equals or not key:
             fail(
-                f'"{pair[:100]}" is neither key=value nor a JSON object; see: {command} --help',
+                f'invalid argument "{pair[:100]}": write key=value or one JSON object; see: '
+                f"{command} --help",
                 USAGE,
             )
         if key in pairs:
-            fail(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
+            fail(f'"{key}" is given twice; write a list as {key}=\'["a", "b"]\'', USAGE)
         pairs[key] = value
     return list(pairs.items())
 
@@ -63,17 +64,17 @@ def _read_file(name: str, what: str) -> bytes:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
             fail(
-                f'{what}: "{name}" cannot be read: {error.strerror}; text that begins with @ is '
-                "written with @@",
+                f'{what}: cannot read "{name}": {error.strerror}; write text that begins with @ '
+                "as @@",
                 USAGE,
             )
     if len(data) > MAX_BYTES:
-        fail(f"{what}: more than {MAX_BYTES >> 20} MB", USAGE)
+        fail(f"{what}: too large, over {MAX_BYTES >> 20} MB", USAGE)
     return data
 
 
 def convert_pairs(pairs: Pairs, properties: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Each value as the schema wants it, as far as that says so."""
+    """Converts each value to the type that the schema declares."""
     return {key: _convert_value(key, text, properties.get(key, {})) for key, text in pairs}
 
 
@@ -87,7 +88,7 @@ def _convert_value(key: str, text: str, about: Mapping[str, Any]) -> Any:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            fail(f'{key}: "{text[1:]}" is not UTF-8 text', USAGE)
+            fail(f'{key}: "{text[1:]}" is not valid UTF-8', USAGE)
     if about.get("type") == "string":
         return text
     try:

@@ -1,8 +1,8 @@
-"""One table: the exit code of each error.
+"""Exit codes and how a command fails.
 
-0 done · 1 the tool or the command failed, or a file of the home · 2 invalid input · 3 no hub, or
-another one in the way · 4 refused · 5 not found · 6 something left the hub and failed there ·
-7 configuration · 8 a file that must be edited by hand · 130 interrupted
+0 done · 1 the tool, the command or a file of the home failed · 2 invalid usage or arguments ·
+3 no hub, or another hub holds the home · 4 refused · 5 not found · 6 a server or agent failed ·
+7 invalid configuration · 8 a file must be edited by hand · 130 interrupted
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CODES = {leaf.kind: find_row(TABLE, leaf) for leaf in list_leaves()}
 
 
 class CommandFailed(click.ClickException):
-    """What was asked, what stopped it, what to do; exit code 1."""
+    """A command failed with exit code 1."""
 
 
 class UnreadableFile(Exception):
-    """One sentence: what is wrong with the file, and where."""
+    """A file cannot be read or edited; the message says what is wrong and where."""
 
 
 def exit_code_for(kind: str) -> int:
@@ -52,12 +52,12 @@ def exit_code_for(kind: str) -> int:
 
 
 def say(message: str) -> None:
-    """One line on stderr, whatever the message is made of."""
+    """Prints one line on stderr, with control characters escaped."""
     print(f"dragoman: {clean(message)}", file=sys.stderr)
 
 
 def fail(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -> NoReturn:
-    """One sentence on stderr, under --json an object with the error on stdout, and the end."""
+    """Ends the command: one line on stderr and, with --json, an error object on stdout."""
     if must_print_json():
         print_json(build_error(message, code, kind, trace))
     say(message)
@@ -65,7 +65,7 @@ def fail(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -
 
 
 def build_error(message: str, code: int, kind: str = "", trace: str = "") -> dict[str, Any]:
-    """What a program reads; `code` is the exit code."""
+    """Builds the error object that --json prints; `code` is the exit code."""
     error: dict[str, Any] = {"message": " ".join(message.split()), "code": code}
     error |= {name: value for name, value in (("kind", kind), ("trace", trace)) if value}
     return {"error": error}

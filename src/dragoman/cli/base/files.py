@@ -1,6 +1,6 @@
-"""Files of other people's configuration: read within bounds, written in one step, with a backup.
+"""Reads other programs' configuration files within bounds; replaces them atomically, with a backup.
 
-Knows bytes, the text in them and its line ends; nothing of what the text means.
+Knows bytes, text and line ends, not what the text means.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from dragoman.cli.base.errors import CommandFailed, UnreadableFile
 
 MAX_BYTES = 32 * 1024 * 1024
-"""~/.claude.json grows to megabytes; what is larger than this is no configuration."""
+"""~/.claude.json grows to megabytes; a larger file is no configuration."""
 KEPT_BACKUPS = 5
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """The file's bytes; None where there is none."""
+    """Returns the bytes of a file, or None if it does not exist."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise UnreadableFile(f'"{path}" is no regular file, so it is left alone')
+            raise UnreadableFile(f'"{path}" is not a regular file; it was not changed')
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -31,16 +31,18 @@ def read_bytes(path: Path) -> bytes | None:
     except OSError as error:
         raise UnreadableFile(f'"{path}" cannot be read: {error.strerror}') from None
     if len(data) > MAX_BYTES:
-        raise UnreadableFile(f'"{path}" is larger than {MAX_BYTES >> 20} MiB, so it is left alone')
+        raise UnreadableFile(
+            f'"{path}" is too large (over {MAX_BYTES >> 20} MiB); it was not changed'
+        )
     return data
 
 
 def decode_text(data: bytes) -> tuple[str, str]:
-    """The byte order mark, or nothing, and the text after it."""
+    """Splits UTF-8 bytes into the byte order mark (or an empty string) and the text."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"byte {error.start}: it is not UTF-8") from None
+        raise UnreadableFile(f"byte {error.start}: not valid UTF-8") from None
     return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
@@ -55,7 +57,7 @@ def has_line_break(text: str) -> bool:
 
 
 def list_backups(path: Path) -> list[Path]:
-    """Our backups of a file, oldest first."""
+    """Lists the backups that this module wrote of a file, oldest first."""
     target = Path(os.path.realpath(path))
     ours = re.compile(re.escape(target.name) + r"\.bak-\d{8}T\d{6}\.\d{6}Z")
     try:
@@ -67,10 +69,10 @@ def list_backups(path: Path) -> list[Path]:
 def replace_file(
     path: Path, data: bytes | None, before: bytes | None, *, mode: int = 0o600, backup: bool = True
 ) -> Path | None:
-    """Puts `data` (None: nothing) in place of `before`, in one step. Returns the backup.
+    """Replaces `before` with `data` (None: removes the file) atomically. Returns the backup.
 
-    A link is followed; mode and owner stay. `mode` is for a file that is new. What changed since
-    it was read is left alone, and so is what nobody may write.
+    Follows links and keeps mode and owner; `mode` applies to a new file. Refuses a read-only file
+    and one that changed since `before` was read.
     """
     target = Path(os.path.realpath(path))
     try:

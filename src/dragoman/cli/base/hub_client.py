@@ -1,5 +1,4 @@
-"""How commands talk to the hub: HTTP over its Unix socket; or a hub of their own, for as long as
-they take, where none runs."""
+"""Sends requests to the hub over its Unix socket, and runs a temporary hub if none is running."""
 
 from __future__ import annotations
 
@@ -30,13 +29,13 @@ from dragoman.cli.base.output import StatusLine, clean
 from dragoman.core.errors import HubError
 
 CALL_SECONDS = 90_000.0
-"""Longer than the longest time a tool may be given: the hub ends a call, not its caller."""
-MAX_ANSWER = 64 * 1024 * 1024
+"""Longer than the longest tool timeout: the hub ends a call, not the command."""
+MAX_EVENT_BYTES = 64 * 1024 * 1024
 ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
 RESTART_SECONDS = 60.0
-SETTLE_SECONDS = 10.0
-"""How long a command waits for servers of a running hub that are just being connected."""
+CONNECT_SECONDS = 10.0
+"""How long a command waits for servers that a running hub is still connecting to."""
 
 
 class HubUnavailable(Exception):
@@ -44,14 +43,13 @@ class HubUnavailable(Exception):
 
 
 class HubProblem(Exception):
-    """What the hub answered with a status of 400 or more."""
+    """The hub answered with a status of 400 or more."""
 
     def __init__(self, status: int, answer: Any) -> None:
         error = answer.get("error", {}) if isinstance(answer, dict) else {}
         self.message = str(error.get("message") or f"the hub answered with status {status}")
         self.trace = str(error.get("trace") or "")
-        kind = error.get("kind") or ("NotFound" if status == 404 else "")
-        self.kind = str(kind)
+        self.kind = str(error.get("kind") or ("NotFound" if status == 404 else ""))
         self.code = exit_code_for(self.kind)
         super().__init__(self.message)
 
@@ -69,7 +67,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def request_json(socket_path: str, method: str, path: str, body: Any, seconds: float) -> Any:
-    """The hub's answer; raises `NoAnswer` or `Problem`."""
+    """Sends a request and returns the decoded response; raises `HubUnavailable` or `HubProblem`."""
     connection = _UnixConnection(socket_path, seconds)
     try:
         data = None if body is None else json.dumps(body).encode()
@@ -88,23 +86,23 @@ def request_json(socket_path: str, method: str, path: str, body: Any, seconds: f
 def request_stream(
     socket_path: str, path: str, body: Any, seconds: float, follow: Callable[[Any], None]
 ) -> Any:
-    """The hub's answer to a POST; `follow` is told of the progress until then.
+    """Like `request_json` with a POST; passes progress events to `follow` until the response.
 
-    Raises `TimeoutError` after so many seconds in all, else as `ask` does.
+    Raises `TimeoutError` after `seconds` in all.
     """
     until = time.monotonic() + seconds
     connection = _UnixConnection(socket_path, seconds)
     try:
         connection.connect()
-        wire = connection.sock
+        sock = connection.sock
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         connection.request("POST", path, json.dumps(body).encode(), headers)
         response = connection.getresponse()
         if response.headers.get_content_type() != "text/event-stream":
-            wire.settimeout(max(until - time.monotonic(), 0.01))
+            sock.settimeout(max(until - time.monotonic(), 0.01))
             status, answer = response.status, json.loads(response.read())
         else:
-            status, answer = _read_events(response, wire, until, follow)
+            status, answer = _read_events(response, sock, until, follow)
     except TimeoutError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -118,17 +116,17 @@ def request_stream(
 
 def _read_events(
     response: http.client.HTTPResponse,
-    wire: socket.socket,
+    sock: socket.socket,
     until: float,
     follow: Callable[[Any], None],
 ) -> tuple[int, Any]:
-    """The hub writes an event as two lines, its name and its data, and an empty one."""
+    """Reads events up to the result. The hub writes each as an event line and one data line."""
     name = ""
     while time.monotonic() < until:
-        wire.settimeout(max(until - time.monotonic(), 0.01))
-        line = response.readline(MAX_ANSWER)
+        sock.settimeout(max(until - time.monotonic(), 0.01))
+        line = response.readline(MAX_EVENT_BYTES)
         if not line:
-            raise HubUnavailable("the answer broke off")
+            raise HubUnavailable("the connection was closed before the result arrived")
         field, _, text = line.rstrip(b"\n").partition(b": ")
         if field == b"event":
             name = text.decode()
@@ -140,17 +138,17 @@ def _read_events(
 
 
 class HubClient:
-    """Asks the hub, and ends the command with one sentence where that fails."""
+    """Calls the hub's API; a failed request ends the command with one line."""
 
-    def __init__(self, place: str, socket_path: str, *, own: bool = False) -> None:
-        self.home = place
-        self.is_temporary = own
-        """Whether the hub was started by this command, a moment ago."""
+    def __init__(self, home: str, socket_path: str, *, is_temporary: bool = False) -> None:
+        self.home = home
+        self.is_temporary = is_temporary
+        """Whether this command started the hub."""
         self._socket = socket_path
-        self._wait_seconds = START_SECONDS if own else SETTLE_SECONDS
+        self._wait_seconds = START_SECONDS if is_temporary else CONNECT_SECONDS
 
     def get(self, path: str) -> Any:
-        return self._ask("GET", path, None, ANSWER_SECONDS)
+        return self.send("GET", path, None, ANSWER_SECONDS)
 
     def send(
         self,
@@ -160,52 +158,49 @@ class HubClient:
         seconds: float = 60.0,
         hint: Callable[[], str] = lambda: "",
     ) -> Any:
-        """`hint` says more where what is asked for is not found."""
-        with self._report_problems(hint):
+        """Sends a request; `hint` completes the message of a "not found" error."""
+        try:
             return self._request(method, path, body, seconds)
+        except HubProblem as problem:
+            self._fail(problem, hint() if problem.code == NOT_FOUND else "")
 
     def list_servers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/api/mcp/servers")["connected"]
         return found
 
     def get_server_log(self, name: str) -> Any:
-        with self._report_problems(
-            lambda: suggest(name, (server["name"] for server in self.list_servers()))
-        ):
-            return self._request("GET", f"/api/mcp/servers/{quote(name, safe='')}/logs", None)
+        path = f"/api/mcp/servers/{quote(name, safe='')}/logs"
+        return self.send("GET", path, None, ANSWER_SECONDS, lambda: self._suggest_server(name))
 
     def restart_server(self, name: str) -> Any:
         path = f"/api/mcp/servers/{quote(name, safe='')}/restart"
-        with self._report_problems(
-            lambda: suggest(name, (server["name"] for server in self.list_servers()))
-        ):
-            return self._request("POST", path, {}, RESTART_SECONDS)
+        return self.send("POST", path, {}, RESTART_SECONDS, lambda: self._suggest_server(name))
 
     def wait_for_server(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
-        """The state of a server, once it is connected, or has failed, or has had its time."""
-        waiting = StatusLine()
+        """Returns the state of a server once it is connected or failed, or after `seconds`."""
+        status = StatusLine()
         until = time.monotonic() + seconds
         try:
             while True:
                 state = next((one for one in self.list_servers() if one["name"] == name), None)
                 if state is None:
-                    fail(f'the hub does not know server "{name}"; see: dragoman status', NOT_FOUND)
+                    fail(f'the hub has no server "{name}"; see: dragoman servers', NOT_FOUND)
                 if state["state"] != "starting" or time.monotonic() > until:
                     return state
-                waiting.show(f"connecting to {name} …")
+                status.show(f"connecting to {name} …")
                 time.sleep(0.05)
         finally:
-            waiting.clear()
+            status.clear()
 
     def get_tool(self, name: str) -> Any:
-        self._wait(lambda: self._knows(name))
-        with self._report_problems(lambda: self._explain_missing(name)):
-            return self._request("GET", f"/api/tools/{quote(name, safe='')}", None)
+        self._wait(lambda: self._look_up(name) is not None)
+        path = f"/api/tools/{quote(name, safe='')}"
+        return self.send("GET", path, None, ANSWER_SECONDS, lambda: self._explain_missing(name))
 
     def find_tool(self, name: str) -> Any | None:
-        """The tool, or None where there is no such: to call that is recorded, to ask is not."""
-        self._wait(lambda: self._knows(name))
-        return self._look(name)
+        """Returns the tool, or None. Unlike a call of an unknown tool, this is not audited."""
+        self._wait(lambda: self._look_up(name) is not None)
+        return self._look_up(name)
 
     def call(
         self,
@@ -217,18 +212,21 @@ class HubClient:
         hint: Callable[[], str] = lambda: "",
         **more: Any,
     ) -> Any:
-        """`progress` is told how far it is, in words, instead of the line on a terminal; `hint`
-        says what may be wrong with the arguments. `more`: what can be asked here (`can`), or
-        `answers` and their `handle`."""
-        self._wait(lambda: self._knows(name))
-        waiting = StatusLine()
-        waiting.show(f"calling {name} …")
+        """Calls a tool.
 
-        def follow(told: Mapping[str, Any]) -> None:
-            words = describe_progress(told)
-            waiting.show(f"calling {name} … {words}")
+        `progress` receives progress as text, in place of the status line; `hint` completes the
+        message of an invalid-arguments error. `more` is sent along: the question kinds that can be
+        answered (`can`), or `answers` with their `handle`.
+        """
+        self._wait(lambda: self._look_up(name) is not None)
+        status = StatusLine()
+        status.show(f"calling {name} …")
+
+        def follow(event: Mapping[str, Any]) -> None:
+            text = describe_progress(event)
+            status.show(f"calling {name} … {text}")
             if progress is not None:
-                progress(words)
+                progress(text)
 
         path = f"/api/tools/{quote(name, safe='')}/call"
         body = {"arguments": arguments, **more}
@@ -237,72 +235,57 @@ class HubClient:
                 return request_json(self._socket, "POST", path, body, CALL_SECONDS)
             return request_stream(self._socket, path, body, seconds or CALL_SECONDS, follow)
         except HubUnavailable as error:
-            fail(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
+            _fail_unavailable(error)
         except TimeoutError:
-            words = f'"{name}" took longer than --timeout {seconds:g}; the call was cancelled'
-            fail(words, TARGET_FAILED, kind="TimedOut")
+            message = f'"{name}" timed out after {seconds:g} s (--timeout); the call was cancelled'
+            fail(message, TARGET_FAILED, kind="TimedOut")
         except HubProblem as problem:
-            waiting.clear()
+            status.clear()
             hints = {NOT_FOUND: lambda: self._explain_missing(name), USAGE: hint}
             self._fail(problem, hints.get(problem.code, lambda: "")())
         finally:
-            waiting.clear()
+            status.clear()
 
     def wait_until_connected(
         self, seconds: float = START_SECONDS, *, agents: bool = True
     ) -> list[str]:
-        """Until no server is being connected and no agent looked for any more, and not for ever:
-        gives those that are."""
+        """Waits until the hub has tried all servers and agents, at most `seconds`; returns the
+        names of those it is still connecting to."""
         return self._wait(lambda: False, seconds, agents)
 
     def list_quarantined(self) -> list[dict[str, Any]]:
-        """What waits for approval; nothing where this caller may not know."""
+        """Lists the pins that wait for approval; empty if this user may not see them."""
         try:
             found: list[dict[str, Any]] = self._request("GET", "/api/pins?state=held", None)["pins"]
         except HubProblem:
             return []
         return found
 
-    # --- asking --------------------------------------------------------------------------------
-
     def _request(self, method: str, path: str, body: Any, seconds: float = ANSWER_SECONDS) -> Any:
         try:
             return request_json(self._socket, method, path, body, seconds)
         except HubUnavailable as error:
-            fail(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
-
-    def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
-        with self._report_problems(lambda: ""):
-            return self._request(method, path, body, seconds)
-
-    @contextlib.contextmanager
-    def _report_problems(self, hint: Callable[[], str]) -> Iterator[None]:
-        try:
-            yield
-        except HubProblem as problem:
-            self._fail(problem, hint() if problem.code == NOT_FOUND else "")
+            _fail_unavailable(error)
 
     def _fail(self, problem: HubProblem, hint: str) -> NoReturn:
         if problem.kind == "NeedsInput":
-            hint = "call it on a terminal, without --json, to be asked"
+            hint = "call it on a terminal, without --json, to answer its questions"
         more = f"; {hint}" if hint else ""
         trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
         message = f"{problem.message}{more}{trace}"
         fail(message, problem.code, kind=problem.kind, trace=problem.trace)
 
-    # --- what is not there ---------------------------------------------------------------------
+    def _suggest_server(self, name: str) -> str:
+        return suggest(name, (server["name"] for server in self.list_servers()))
 
-    def _knows(self, name: str) -> bool:
-        return self._look(name) is not None
-
-    def _look(self, name: str) -> Any | None:
+    def _look_up(self, name: str) -> Any | None:
         try:
             return self._request("GET", f"/api/tools/{quote(name, safe='')}", None)
         except HubProblem:
             return None
 
     def _explain_missing(self, name: str) -> str:
-        """Why a tool is not there: its server or agent is not, or another name was meant."""
+        """Says why a tool is missing: its server or agent is unavailable, or the name is wrong."""
         for server in self.list_servers():
             slug = server["name"].lower().replace("-", "_").replace(" ", "_")
             theirs = name.startswith((f"mcp_{slug}_", f"{server['name']}."))
@@ -321,37 +304,41 @@ class HubClient:
         )
 
     def _wait(
-        self, enough: Callable[[], bool], seconds: float = START_SECONDS, agents: bool = True
+        self, is_enough: Callable[[], bool], seconds: float = START_SECONDS, agents: bool = True
     ) -> list[str]:
-        waiting = StatusLine()
+        status = StatusLine()
         until = time.monotonic() + min(seconds, self._wait_seconds)
-        starting = self._list_connecting(agents)
-        while starting and time.monotonic() < until and not enough():
-            waiting.show(f"waiting for {', '.join(starting)} …")
+        connecting = self._list_connecting(agents)
+        while connecting and time.monotonic() < until and not is_enough():
+            status.show(f"waiting for {', '.join(connecting)} …")
             time.sleep(0.05)
-            starting = self._list_connecting(agents)
-        waiting.clear()
-        return starting
+            connecting = self._list_connecting(agents)
+        status.clear()
+        return connecting
 
     def _list_connecting(self, agents: bool) -> list[str]:
         state = self.get("/api/status")
-        if "servers" not in state:  # the policies let nobody here know
+        if "servers" not in state:  # the policies do not permit this user to see them
             return []
-        far = state["agents"]["remote"] if agents else []
-        sought = [agent["name"] for agent in far if agent["state"] == "unknown"]
-        return [*state["servers"]["starting"], *sought]
+        remote = state["agents"]["remote"] if agents else []
+        unknown = [agent["name"] for agent in remote if agent["state"] == "unknown"]
+        return [*state["servers"]["starting"], *unknown]
 
 
-def describe_progress(told: Mapping[str, Any]) -> str:
-    """`3 of 10, copying`, as far as it is known."""
-    done, total, message = told.get("progress"), told.get("total"), told.get("message")
+def _fail_unavailable(error: HubUnavailable) -> NoReturn:
+    fail(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
+
+
+def describe_progress(event: Mapping[str, Any]) -> str:
+    """Renders a progress event, for example `3 of 10, copying`."""
+    done, total, message = event.get("progress"), event.get("total"), event.get("message")
     count = "" if done is None else f"{done:g}" if total is None else f"{done:g} of {total:g}"
     return ", ".join(filter(None, (count, clean(message or ""))))
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    lowered = {each.lower(): each for each in names}
+    """Returns `did you mean "…"?` with the nearest known name, or an empty string."""
+    lowered = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     near = near or [each for each in lowered if each.endswith((f"_{name.lower()}", f".{name}"))]
     return f'did you mean "{lowered[near[0]]}"?' if near else ""
@@ -365,7 +352,7 @@ def resolve_home(given: str | None) -> str:
 
 
 def find_running_hub(place: str) -> home.Daemon | None:
-    """The hub that holds the home and answers."""
+    """Returns the hub that holds the home and accepts connections, or None."""
     found = home.connect(place)
     if found is None:
         return None
@@ -375,7 +362,7 @@ def find_running_hub(place: str) -> home.Daemon | None:
 
 @contextlib.contextmanager
 def connect_hub(given: str | None) -> Iterator[HubClient]:
-    """A way to the hub that runs, or to one that runs as long as this."""
+    """Connects to the running hub, or runs a temporary one for the duration."""
     place = resolve_home(given)
     daemon = find_running_hub(place)
     if daemon is not None:
@@ -387,10 +374,10 @@ def connect_hub(given: str | None) -> Iterator[HubClient]:
 
 @contextlib.contextmanager
 def _run_temporary_hub(place: str) -> Iterator[HubClient]:
-    """A hub inside this process."""
+    """Runs a hub in a thread of this process."""
     if sys.stderr.isatty():
-        say("no hub is running, so this command starts one for itself; faster: dragoman up")
-    # What goes wrong with a server is said by the command, and in the words of `servers`.
+        say("no hub is running; starting a temporary one (faster: dragoman up)")
+    # The command reports failed servers itself.
     logging.basicConfig(level=logging.CRITICAL)
     from dragoman.app.app import host
 
@@ -413,7 +400,7 @@ def _run_temporary_hub(place: str) -> Iterator[HubClient]:
             daemon = find_running_hub(place)
         if daemon is None:
             _fail_to_start(failed)
-        yield HubClient(place, daemon.socket, own=True)
+        yield HubClient(place, daemon.socket, is_temporary=True)
     finally:
         ended.set()
         thread.join(15)
@@ -423,5 +410,5 @@ def _fail_to_start(failed: list[Exception]) -> NoReturn:
     problem = failed[0] if failed else None
     if isinstance(problem, HubError):
         fail(str(problem), exit_code_for(problem.kind))
-    why = str(problem or "it did not come up").rstrip(".")
+    why = str(problem or "it did not start in time").rstrip(".")
     fail(f"no hub is running and none could be started: {why}", NO_HUB)

@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs, and nothing that a terminal would obey."""
+"""Prints tables for people and JSON for programs, and escapes terminal control characters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dragoman.core.safe_text import escape_controls, escape_json, escape_line
 
 
 def _inherit_value(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """`dragoman --home X tools show NAME` means the same as `dragoman tools show NAME --home X`."""
+    """Inherits an option that stands before the command, as in `dragoman --home X tools`."""
     if value == "":
-        raise click.BadParameter("it is empty")  # --home "$UNSET" must not mean the default
+        raise click.BadParameter("the value is empty")  # --home "$UNSET" must not mean the default
     name = str(option.name)
     outer = ctx.parent
     while not value and outer is not None:
@@ -31,13 +31,13 @@ def _inherit_value(ctx: click.Context, option: click.Parameter, value: Any) -> A
 _PRINTED = "dragoman.printed_json"
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, callback=_inherit_value, help="Print JSON, for programs."
+    "--json", "as_json", is_flag=True, callback=_inherit_value, help="Print JSON for programs."
 )
 home_option = click.option(
     "--home",
     metavar="DIR",
     callback=_inherit_value,
-    help="The hub's home; default $DRAGOMAN_HOME, else ~/.dragoman.",
+    help="Home of the hub [default: $DRAGOMAN_HOME or ~/.dragoman].",
 )
 
 
@@ -56,7 +56,7 @@ class RenamingChoice(click.Choice[str]):
 
 
 def find_user_name() -> str:
-    """Who runs this command."""
+    """Returns the name of the user who runs this command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -73,7 +73,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """One of several objects, at once."""
+    """Prints one of several objects on a line of its own and flushes it."""
     _mark_printed()
     print(render_json(value, None), flush=True)
 
@@ -84,7 +84,7 @@ def _mark_printed() -> None:
 
 
 def must_print_json() -> bool:
-    """Whether the command under way was asked for JSON and has printed none yet."""
+    """Whether the current command has --json and has printed no JSON yet."""
     context = click.get_current_context(silent=True)
     if context is None or context.meta.get(_PRINTED):
         return False
@@ -96,23 +96,23 @@ def must_print_json() -> bool:
 
 
 def get_terminal_width() -> int:
-    """Columns of the terminal; what is no terminal has room for everything."""
+    """Returns the columns of the terminal; a file or pipe has unlimited width."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
 
 
 def render_output(text: str, out: TextIO) -> str:
-    """What a tool or an agent answered: into a file or a pipe it goes as it is."""
+    """Escapes the answer of a tool or agent for a terminal; files and pipes get it unchanged."""
     return escape_controls(text) if out.isatty() else text
 
 
 def clean(text: object) -> str:
-    """On one line, with what a terminal obeys or what turns the direction of writing written out:
-    names and reasons come from other people."""
+    """Renders text on one line, with terminal controls and bidirectional marks escaped: names and
+    reasons come from servers and agents."""
     return escape_line(" ".join(str(text).split()))
 
 
 def style(text: str, out: TextIO | None = None, **style: Any) -> str:
-    """In colour or bold on a terminal that was not asked to go without (https://no-color.org)."""
+    """Adds colour or bold on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     out = out or sys.stdout
     return click.style(text, **style) if out.isatty() and not os.environ.get("NO_COLOR") else text
 
@@ -120,8 +120,8 @@ def style(text: str, out: TextIO | None = None, **style: Any) -> str:
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool = False
 ) -> None:
-    """Columns as wide as they need; the last one is cut at the edge of the terminal, or, where it
-    must be read `whole`, goes on below. Where the terminal has no room for it, it stands below."""
+    """Prints columns as wide as their cells. The last column is cut at the terminal's edge, or
+    wrapped if `whole`; on a narrow terminal it is printed below the others."""
     texts = [[clean("" if cell is None else cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
     room = get_terminal_width()
@@ -142,7 +142,7 @@ def print_table(
 def _print_narrow(
     headers: Sequence[str], rows: list[list[str]], widths: list[int], room: int
 ) -> None:
-    """The last column below the others, indented."""
+    """Prints the last column below the others, indented."""
     for number, row in enumerate([list(headers), *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
         for line in textwrap.wrap("  ".join(cells).rstrip(), max(room, 20)) or [""]:
@@ -156,11 +156,11 @@ def _wrap_cell(text: str, room: int, whole: bool) -> list[str]:
 
 
 LEAST_ROOM = 30
-"""Columns that the last column of a table needs beside the others."""
+"""Width below which the last column is printed under the others."""
 
 
 class StatusLine:
-    """Says on a terminal what is being waited for; says nothing elsewhere."""
+    """A transient line on the terminal that says what the command waits for."""
 
     def __init__(self) -> None:
         self._shown = ""

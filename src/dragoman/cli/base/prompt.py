@@ -1,7 +1,7 @@
-"""Questions of a tool, put to the person at the terminal.
+"""Asks the user at the terminal the questions of a tool or agent.
 
-What is asked comes from other people's servers: it is shown as text, an address is never opened,
-and Ctrl-D declines.
+Questions come from servers: they are shown as escaped text, a URL is never opened, and Ctrl-D
+declines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DECLINED: dict[str, Any] = {"action": "decline"}
 
 
 def list_question_kinds() -> list[str]:
-    """The kinds of questions that can be answered here: none without a person."""
+    """Returns the kinds of questions that can be asked here: none without a terminal."""
     return QUESTION_KINDS if sys.stdin.isatty() and sys.stderr.isatty() else []
 
 
@@ -36,7 +36,7 @@ def _ask_question(question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if question.get("kind") == "url":
             say(f"visit {clean(question.get('url', ''))}")
-            click.prompt("Enter when you are done, Ctrl-D to decline", default="", **_ON_STDERR)
+            click.prompt("Press Enter when done, Ctrl-D to decline", default="", **_ON_STDERR)
             return {"action": "accept"}
         asked = clean(question.get("message", ""))
         return {"action": "accept", "content": _ask_form(question.get("requestedSchema"), asked)}
@@ -48,13 +48,13 @@ def _ask_question(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def confirm(question: str) -> None:
-    """Returns if the person at the terminal agrees, and ends the command otherwise."""
+    """Asks the user at the terminal, and ends the command unless the answer is yes."""
     try:
         agrees = click.confirm(question, err=True)
     except click.Abort:
         if _is_interrupted():
             raise
-        fail("nobody has answered, and nothing was changed; --yes goes on without asking", USAGE)
+        fail("no answer; nothing was changed; use --yes to skip the question", USAGE)
     if not agrees:
         fail("nothing was changed")
 
@@ -63,7 +63,7 @@ _ON_STDERR: dict[str, Any] = {"err": True, "show_default": False}
 
 
 def _is_interrupted() -> bool:
-    """click gives Ctrl-C and Ctrl-D the same name."""
+    """Whether an Abort was Ctrl-C: click raises the same exception for Ctrl-D."""
     return isinstance(sys.exc_info()[1].__context__, KeyboardInterrupt)  # type: ignore[union-attr]
 
 
@@ -82,7 +82,7 @@ def _ask_form(schema: Any, asked: str) -> dict[str, Any]:
 
 def _ask_field(name: str, about: Mapping[str, Any], needed: bool, asked: str) -> Any:
     title = clean(about.get("title") or name)
-    if title == asked:  # an agent's question in words has one field, called as it is asked
+    if title == asked:  # a plain-text question has one field with the question as its title
         title = "your answer"
     words = [clean(about["description"])] if about.get("description") else []
     if choices := _list_choices(about):
@@ -115,10 +115,10 @@ def _list_choices(about: Mapping[str, Any]) -> list[str]:
 def _parse_answer(
     text: str, about: Mapping[str, Any], choices: list[str]
 ) -> tuple[Any, str | None]:
-    """The value that was meant, or what is wrong with it."""
+    """Returns the typed value, or what is wrong with it."""
     kind = about.get("type", "string")
     if choices and kind == "string" and text not in choices:
-        return None, "that is none of the choices"
+        return None, f"not one of the choices: {', '.join(map(clean, choices))}"
     if kind == "boolean":
         meant = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
         value = meant.get(text.lower())
@@ -127,7 +127,7 @@ def _parse_answer(
         try:
             return (int if kind == "integer" else float)(text), None
         except ValueError:
-            return None, f"that is no {kind}"
+            return None, f"not a valid {kind}"
     if kind == "array":
         return [part.strip() for part in text.split(",") if part.strip()], None
-    return text, None if text else "it is needed"
+    return text, None if text else "a value is required"

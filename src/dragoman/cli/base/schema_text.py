@@ -1,6 +1,6 @@
-"""JSON Schema for people: a tool's arguments as an indented list, wrapped to the terminal.
+"""Renders a JSON Schema as an indented list of arguments, wrapped to the terminal.
 
-Schemas come from other people's servers: depth, number of lines and references are bounded.
+Schemas come from servers: depth, number of lines and references are bounded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP = 2
 
 
 def get_properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A server may have written anything there."""
+    """Returns the properties of an object schema, ignoring malformed ones."""
     found = schema.get("properties")
     properties = found if isinstance(found, dict) else {}
     return {key: about if isinstance(about, dict) else {} for key, about in properties.items()}
@@ -32,8 +32,8 @@ def list_required(schema: Mapping[str, Any]) -> list[str]:
 
 
 def find_misspelt(schema: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, str, bool]]:
-    """Arguments that the schema does not name, with the one that was probably meant, and whether a
-    call with them can only fail."""
+    """Finds arguments unknown to the schema that resemble a known one. Returns each with the known
+    name and whether the call must fail."""
     known = get_properties(schema)
     given = list(given)
     found = []
@@ -49,7 +49,7 @@ def find_misspelt(schema: Mapping[str, Any], given: Iterable[str]) -> list[tuple
 
 
 def render_arguments(schema: Mapping[str, Any]) -> list[str]:
-    """One line or more for each argument, nested ones below theirs."""
+    """Renders each argument on one or more lines, nested ones indented below."""
     lines: list[str] = []
     for line in _render_members(schema, schema, 1, ()):
         if len(lines) >= MAX_LINES:
@@ -60,7 +60,7 @@ def render_arguments(schema: Mapping[str, Any]) -> list[str]:
 
 
 def wrap(text: str, indent: int, first: int | None = None) -> list[str]:
-    """Wrapped to the terminal, the first line indented by `first`."""
+    """Wraps text to the terminal, the first line indented by `first`."""
     start = " " * (indent if first is None else first)
     width = max(get_terminal_width(), indent + 20)
     return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * indent)
@@ -109,12 +109,12 @@ def _list_alternatives(about: Mapping[str, Any]) -> list[Any]:
 def _resolve(
     root: Mapping[str, Any], about: Mapping[str, Any], seen: tuple[str, ...]
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """What a local `$ref` leads to, once on each way down."""
+    """Resolves a local `$ref`, each reference once per path."""
     reference = about.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return about, seen
     if reference in seen:
-        return {"type": f"the same again ({reference.rpartition('/')[2]})"}, seen
+        return {"type": f"recursive ({reference.rpartition('/')[2]})"}, seen
     found: Any = root
     for step in reference[2:].split("/"):
         step = step.replace("~1", "/").replace("~0", "~")

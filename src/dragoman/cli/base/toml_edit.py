@@ -1,4 +1,7 @@
-"""TOML that is added to and taken out of as text. Does no I/O and knows no client."""
+"""Adds and removes TOML tables as text, so that everything else stays byte for byte.
+
+Does no I/O and knows no client. Decision 68 says why no library does this.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(str(error) or "it is nested too deeply") from None
+        raise UnreadableFile(str(error) or "nested too deeply") from None
 
 
 def render_value(value: Any) -> str:
@@ -33,18 +36,18 @@ def render_value(value: Any) -> str:
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, int | float):
         return repr(value)
-    raise UnreadableFile(f"{value!r} is no value that is written here; edit it by hand")
+    raise UnreadableFile(f"cannot write the value {value!r}; edit the file by hand")
 
 
 def append_toml(text: str, block: str) -> str:
-    """The text, an empty line, and the block, in the text's own line ends."""
+    """Appends a block after an empty line, with the line ends of the text."""
     newline = detect_newline(text)
     gap = "" if not text else newline if has_line_break(text[-1]) else newline * 2
     return f"{text}{gap}{block.replace(chr(10), newline)}"
 
 
 def render_table(keys: tuple[str, ...], entry: Mapping[str, Any]) -> str:
-    """A table and, after its own values, the tables in it."""
+    """Renders a table with its values first, then its sub-tables."""
     inner = {key: value for key, value in entry.items() if isinstance(value, dict)}
     header = ".".join(
         key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else render_value(key) for key in keys
@@ -62,9 +65,9 @@ def set_table(text: str, keys: tuple[str, ...], name: str, entry: Any) -> str:
 
 
 def remove_table(text: str, keys: tuple[str, ...], name: str) -> str:
-    """Without the table of that name and those below it.
+    """Removes a table and its sub-tables.
 
-    A line of a multi-line string can look like a header; then the comparison afterwards refuses.
+    A line of a multi-line string can look like a header: callers must parse the result and compare.
     """
     path = r"\s*\.\s*".join(_build_key_pattern(key) for key in (*keys, name))
     ours = re.compile(rf"\s*\[\s*{path}\s*(?:\.[^\]]*)?\]\s*(?:#.*)?$")
@@ -82,7 +85,7 @@ def remove_table(text: str, keys: tuple[str, ...], name: str) -> str:
         if not inside:
             kept.append(line)
         elif not line.strip() or line.lstrip().startswith("#"):
-            held.append(line)  # what stands before the next table belongs to that one
+            held.append(line)  # comments before the next table belong to it
         else:
             held = []
     return "".join(kept + [line for line in held if line.strip()])
@@ -97,10 +100,10 @@ def _build_key_pattern(key: str) -> str:
     return rf"""(?:{re.escape(key)}|"{re.escape(key)}"|'{re.escape(key)}')"""
 
 
-def _find_elements(lines: list[str], key: str) -> list[tuple[int, int]]:
-    """The lines, from and to, of each `[[key]]` with the tables below it.
+def _find_element(lines: list[str], key: str, index: int) -> tuple[int, int]:
+    """Finds the line range of element `index` of `[[key]]`, with its sub-tables.
 
-    Blank lines and comments before the next table belong to that one.
+    Blank lines and comments before the next table belong to that table.
     """
     begins = re.compile(rf"\s*\[\[\s*{_build_key_pattern(key)}\s*\]\]\s*(?:#.*)?$")
     belongs = re.compile(rf"\s*\[\[?\s*{_build_key_pattern(key)}\s*\.")
@@ -116,30 +119,26 @@ def _find_elements(lines: list[str], key: str) -> list[tuple[int, int]]:
             last = number
     if start is not None:
         found.append((start, last + 1))
-    return found
+    if index >= len(found):
+        raise UnreadableFile(f"{key} is not written as [[{key}]] tables")
+    return found[index]
 
 
 def remove_element(text: str, key: str, index: int) -> str:
-    """The text without element `index` of the array of tables `key`."""
+    """Removes element `index` of the array of tables `key`."""
     lines = text.splitlines(keepends=True)
-    elements = _find_elements(lines, key)
-    if index >= len(elements):
-        raise UnreadableFile(f"{key} is not written as [[{key}]] tables")
-    start, end = elements[index]
+    start, end = _find_element(lines, key, index)
     if start and not lines[start - 1].strip():
-        start -= 1  # one of the two gaps around it
+        start -= 1  # leave one of the two empty lines around it
     elif end < len(lines) and not lines[end].strip():
         end += 1
     return "".join(lines[:start] + lines[end:])
 
 
 def set_element_value(text: str, key: str, index: int, name: str, value: Any) -> str:
-    """The text with `name = value` in element `index` of the array of tables `key`."""
+    """Sets `name = value` in element `index` of the array of tables `key`."""
     lines = text.splitlines(keepends=True)
-    elements = _find_elements(lines, key)
-    if index >= len(elements):
-        raise UnreadableFile(f"{key} is not written as [[{key}]] tables")
-    start, end = elements[index]
+    start, end = _find_element(lines, key, index)
     own = next((n for n in range(start + 1, end) if _HEADER.match(lines[n])), end)
     written = re.compile(rf"(\s*{_build_key_pattern(name)}\s*=\s*)(true|false)(?=\s|#|$)")
     for number in range(start + 1, own):
