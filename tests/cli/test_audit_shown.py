@@ -39,4 +39,4 @@ async def test_tail_shows_for_whom_a_call_was_and_what_was_decided(terminal: Ter
     assert verbs("--agent", "card-1", "-n", "1") == [("vercel_ops.deploy", "deny")]
     assert len(verbs("--agent", "Vercel Ops")) == 3
     assert verbs("--agent", "nobody") == []
-    assert "no such records" in terminal.run("audit", "tail", "--agent", "nobody").err
+    assert "no matching records" in terminal.run("audit", "tail", "--agent", "nobody").err

@@ -24,7 +24,7 @@ def configured(terminal: Terminal, **keys: str) -> Path:
 @pytest.mark.promise("R9")
 def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) -> None:
     form = configured(terminal)
-    assert terminal.run("pins", "list").out == "nothing is held\n"
+    assert terminal.run("pins", "list").out == "nothing is quarantined\n"
     form.write_text("described")
     terminal.up()
     listed = terminal.run("pins", "list")
@@ -54,12 +54,12 @@ def test_what_is_rejected_stays_held_without_a_hub_too(terminal: Terminal) -> No
     terminal.run("pins", "list")
     form.write_text("schemed")
     done = terminal.run("pins", "reject", "changing.read")
-    assert done.code == 0 and "it stays held" in done.out
+    assert done.code == 0 and "it stays quarantined" in done.out
     listed = terminal.run("pins", "list")
     assert "rejected by owner:owner" in listed.out
     forgotten = terminal.run("pins", "forget", "changing", "--json").json()
     assert len(forgotten["forgotten"]) == 3
-    assert terminal.run("pins", "list").out == "nothing is held\n"
+    assert terminal.run("pins", "list").out == "nothing is quarantined\n"
 
 
 def test_all_of_a_strict_server_is_approved_at_once(terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""`agents`: the agents of others that the hub knows, whose skills are its tools."""
+"""`agents`: registers and manages external A2A agents, whose skills are tools of the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dragoman.core.safe_text import escape_controls
 
 AGENTS = "/api/a2a/agents"
 ADD_SECONDS = 90_000.0
-"""Longer than the longest time an agent may be given: the hub ends the look, not this."""
+"""Longer than the longest agent timeout: the hub ends the request, not the command."""
 
 CARD = "card"
 
@@ -38,35 +38,35 @@ _AGENT = click.argument("agent", metavar="NAME", shell_complete=complete_agents)
 @home_option
 @json_option
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """The agents of others: their skills are tools of the hub.
+    """Manage external A2A agents. Each skill of an agent is a tool of the hub.
 
     \b
-    dragoman agents add https://agents.example.com/ops           register it by its address
-    dragoman agents add https://… --token env:DRAGOMAN_AGENT_OPS with a key, by reference
-    dragoman agents                                              all of them, and how they are
-    dragoman agents show "Vercel Ops"                            one: card, skills, tools, history
-    dragoman agents refresh ops                                  look at it now
-    dragoman agents trust ops trusted                            trust it further
-    dragoman agents approve ops                                  accept what has changed
-    dragoman agents calls ops                                    what was asked of it, by whom
+    dragoman agents add https://agents.example.com/ops           register an agent by its URL
+    dragoman agents add https://… --token env:DRAGOMAN_AGENT_OPS with a token, by reference
+    dragoman agents                                              list all agents
+    dragoman agents show "Vercel Ops"                            show card, skills and tools
+    dragoman agents refresh ops                                  check it now
+    dragoman agents trust ops trusted                            set its trust level
+    dragoman agents approve ops                                  approve its changes
+    dragoman agents calls ops                                    list calls to it
     dragoman agents remove ops
 
     \b
-    NAME is a name, a slug or an id. An agent is healthy, degraded (it failed once, answers wrongly
-    or slowly), unreachable (it has no tools until it answers again) or unknown (not tried yet).
+    NAME is a name, slug or id. Health is healthy, degraded (a request failed, or responses are
+    invalid or slow), unreachable (no tools until it answers again) or unknown (not tried yet).
 
-    Agents can also be written into config.toml, as [[a2a.external_agents]]. Talking to one is
-    `dragoman a2a`, calling one of its skills `dragoman call`.
+    Agents can also be configured in config.toml as [[a2a.external_agents]]. Use `dragoman a2a` to
+    send a message to an agent, and `dragoman call` to call one of its skills.
     """
     if ctx.invoked_subcommand is None:
         _list_agents(home, as_json)
 
 
-@agents.command("list", short_help="All of them, and how they are.")
+@agents.command("list", short_help="List agents.")
 @home_option
 @json_option
 def list_command(home: str | None, as_json: bool) -> None:
-    """List the agents: health, trust, number of skills, when last seen, and what is wrong.
+    """List the agents with health, trust level, skills, last contact and problems.
 
     \b
     dragoman agents list
@@ -86,9 +86,9 @@ def _list_agents(home: str | None, as_json: bool) -> None:
         return
     if local:
         names = clean(", ".join(local))
-        say(f"agents of the hub's own, from [[agents]] in config.toml: {names}; see: dragoman a2a")
+        say(f"local agents from [[agents]] in config.toml: {names}; see: dragoman a2a")
     if not found["agents"]:
-        print("no external agents are registered; see: dragoman agents add --help")
+        print("no external agents registered; see: dragoman agents add --help")
         return
     rows = [
         (
@@ -108,45 +108,45 @@ def _list_agents(home: str | None, as_json: bool) -> None:
 
 
 def _describe_quarantined(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
-    """What of it is not offered until somebody approves it."""
+    """Describes the skills of an agent that are quarantined until approved."""
     names = [pin["name"] for pin in held if pin["target"] == agent["name"] and pin["kind"] != CARD]
     if not names:
-        return ""  # of a card its health says so
+        return ""  # its health reports a quarantined card
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"held until approved: {names[0]}{more}; see: dragoman pins diff {names[0]}"
+    return f"quarantined until approved: {names[0]}{more}; see: dragoman pins diff {names[0]}"
 
 
 def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
-    """A hub that has just been started has not looked yet."""
+    """Checks an agent now if a temporary hub has not done so yet."""
     if agent["health"] != "unknown" or not agent["enabled"]:
         return agent
     seen: dict[str, Any] = hub.send("POST", f"{_build_path(agent['id'])}/refetch", {}, ADD_SECONDS)
     return seen
 
 
-@agents.command(short_help="Register an agent by its address.")
+@agents.command(short_help="Register an agent by its URL.")
 @click.argument("url")
-@click.option("--name", help="What it is called here; default: as its card says.")
+@click.option("--name", help="Name of the agent here [default: the name in its card].")
 @click.option("--token", metavar="env:NAME|file:PATH",
-              help="The bearer token, by reference: a variable whose name begins with "
-              "DRAGOMAN_AGENT_ or is in [bridge] credential_env of config.toml, or a private file "
-              "below tokens/ in the hub's home (file:tokens/NAME).")  # fmt: skip
+              help="Bearer token, by reference: an environment variable whose name begins with "
+              "DRAGOMAN_AGENT_ or is listed in [bridge] credential_env, or a private file below "
+              "tokens/ in the hub's home (file:tokens/NAME).")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: ${VARIABLE}'",
-              help="A header with a secret, by reference to such a variable.")  # fmt: skip
+              help="Header with a secret, by reference to such a variable.")  # fmt: skip
 @click.option("--trust", type=click.Choice(["external", "trusted"]), default=None,
-              help="How far it is trusted; default external.")  # fmt: skip
+              help="Trust level [default: external].")  # fmt: skip
 @click.option("--pin", type=click.Choice(["strict", "first", "off"]), default=None,
-              help="What is held until it is approved: all (strict), changes (first, the default), "
-              "nothing (off).")  # fmt: skip
+              help="What is quarantined until approved: everything (strict), changes (first, the "
+              "default), nothing (off).")  # fmt: skip
 @click.option("--wire", type=RenamingChoice(["auto", "skill-only"], RENAMED_WIRES), default=None,
               help="How a skill is called: as its card says (auto, the default), or by "
               "message/send with none of the members that 0.3 added (skill-only).")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=None,
-              help="Seconds to wait for each of its answers; default 30.")  # fmt: skip
+              help="Seconds to wait for each response [default: 30].")  # fmt: skip
 @click.option("--allow-private", is_flag=True,
-              help="The name in URL may lead to a private address.")  # fmt: skip
+              help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--public", is_flag=True,
-              help="Publish its card to those who show no key.")  # fmt: skip
+              help="Publish its card to clients without a key.")  # fmt: skip
 @home_option
 @json_option
 def add(
@@ -163,7 +163,7 @@ def add(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Register the agent at URL: where its card is, or the address that the card is below.
+    """Register the agent at URL: the URL of its card, or the base URL of the agent.
 
     \b
     dragoman agents add https://agents.example.com/vercel-ops
@@ -172,13 +172,12 @@ def add(
     dragoman agents add https://a.example.com --header 'X-Api-Key: ${DRAGOMAN_AGENT_A}'
     dragoman agents add https://a.example.com --token file:tokens/a
 
-    Nothing is kept unless the agent is found and its card can be read. To register it again looks
-    at it again.
+    The agent is registered only if its card can be read. Registering it again checks it again.
 
-    Secrets are never given here, only where they are: put the line DRAGOMAN_AGENT_A=… into the file
-    env of the hub's home. A variable of another name must be listed in config.toml, as
-    credential_env = ["A_TOKEN"] below [bridge]. A reference is sent only to the scheme, host and
-    port that it was first registered for.
+    Secrets are given by reference only: put the line DRAGOMAN_AGENT_A=… into the file env in the
+    hub's home. A variable with another name must be listed in config.toml as credential_env =
+    ["A_TOKEN"] below [bridge]. The hub sends a secret only to the scheme, host and port that it was
+    first registered for.
     """
     body: dict[str, Any] = {"url": url}
     options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}
@@ -197,17 +196,17 @@ def add(
     _report(agent, as_json, "is registered", held)
     if not as_json and not _has_exposed_tools(hub.home):
         say(
-            "an IDE that starts `dragoman mcp` does not see its skills until config.toml has "
-            'stdio_expose = ["*"] below [mcp]; dragoman init writes such a file'
+            'IDEs do not see its skills yet: add stdio_expose = ["*"] below [mcp] in config.toml; '
+            "dragoman init writes such a file"
         )
 
 
 def _has_exposed_tools(place: str) -> bool:
-    """Whether IDEs are shown anything but agents as such."""
+    """Whether IDEs see tools besides the agents themselves."""
     try:
         return bool(load(Path(place) / "config.toml").mcp.stdio_expose)
     except ConfigError:
-        return True  # that is said elsewhere
+        return True  # other commands report it
 
 
 def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
@@ -215,28 +214,28 @@ def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon:
-            fail(f"write a header as 'NAME: ${{VARIABLE}}', not \"{name[:60]}\"", USAGE)
+            fail(f"invalid --header \"{name[:60]}\": write 'NAME: ${{VARIABLE}}'", USAGE)
         found[name.strip()] = value.strip()
     return found
 
 
-@agents.command(short_help="One agent: its card, skills and tools.")
+@agents.command(short_help="Show an agent's card, skills and tools.")
 @_AGENT
-@click.option("--card", is_flag=True, help="Print its card as it came.")
-@click.option("--cards", is_flag=True, help="List the cards it has had.")
+@click.option("--card", is_flag=True, help="Print its original card.")
+@click.option("--cards", is_flag=True, help="List the history of its cards.")
 @click.option("--diff", type=click.IntRange(1, 50), metavar="N",
-              help="How card N differs from the one before it; 1 is the newest.")  # fmt: skip
+              help="Show the diff of card N to the one before it; 1 is the newest.")  # fmt: skip
 @home_option
 @json_option
 def show(
     agent: str, card: bool, cards: bool, diff: int | None, home: str | None, as_json: bool
 ) -> None:
-    """Show the agent NAME: how it is, what it can do, and which tools that makes.
+    """Show the health, card, skills and tools of agent NAME.
 
     \b
     dragoman agents show ops
     dragoman agents show ops --card > card.json
-    dragoman agents show ops --diff 1            what has changed with the last card
+    dragoman agents show ops --diff 1            what the newest card changed
     """
     if card + cards + (diff is not None) > 1:
         fail("--card, --cards and --diff exclude each other", USAGE)
@@ -262,9 +261,9 @@ def show(
 
 def _print_card_diff(found: dict[str, Any]) -> None:
     if "diff" not in found:
-        print("there was no card before this one")
+        print("no earlier card")
         return
-    for line in found["diff"].splitlines() or ["it says the same"]:
+    for line in found["diff"].splitlines() or ["no differences"]:
         print(escape_controls(line))
 
 
@@ -275,8 +274,8 @@ def _print_agent(agent: dict[str, Any]) -> None:
         ("url", agent["url"]),
         ("health", agent["health"] + (f": {agent['reason']}" if agent["reason"] else "")),
         ("trust", agent["trustLevel"]),
-        ("speaks", agent["dialect"] or "-"),
-        ("answers in", f"{agent['latencyMs']:g} ms" if agent["latencyMs"] is not None else "-"),
+        ("protocol", agent["dialect"] or "-"),
+        ("latency", f"{agent['latencyMs']:g} ms" if agent["latencyMs"] is not None else "-"),
         ("last seen", agent["lastSeenAt"] or "-"),
         ("registered", "config.toml" if agent["source"] == "config" else agent["createdAt"]),
         ("pin", agent["pin"]),
@@ -295,12 +294,12 @@ def _print_agent(agent: dict[str, Any]) -> None:
         print("tools: " + ", ".join(clean(tool) for tool in agent["tools"]))
 
 
-@agents.command(short_help="Look at an agent now.")
+@agents.command(short_help="Check an agent now.")
 @_AGENT
 @home_option
 @json_option
 def refresh(agent: str, home: str | None, as_json: bool) -> None:
-    """Look at the agent NAME now: read its card again and see whether it answers.
+    """Check agent NAME now: fetch its card again and test whether it answers.
 
     \b
     dragoman agents refresh ops
@@ -308,15 +307,15 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
     with connect_hub(home) as hub:
         found = hub.send("POST", f"{_build_path(agent)}/refetch", {}, ADD_SECONDS)
         held = hub.list_quarantined()
-    _report(found, as_json, "was looked at", held)
+    _report(found, as_json, "was checked", held)
 
 
-@agents.command(short_help="Forget an agent.")
+@agents.command(short_help="Remove an agent.")
 @_AGENT
 @home_option
 @json_option
 def remove(agent: str, home: str | None, as_json: bool) -> None:
-    """Forget the agent NAME, its tools and its cards. The record of past calls stays.
+    """Remove agent NAME with its tools and cards. The audit of past calls stays.
 
     \b
     dragoman agents remove ops
@@ -329,16 +328,18 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
         print(f'agent "{clean(found["removed"])}" is removed')
 
 
-@agents.command(short_help="Say how far an agent is trusted.")
+@agents.command(short_help="Set the trust level of an agent.")
 @_AGENT
 @click.argument("level", type=click.Choice(["external", "trusted"]), metavar="LEVEL")
 @home_option
 @json_option
 def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
-    """Trust the agent NAME as LEVEL; policies and labels go by it from the next call on.
+    """Set the trust level of agent NAME to LEVEL (external or trusted).
 
     \b
     dragoman agents trust ops trusted
+
+    Policies and taint labels use it from the next call on.
     """
     with connect_hub(home) as hub:
         found = hub.send("PATCH", _build_path(agent), {"trustLevel": level}, ADD_SECONDS)
@@ -346,21 +347,21 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
     _report(found, as_json, f"is {level}", held)
 
 
-@agents.command(short_help="Accept what an agent has changed.")
+@agents.command(short_help="Approve the changes of an agent.")
 @_AGENT
 @yes_option
 @home_option
 @json_option
 def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
-    """Accept all that is held of the agent NAME: its card, or skills, as they are now.
+    """Approve everything quarantined of agent NAME: its card and its skills as they are now.
 
     \b
-    dragoman agents approve ops          shows it, and asks on a terminal
+    dragoman agents approve ops          shows the changes and asks on a terminal
     dragoman agents approve ops --yes
 
-    What has changed since it was first seen is neither listed nor called until then; see what it
-    is with `dragoman pins diff`. Skills are looked at once the card is accepted: what of them is
-    held then is said, and accepted by the same command.
+    A definition that changed since it was first seen is neither listed nor callable until it is
+    approved; `dragoman pins diff` shows the change. Skills are checked after the card is approved:
+    run the command again to approve skills that are quarantined then.
     """
     with connect_hub(home) as hub:
         found = hub.get(_build_path(agent))
@@ -382,7 +383,7 @@ def _report(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str
         print_json(agent)
         return
     name = clean(agent["name"])
-    # The agent as such is a tool too, but its name begins otherwise.
+    # The agent itself is a tool too, but without the slug prefix.
     count = sum(tool != f"{agent['name']}.message" for tool in agent["tools"])
     tools = f"{count} tool{'s' * (count != 1)} under {agent['slug']}."
     print(f'agent "{name}" {what}: {agent["health"]}, {tools}')
@@ -400,14 +401,14 @@ STATUSES = ("running", "completed", "asked", "failed", "denied", "cancelled")
 MOST_CALLS = 10_000
 
 
-@agents.command(short_help="What was asked of agents, by whom, and what came of it.")
+@agents.command(short_help="List calls to agents and their outcome.")
 @click.argument("agent", metavar="[NAME]", required=False)
 @click.option("--status", metavar="WORD", type=click.Choice(STATUSES),
-              help=f"Only these: {', '.join(STATUSES)}.")  # fmt: skip
+              help=f"Only calls with this status: {', '.join(STATUSES)}.")  # fmt: skip
 @click.option("--since", metavar="TIME",
-              help="Only what began since: 2026-01-31, or 2026-01-31T12:00:00Z.")  # fmt: skip
+              help="Only calls since this time: 2026-01-31, or 2026-01-31T12:00:00Z.")  # fmt: skip
 @click.option("-n", "lines", default=20, show_default=True, type=click.IntRange(1, MOST_CALLS),
-              help="How many.")  # fmt: skip
+              help="Number of calls.")  # fmt: skip
 @home_option
 @json_option
 def calls(
@@ -418,15 +419,15 @@ def calls(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """The newest calls of skills, of the agent NAME or of all agents; those under way too.
+    """List the newest calls of skills, of agent NAME or of all agents, with those in progress.
 
     \b
     dragoman agents calls
     dragoman agents calls ops --status failed -n 100
     dragoman agents calls --since 2026-01-31 --json
 
-    TASK is what the call is known by at the agent: `dragoman a2a task URL TASK` asks it. The audit
-    has the same calls, proved, and all others: `dragoman audit tail --agent "Vercel Ops"`.
+    TASK is the id of the task at the agent; `dragoman a2a task URL TASK` shows it. The audit log
+    has these calls too, tamper-evident: `dragoman audit tail --agent "Vercel Ops"`.
     """
     with connect_hub(home) as hub:
         wanted = {"status": status, "from": since}
@@ -436,7 +437,7 @@ def calls(
     if as_json:
         print_json(found)
     elif not found:
-        print("no such calls")
+        print("no calls found")
     else:
         print_table(
             ["AT", "VERB", "CALLER", "STATUS", "MS", "TRACE", "TASK"],

@@ -1,4 +1,4 @@
-"""`audit`: the record of every call, and the proof that it is whole."""
+"""`audit`: prints, verifies and prunes the audit log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OUTCOMES = (
 
 @click.group()
 def audit() -> None:
-    """The record of every call: who asked for what, by which door, and what came of it.
+    """Read and verify the audit log: principal, entry point, tool and outcome of every call.
 
     \b
     dragoman audit tail
@@ -66,26 +66,30 @@ def audit() -> None:
     default=20,
     show_default=True,
     type=click.IntRange(1, 1_000_000),
-    help="How many.",
+    help="Number of records.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on printing records as calls end.")
+@click.option("-f", "--follow", is_flag=True, help="Follow: print records as calls end.")
 @click.option("--verb", metavar="TOOL", help="Only calls of this tool, as SERVER.TOOL.")
-@click.option("--caller", metavar="WHO", help="Only calls by this caller, e.g. owner:owner.")
+@click.option(
+    "--caller", metavar="WHO", help="Only calls by this principal, for example owner:owner."
+)
 @click.option(
     "--outcome",
     metavar="WORD",
     type=click.Choice(OUTCOMES),
-    help=f"Only calls that ended so: {', '.join(OUTCOMES)}.",
+    help=f"Only calls with this outcome: {', '.join(OUTCOMES)}.",
 )
-@click.option("--trace", metavar="ID", help="Only calls of this trace; its beginning will do.")
 @click.option(
-    "--agent", metavar="NAME", help="Only calls to this server or agent, by its name or card id."
+    "--trace", metavar="ID", help="Only calls of this trace; a prefix of the id is enough."
+)
+@click.option(
+    "--agent", metavar="NAME", help="Only calls to this server or agent, by name or card id."
 )
 @click.option(
     "--decision",
     metavar="WORD",
     type=click.Choice(DECISIONS),
-    help=f"Only calls of which the policies said so: {', '.join(DECISIONS)}.",
+    help=f"Only calls with this policy decision: {', '.join(DECISIONS)}.",
 )
 @home_option
 @json_option
@@ -101,7 +105,7 @@ def tail(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """The newest records, oldest of them first. With --json one object a line.
+    """Show the newest records, oldest first. --json prints one object per line.
 
     \b
     dragoman audit tail -f
@@ -109,9 +113,9 @@ def tail(
     dragoman audit tail --agent vercel_ops --decision deny
     dragoman audit tail --json | jq .message
 
-    Behind the tool: for whom the caller acted, what the policies said, with their ids, and what
-    else refused it. Changes of agents, pins and policies are records too.
-    What the arguments were is never recorded, only their hash and size.
+    After the tool: on whose behalf the principal acted, the policy decision with policy ids, and
+    other refusals. Changes of agents, pins and policies are recorded too. Arguments are never
+    recorded, only their hash and size.
     """
     from dragoman.app.app import AuditReader
 
@@ -122,7 +126,7 @@ def tail(
     except HubError as error:
         fail_with(error)
     if not found and not follow and not as_json:
-        say("no such records" if any(asdict(wanted).values()) else "no records yet")
+        say("no matching records" if any(asdict(wanted).values()) else "no records yet")
         return
     if not as_json:
         print(
@@ -143,8 +147,8 @@ class RecordFilter:
     decision: str | None
 
     def find_newest(self, reader: AuditReader, lines: int) -> list[AuditRecord]:
-        """Newest first. Errors and this list show a trace's first 8 letters, so those are enough
-        here; the reader knows whole ones only."""
+        """Finds the newest matching records, newest first. Matches trace prefixes, because errors
+        show only 8 characters of a trace and the reader finds whole ids only."""
         exact = {"verb": self.verb, "caller": self.caller, "outcome": self.outcome}
         if self.trace is None and self.agent is None and self.decision is None:
             return reader.list_records(lines, before=None, trace=None, **exact)
@@ -204,7 +208,7 @@ def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _render_line(record: dict[str, Any]) -> str:
-    """Columns of a fixed width, because more lines may follow."""
+    """Renders columns of fixed width, because more lines may follow."""
     at, caller, door, verb, outcome, duration, trace = (
         clean(record.get(column, "")) for column in COLUMNS
     )
@@ -215,10 +219,10 @@ def _render_line(record: dict[str, Any]) -> str:
 
 
 def _list_details(record: dict[str, Any]) -> Iterator[str]:
-    """What most records do not have, or have alike."""
+    """Yields the details that only some records have."""
     verb, asked = str(record.get("verb", "")), str(record.get("asked_as", ""))
     if asked and asked != verb and "target" not in record:
-        yield asked  # no call, but something that was changed: a pin, an agent
+        yield asked  # a change of a pin or an agent, not a call
     for sign, ids in (("+", "added"), ("-", "removed"), ("changed ", "changed")):
         if verb == "policy.change" and record.get(ids):
             yield ", ".join(f"{sign}{id}" for id in record[ids])
@@ -227,7 +231,7 @@ def _list_details(record: dict[str, Any]) -> Iterator[str]:
     if decision := record.get("decision"):
         yield _render_decision(str(decision), record.get("policies"))
     if record.get("outcome") == "refused" and record.get("decision") != "deny":
-        yield str(record.get("error", ""))  # not by a policy: held, too deep, a ring
+        yield str(record.get("error", ""))  # refused by another guard: quarantine, depth, loop
     if shadow := record.get("shadow"):
         yield f"in shadow: {_render_decision(str(shadow.get('decision')), shadow.get('policies'))}"
 
@@ -240,20 +244,20 @@ def _render_decision(decision: str, policies: list[Any] | None) -> str:
 @home_option
 @json_option
 def verify(home: str | None, as_json: bool) -> None:
-    """Prove that no record was changed, taken out, moved or cut off. Exits with 1 if one was.
+    """Verify that no record was changed, removed, moved or truncated. Exits with 1 if one was.
 
     \b
     dragoman audit verify
 
-    Entries are chained by a key in the home (audit.key). A call makes two: what was about to be
-    done, and what came of it. A hub may be running meanwhile.
+    Entries are chained with a key in the home (audit.key). A call has two entries: its intent and
+    its outcome. A hub may be running.
     """
     from dragoman.app.app import verify as prove
 
     waiting = StatusLine()
     place = Path(resolve_home(home))
     if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
-        fail(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+        fail(f'no audit log in "{place}"; a hub creates it at its first start', NOT_FOUND)
     verdict = prove(place, lambda done, total: waiting.show(f"{done} of {total} entries …"))
     waiting.clear()
     if as_json:
@@ -269,40 +273,38 @@ def verify(home: str | None, as_json: bool) -> None:
         )
         raise SystemExit(0 if verdict.ok else FAILED)
     if not verdict.ok:
-        fail(f"the audit is not whole: {verdict.problem}")
+        fail(f"the audit log is not intact: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
 
 
 @audit.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_option
 def prune(yes: bool, home: str | None) -> None:
-    """Delete the records that are older than [audit] keep_days, or beyond max_entries.
+    """Delete records older than [audit] keep_days or beyond max_entries, and shrink the file.
 
     \b
     dragoman audit prune --yes
 
-    A running hub does so every hour. It keeps what looks old while its clock has jumped by more
-    than a day, after a long time off for example, until the clock has been steady for a day; this
-    command does not wait. No hub may run meanwhile. The file becomes smaller too. What was deleted
-    is recorded, and the rest can still be proved.
+    A running hub does this every hour. After its clock jumped by more than a day, for example after
+    a long time off, the hub waits until the clock has been steady for a day; this command does not
+    wait. No hub may be running. The deletion is recorded, and the rest can still be verified.
     """
     from dragoman.app.app import prune_offline
 
     place = resolve_home(home)
     if not (Path(place) / "audit.db").exists():
-        fail(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+        fail(f'no audit log in "{place}"; a hub creates it at its first start', NOT_FOUND)
     try:
         settings = load(Path(place) / "config.toml").audit
         if not yes:
-            said = f"Delete the records that are older than {settings.keep_days:g} days, by a clock"
             now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-            confirm(f"{said} that shows {now}?")
+            confirm(f"Delete records older than {settings.keep_days:g} days (now is {now})?")
         with homes.hold(place):
             removed = prune_offline(Path(place), settings, find_user_name())
     except (homes.Held, homes.Unfit) as error:
         fail(str(error), NO_HUB)
     except HubError as error:
         fail_with(error)
-    print(f"{removed} entries were deleted")
+    print(f"{removed} entries deleted")

@@ -1,4 +1,4 @@
-"""`backup` and `restore`: a home in one file."""
+"""`backup` and `restore`: saves a home to one file and restores it."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @home_option
 @json_option
 def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> None:
-    """Copy the home into FILE (a .tar.gz), whether or not a hub runs.
+    """Back up the home to FILE (a .tar.gz). A hub may be running.
 
     \b
     dragoman backup hub.tar.gz
 
-    Everything but the private homes of servers, the log and what belongs to the running process.
-    FILE holds the keys of the hub and the env file: keep it as you keep those. With --no-secrets it
-    holds none, and neither the audit nor tasks; a home made of it is a new one with the same rules.
+    Includes everything except the private homes of servers, the log and files of the running
+    process. FILE contains the hub's keys and the env file: protect it like those. With --no-secrets
+    it contains no secrets, no audit log and no tasks; restoring it makes a new home with the same
+    rules.
     """
     from dragoman.app.app import back_up
 
     place = Path(resolve_home(home))
     if not (place / "config.toml").exists() and not (place / "stores.json").exists():
-        fail(f'there is no home "{place}"', USAGE)
+        fail(f'no home found at "{place}"', USAGE)
     try:
         config = load(place / "config.toml")
         if no_secrets and (secret := _find_secret(config)):
             fail(
-                f"config.toml holds {secret} itself; write ${{NAME}} there and the value into the "
-                "env file, or back up with secrets"
+                f"config.toml contains {secret}; replace it with ${{NAME}} and put the value into "
+                "the env file, or back up with secrets"
             )
         manifest = back_up(
             place,
@@ -71,20 +72,20 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
         return
     print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
     for name in manifest.left_out:
-        say(f"{clean(name)} is a link out of the home and not in the copy; back it up yourself")
+        say(f"{clean(name)} links outside the home and is not in the backup; back it up separately")
     if manifest.policies is None:
-        say(f"{config.policy.folder} is outside of the home; back up the policies there yourself")
+        say(f"{config.policy.folder} is outside the home; back up the policies there separately")
 
 
 def _find_secret(config: Config) -> str:
-    """What of the configuration would be a secret in a copy; empty if nothing is."""
+    """Describes the first secret in the configuration; empty if there is none."""
     if config.api_key is not None:
         return "api_key"
     for server in config.mcp_servers:
         transport = server.transport
         if isinstance(transport, StdioTransport):
             if render_arguments(transport.args) != list(transport.args):
-                return f'what looks like a key, among the arguments of server "{server.name}",'
+                return f'a possible key in the arguments of server "{server.name}"'
         elif _has_secret(transport.url, transport.headers):
             return f'a credential of server "{server.name}"'
     for agent in config.a2a.external_agents:
@@ -101,21 +102,21 @@ def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_option
 @json_option
 def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
-    """Make a home of a file that `dragoman backup` wrote.
+    """Restore a home from FILE, which `dragoman backup` wrote.
 
     \b
     dragoman restore hub.tar.gz --home ~/.dragoman-restored
 
-    The home must not be there, or be empty: move the old one away first. The copy is proved before
-    anything is written, and the audit records that it was restored.
+    The home must not exist or be empty: move an old one away first. The backup is verified before
+    anything is written, and the restore is recorded in the audit log.
 
-    The hub goes on from the time of the copy: calls after it are in no audit, keys that were
-    revoked after it are good again, and definitions that were approved after it are not. Look at
-    `dragoman keys list` before you start the hub.
+    The hub continues from the time of the backup: later calls are missing from the audit log, keys
+    revoked later are valid again, and definitions approved later are not. Check `dragoman keys
+    list` before you start the hub.
     """
     from dragoman.app.app import read_manifest
     from dragoman.app.app import restore as restore_home
@@ -126,8 +127,8 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
         if not yes:
             age = _render_age(found.created)
             confirm(
-                f"Make {place} of a copy of {clean(found.home)} of {clean(found.created)}{age}? "
-                "What happened since is not in it, and keys revoked since are good again."
+                f"Restore {clean(found.home)} of {clean(found.created)}{age} to {place}? Later "
+                "changes are not in it, and keys revoked since then are valid again."
             )
         restore_home(file, place, find_user_name())
         homes.prepare(str(place))
@@ -140,9 +141,9 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
         return
     print(f"restored {len(found.files)} files of {clean(found.created)} to {place}")
     for name in found.left_out:
-        say(f"{clean(name)} was a link out of the home and is not in the copy")
+        say(f"{clean(name)} linked outside the home and is not in the backup")
     if not found.secrets:
-        say("it has no keys and no env file: write these before you start the hub")
+        say("the backup has no keys and no env file: create them before you start the hub")
     print("next: dragoman doctor, dragoman keys list, dragoman up")
 
 

@@ -1,4 +1,7 @@
-"""`completion`: the script that teaches a shell to complete commands and names."""
+"""`completion`: prints the shell script, and completes names from the running hub.
+
+A shell asks while the user types: nothing here prints, waits or starts a hub.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ VARIABLE = "_DRAGOMAN_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print a script for SHELL (bash, zsh, fish) that completes commands, options and names.
+    """Print a completion script for SHELL: bash, zsh or fish.
 
     \b
     eval "$(dragoman completion bash)"                                in ~/.bashrc
     eval "$(dragoman completion zsh)"                                 in ~/.zshrc
     dragoman completion fish > ~/.config/fish/completions/dragoman.fish
 
-    Names of servers come from config.toml, those of tools, prompts, resources, agents and pins from
-    the hub that runs; where none runs they are not completed.
+    It completes commands, options and names. Names of servers come from config.toml; those of
+    tools, prompts, resources, agents and pins come from the running hub.
     """
     made = get_completion_class(shell)
     assert made is not None
@@ -39,8 +42,8 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 ANSWER_SECONDS = 0.5
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.:/@%+=,~-]*")
-"""Servers choose names, and a shell puts them on its line as they are: one with a character that a
-shell or a terminal obeys is not offered."""
+"""Servers choose names, and a shell inserts them as they are: names with characters special to a
+shell or terminal are not completed."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -67,7 +70,7 @@ def _build_completer(find: Callable[[click.Context], Iterable[str]]) -> Complete
     ) -> list[CompletionItem]:
         try:
             found = dict.fromkeys(find(ctx))
-        except Exception:  # a traceback would end up on the line that is being typed
+        except Exception:  # a traceback would appear on the user's command line
             return []
         given = ctx.params.get(str(param.name))
         taken = set(given) if isinstance(given, tuple) else set()
@@ -81,7 +84,7 @@ def _build_completer(find: Callable[[click.Context], Iterable[str]]) -> Complete
 
 
 def _list_servers(ctx: click.Context) -> Iterable[str]:
-    """Of the configuration: those that are switched off, too, and without a hub."""
+    """Lists the configured servers, including disabled ones."""
     from dragoman.cli.configure import list_server_names
 
     return list_server_names((Path(_find_home(ctx)) / "config.toml").read_text(encoding="utf-8"))

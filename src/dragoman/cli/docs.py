@@ -1,4 +1,4 @@
-"""`docs`: the documentation, which is installed with the program."""
+"""`docs`: prints the documentation that is installed with the program."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def docs(page: str | None, as_json: bool) -> None:
     """Print a page of the documentation, or list the pages.
 
     \b
-    dragoman docs                  the list
-    dragoman docs operations       a page (Markdown)
-    dragoman docs | less           page by page: add | less
+    dragoman docs                  list the pages
+    dragoman docs operations       print a page (Markdown)
+    dragoman docs operations | less
     """
     pages = find_pages()
     if page is None:
@@ -34,8 +34,8 @@ def docs(page: str | None, as_json: bool) -> None:
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         near = difflib.get_close_matches(name, pages, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "for the list: dragoman docs"
-        fail(f'there is no page "{page}"; {hint}', NOT_FOUND)
+        hint = f'did you mean "{near[0]}"?' if near else "see: dragoman docs"
+        fail(f'unknown page "{page}"; {hint}', NOT_FOUND)
     text = pages[name].read_text(encoding="utf-8")
     if as_json:
         print_json({"name": name, "text": text})
@@ -44,14 +44,14 @@ def docs(page: str | None, as_json: bool) -> None:
 
 
 def find_pages() -> dict[str, Path]:
-    """Every page by its name, with pages of subfolders last."""
+    """Returns every page by name, pages of subfolders last."""
     folder = find_folder()
     found = sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
     return {str(path.relative_to(folder).with_suffix("")): path for path in found}
 
 
 def find_folder() -> Path:
-    """Inside of the package; in a checkout, beside its sources."""
+    """Returns the folder inside the package, or beside the sources in a checkout."""
     package = Path(dragoman.__file__).parent
     inside = package / "docs"
     return inside if inside.is_dir() else package.parent.parent / "docs"

@@ -1,9 +1,7 @@
-"""`keys`: who may call over HTTP."""
+"""`keys`: creates, lists and revokes API keys for HTTP clients."""
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,13 @@ import click
 from dragoman import home as homes
 from dragoman.cli.base.errors import NOT_FOUND, USAGE, fail, fail_with, say
 from dragoman.cli.base.hub_client import resolve_home
-from dragoman.cli.base.output import home_option, json_option, print_json, print_table
+from dragoman.cli.base.output import (
+    find_user_name,
+    home_option,
+    json_option,
+    print_json,
+    print_table,
+)
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ def _open_store(home: str | None) -> KeyStore:
     try:
         homes.prepare(place)
         if not _has_store(home):
-            # A new database in the place of one that was lost would have keys that no hub takes.
+            # The hub would not accept a new database in place of a lost one.
             found = survey_stores(Path(place), Path(place) / "policies").losses
             if lost := [loss for loss in found if loss.name == "keys"]:
                 raise ConfigError(
@@ -46,7 +50,7 @@ def _open_store(home: str | None) -> KeyStore:
 
 
 def _has_store(home: str | None) -> bool:
-    """Whether a hub or `keys create` has made the store: to look must not make one."""
+    """Whether the store exists: reading must not create it."""
     try:
         return (Path(resolve_home(home)) / "hub.db").stat().st_size > 0
     except FileNotFoundError:
@@ -55,44 +59,46 @@ def _has_store(home: str | None) -> bool:
 
 @click.group()
 def keys() -> None:
-    """Keys for callers over HTTP. Once there is one, nobody gets in without.
+    """Manage API keys for HTTP clients. Once a key exists, every HTTP client needs one.
 
     \b
     dragoman keys create ci --expires 30d
     dragoman keys list
     dragoman keys revoke ci
 
-    Keys are stored hashed, so a key is shown once, when it is made. A running hub sees changes
-    within a second: the first key ends what callers without one have open over TCP. IDEs that start
-    `dragoman mcp`, and these commands, need no key: they come in by a socket that only you can
+    Keys are stored as hashes, so a key is shown only when it is created. A running hub applies
+    changes within a second: the first key closes the TCP connections of clients without one. IDEs
+    that start `dragoman mcp` and these commands need no key: they use a socket that only you can
     open.
     """
 
 
 @keys.command()
 @click.argument("name")
-@click.option("--expires", default="90d", show_default=True, help="30m, 12h, 90d, 1y, or never.")
-@click.option("--owner", metavar="WHO", help="Whose key it is; default: you.")
+@click.option(
+    "--expires", default="90d", show_default=True, help="Lifetime: 30m, 12h, 90d, 1y, or never."
+)
+@click.option("--owner", metavar="WHO", help="Owner of the key [default: you].")
 @click.option(
     "--for",
     "target",
     metavar="TARGET",
-    help="The server or agent that calls back with it: what that one asks belongs to the calls "
-    "that it serves, so that no ring goes unseen.",
+    help="The server or agent that calls back with this key: its calls are attributed to the calls "
+    "that it serves, so that loops are detected.",
 )
 @click.option(
     "--role",
     "roles",
     metavar="ROLE",
     multiple=True,
-    help="A role that policies know it by; may be given again. owner may do all that you may.",
+    help="Role for policies; may be repeated. The role owner has all your permissions.",
 )
 @click.option(
     "--scope",
     "scopes",
     metavar="SCOPE",
     multiple=True,
-    help="A scope that policies may ask for, call if none is given; may be given again.",
+    help="Scope for policies; may be repeated [default: call].",
 )
 @home_option
 @json_option
@@ -106,21 +112,21 @@ def create(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Make a key called NAME and print it. It cannot be shown again.
+    """Create the key NAME and print it. It cannot be shown again.
 
     \b
     dragoman keys create laptop --expires 1y
     KEY=$(dragoman keys create ci --expires 30d --role deployer)
 
-    Callers send it as a header: Authorization: Bearer KEY
+    Clients send it as a header: Authorization: Bearer KEY
 
-    An agent or server that calls the hub back while it serves a call gets a key of its own:
+    Give a server or agent that calls the hub back while it serves a call its own key:
 
     \b
     dragoman keys create travel-key --for travel
     """
     if target == "":
-        fail("--for is empty: name the server or agent that the key is for", USAGE)
+        fail("--for is empty: give the name of a server or agent", USAGE)
     expires_at = _parse_expiry(expires)
     is_there = True
     if target:
@@ -129,7 +135,7 @@ def create(
     try:
         key = store.create(
             name,
-            owner=owner or _user(),
+            owner=owner or find_user_name(),
             expires_at=expires_at,
             scopes=scopes or ["call"],
             roles=roles,
@@ -141,24 +147,22 @@ def create(
     finally:
         store.close()
     if not is_there:
-        say(
-            f'no server or agent here is called "{target}": until one is, the key is like any other'
-        )
+        say(f'unknown server or agent "{target}": until it exists, the key is an ordinary one')
     if as_json:
         made = {"name": name, "key": key, "expires_at": expires_at}
         print_json({**made, "for": target, "roles": roles, "scopes": scopes or ["call"]})
         return
     print(key)
-    say(f'key "{name}" was made and is not shown again; send: Authorization: Bearer {key[:12]}…')
+    say(f'key "{name}" was created and is shown only once; send: Authorization: Bearer {key[:12]}…')
     if is_first:
-        say("it is the first key: from now on every HTTP client needs one; `dragoman mcp` does not")
+        say("this is the first key: every HTTP client needs one now; `dragoman mcp` does not")
 
 
 @keys.command("list")
 @home_option
 @json_option
 def list_keys(home: str | None, as_json: bool) -> None:
-    """The keys there are, without the keys themselves.
+    """List the keys, without their secrets.
 
     \b
     dragoman keys list
@@ -186,7 +190,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        print("no keys; make one with: dragoman keys create NAME")
+        print("no keys; create one with: dragoman keys create NAME")
     else:
         print_table([key.upper() for key in rows[0]], [_render_cells(row) for row in rows])
 
@@ -195,16 +199,16 @@ def list_keys(home: str | None, as_json: bool) -> None:
 @click.argument("name")
 @home_option
 def revoke(name: str, home: str | None) -> None:
-    """Refuse the key called NAME from now on. There is no way back; make a new one instead.
+    """Revoke the key NAME. This cannot be undone; create a new key instead.
 
     \b
     dragoman keys revoke ci
 
-    A running hub ends what is open with it within a second: streams, sessions, calls and tasks
-    under way. Its webhooks hear no more.
+    Within a second a running hub closes its streams and sessions, cancels its calls and tasks, and
+    stops its webhooks.
     """
     if not _has_store(home):
-        fail(f'there is no key named "{name}", because there are no keys', NOT_FOUND)
+        fail(f'unknown key "{name}": no keys exist', NOT_FOUND)
     store = _open_store(home)
     try:
         store.revoke(name)
@@ -215,7 +219,7 @@ def revoke(name: str, home: str | None) -> None:
         store.close()
     print(f'key "{name}" is revoked')
     if not active:
-        say("no active key is left: nobody gets in over HTTP until you make one")
+        say("no active key is left: HTTP clients are rejected until you create one")
 
 
 def _parse_expiry(text: str) -> float | None:
@@ -223,10 +227,10 @@ def _parse_expiry(text: str) -> float | None:
         return None
     found = re.fullmatch(r"(\d{1,6})([mhdwy])", text)
     if found is None:
-        fail(f'"{text}" is no time from now: write 30m, 12h, 90d, 1y, or never', USAGE)
+        fail(f'invalid --expires "{text}": write 30m, 12h, 90d, 1y, or never', USAGE)
     seconds = int(found.group(1)) * _UNITS[found.group(2)]
     if seconds > 100 * _UNITS["y"]:
-        fail(f'"{text}" is more than a hundred years from now; write never if you mean it', USAGE)
+        fail(f'--expires "{text}" is too large, over 100 years; write never for no expiry', USAGE)
     return time.time() + seconds
 
 
@@ -235,8 +239,8 @@ def _render_cells(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _resolve_target(home: str | None, target: str) -> tuple[str, bool]:
-    """The server or agent by its name, which may be given as its tools have it, and whether there
-    is one. What cannot be read is said elsewhere."""
+    """Returns the name of a server or agent given by name or slug, and whether it is known.
+    Ignores an invalid configuration, which other commands report."""
     from dragoman.app.app import policy_folder
 
     try:
@@ -247,13 +251,6 @@ def _resolve_target(home: str | None, target: str) -> tuple[str, bool]:
         return target, True
     found = next((name for name in known if policy_folder.slug_of(name) == target), None)
     return found or target, found is not None
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return f"user {os.getuid()}"
 
 
 def _render_date(when: float | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`logs`: the log that the hub writes, read from its file, in either of its formats."""
+"""`logs`: prints and follows the hub's log file, in text or JSON format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROTATED = re.compile(r"hub\.log\.(\d+)")
 
 @dataclass(slots=True)
 class LogRecord:
-    """A line of the log with those that belong to it, such as a traceback."""
+    """A log line with its continuation lines, such as a traceback."""
 
     text: str
     fields: dict[str, Any]
@@ -49,7 +49,7 @@ class LogRecord:
 
 
 def parse_line(line: str) -> LogRecord | None:
-    """The record that a line begins; None where it goes on with the one before."""
+    """Parses the first line of a record; returns None for a continuation line."""
     if line.startswith("{"):
         try:
             fields = json.loads(line)
@@ -67,22 +67,22 @@ def parse_line(line: str) -> LogRecord | None:
 
 @click.command()
 @click.option("-n", "--lines", metavar="N", default=50, show_default=True,
-              type=click.IntRange(0, 1_000_000), help="How many records.")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Go on printing as the hub writes.")
+              type=click.IntRange(0, 1_000_000), help="Number of records.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
 @click.option(
     "--server",
     metavar="NAME",
     shell_complete=complete_targets,
-    help="Only what speaks of this server or agent.",
+    help="Only records about this server or agent.",
 )
 @click.option("--level", type=click.Choice(LEVELS), default="debug", show_default=True,
-              help="Only what is at least as grave.")  # fmt: skip
+              help="Lowest level to print.")  # fmt: skip
 @home_option
 @json_option
 def logs(
     lines: int, follow: bool, server: str | None, level: str, home: str | None, as_json: bool
 ) -> None:
-    """The log of the hub, from hub.log in its home: the newest records, oldest of them first.
+    """Show the newest records of the hub's log (hub.log in its home), oldest first.
 
     \b
     dragoman logs
@@ -90,18 +90,18 @@ def logs(
     dragoman logs --server files -n 200
     dragoman logs --json | jq .message
 
-    `dragoman up --detach` writes that file; a hub that runs in a terminal, or as a service, writes
-    there. With --json one object a line. What a stdio server itself writes is in `dragoman servers
-    logs NAME`, and the record of calls in `dragoman audit tail`.
+    `dragoman up --detach` writes this file; a hub in a terminal or a systemd service logs to stderr
+    instead. --json prints one object per line. For the stderr of a stdio server see `dragoman
+    servers logs NAME`, for calls `dragoman audit tail`.
     """
     file = Path(resolve_home(home)) / "hub.log"
     if not file.exists() and not follow:
         why = (
-            "the hub that runs was not started with --detach, so it writes where it was started"
+            "the running hub was not started with --detach and logs to its own stderr"
             if find_running_hub(str(file.parent))
             else "dragoman up --detach writes it"
         )
-        fail(f"there is no {file}: {why}", NOT_FOUND)
+        fail(f"{file} does not exist: {why}", NOT_FOUND)
 
     def wanted(record: LogRecord) -> bool:
         grave = record.level not in LEVELS or LEVELS.index(record.level) >= LEVELS.index(level)
@@ -117,7 +117,7 @@ def logs(
 
 
 def read_newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
-    """The last so many wanted records, also from files that were rotated away."""
+    """Reads the last `count` wanted records, also from rotated files."""
     found: deque[LogRecord] = deque(maxlen=count)
     if not count:
         return []
@@ -131,7 +131,7 @@ def read_newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
 
 
 def _list_rotated(file: Path) -> list[Path]:
-    """The newest of them first."""
+    """Lists the rotated log files, newest first."""
     numbered = [(_ROTATED.fullmatch(path.name), path) for path in file.parent.glob("hub.log.*")]
     return [path for match, path in sorted((int(m[1]), p) for m, p in numbered if m)]
 
@@ -139,7 +139,7 @@ def _list_rotated(file: Path) -> list[Path]:
 def _read_records(file: Path) -> Iterator[LogRecord]:
     try:
         opened = file.open(encoding="utf-8", errors="replace")
-    except FileNotFoundError:  # rotated away just now
+    except FileNotFoundError:  # rotated meanwhile
         return
     with opened:
         yield from _group_lines(line.rstrip("\n") for line in opened)
@@ -160,7 +160,7 @@ def _group_lines(lines: Iterator[str]) -> Iterator[LogRecord]:
 
 
 def _follow(file: Path, begin: int) -> Iterator[LogRecord]:
-    """What is appended, also after the file was replaced by a new one; until Ctrl-C."""
+    """Yields appended records until Ctrl-C, also after the file was rotated."""
     rest = b""
     opened = None
     while True:

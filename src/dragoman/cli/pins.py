@@ -1,4 +1,4 @@
-"""`pins`: what is held because it has changed since it was approved."""
+"""`pins`: reviews, approves and rejects definitions that changed since they were approved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.base.errors import USAGE, fail
+from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
 from dragoman.cli.base.prompt import confirm
@@ -23,29 +23,29 @@ yes_option = click.option("--yes", is_flag=True, help="Approve without asking.")
 
 @click.group()
 def pins() -> None:
-    """Tools, prompts, skills and cards that have changed since they were approved.
+    """Review definitions of tools, prompts, skills and cards that changed since their approval.
 
-    A server can change what a tool says of itself after you have looked at it. The hub pins every
-    definition when it first sees it; one that comes back changed is held: not listed, not callable,
-    until you approve it. Keys in another order and white space are no change.
+    A server can change the definition of a tool after you have reviewed it. The hub pins every
+    definition when it first sees it and quarantines a changed one: it is neither listed nor
+    callable until you approve it. Key order and white space do not count as changes.
 
     \b
-    dragoman pins list                       what is held
-    dragoman pins diff files.read_file       how it differs from what was approved
-    dragoman pins approve files.read_file    offer it again, as it is now
-    dragoman pins reject files.read_file     no; and the same whenever it comes again
+    dragoman pins list                       list quarantined definitions
+    dragoman pins diff files.read_file       show what changed since the approval
+    dragoman pins approve files.read_file    approve the definition as it is now
+    dragoman pins reject files.read_file     keep it quarantined
 
-    Per server and agent, in config.toml: pin = "first" (the default: the first sight counts as
-    approved), "strict" (nothing is offered before you approve it), "off".
+    Per server and agent in config.toml: pin = "first" (default: the first definition seen counts as
+    approved), "strict" (nothing is offered before you approve it) or "off".
     """
 
 
-@pins.command("list", short_help="What is held.")
-@click.option("--all", "everything", is_flag=True, help="Those that are approved as well.")
+@pins.command("list", short_help="List quarantined definitions.")
+@click.option("--all", "everything", is_flag=True, help="Include approved definitions.")
 @home_option
 @json_option
 def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
-    """What is held: changed, not approved yet, or rejected; and what was added and is offered.
+    """List definitions that are quarantined (changed, not yet approved or rejected) or new.
 
     \b
     dragoman pins list
@@ -57,26 +57,26 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif not found:
-        print("nothing is pinned yet" if everything else "nothing is held")
+        print("nothing is pinned yet" if everything else "nothing is quarantined")
     else:
         print_table(
-            ["NAME", "KIND", "OF", "STATE", "REMARKS"],
+            ["NAME", "KIND", "TARGET", "STATE", "REMARKS"],
             [_build_row(pin) for pin in found],
             whole=True,
         )
 
 
-@pins.command(short_help="How what is held differs from what was approved.")
+@pins.command(short_help="Show what changed since the approval.")
 @click.argument("name", shell_complete=complete_quarantined)
 @home_option
 @json_option
 def diff(name: str, home: str | None, as_json: bool) -> None:
-    """How what is held under NAME differs from what was approved, member by member.
+    """Show the diff between the quarantined and the approved definition of NAME.
 
     \b
     dragoman pins diff files.read_file
     dragoman pins diff weather                   the card of an agent
-    dragoman pins diff prompt:files.read_file    where a tool is called the same
+    dragoman pins diff prompt:files.read_file    if a tool has the same name
     """
     with _connect(home) as hub:
         found = _get_diff(hub, name)
@@ -86,21 +86,21 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
     _print_diff(found)
     if found["digest"]:
         print(
-            f"\napprove exactly this: dragoman pins approve {clean(name)} "
+            f"\nto approve exactly this: dragoman pins approve {clean(name)} "
             f"--digest {clean(found['digest'])[:16]}"
         )
 
 
-@pins.command(short_help="Offer what is held again, as it is now.")
+@pins.command(short_help="Approve definitions as they are now.")
 @click.argument("names", nargs=-1, shell_complete=complete_quarantined)
 @click.option(
     "--target",
     metavar="NAME",
     shell_complete=complete_targets,
-    help="All that waits of one server or agent.",
+    help="All pending definitions of one server or agent.",
 )
-@click.option("--all", "everything", is_flag=True, help="All that waits.")
-@click.option("--digest", metavar="HEX", help="Only if that is how its digest begins.")
+@click.option("--all", "everything", is_flag=True, help="All pending definitions.")
+@click.option("--digest", metavar="HEX", help="Only if its digest begins with HEX.")
 @yes_option
 @home_option
 @json_option
@@ -113,11 +113,10 @@ def approve(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Offer what is held again, as it is now: all NAMES, or all of a target. Of what was added, say
-    that you have looked at it.
+    """Approve quarantined and new definitions as they are now: by NAMES, by target, or all.
 
-    What is approved is shown first, and on a terminal you are asked: what a server says by the time
-    you type may not be what you have looked at. --digest makes sure of that without a question.
+    The definitions are shown first, and on a terminal you are asked: a server may have changed them
+    again since you reviewed them. --digest makes sure of the version without a question.
 
     \b
     dragoman pins approve files.read_file
@@ -126,9 +125,9 @@ def approve(
     dragoman pins approve --all
     """
     if bool(names) + (target is not None) + everything != 1:
-        fail("say what to approve: names, or --target NAME, or --all", USAGE)
+        fail("nothing to approve: give names, --target NAME or --all", USAGE)
     if digest is not None and len(names) != 1:
-        fail("--digest is of one name", USAGE)
+        fail("--digest needs exactly one name", USAGE)
     with _connect(home) as hub:
         asks = must_confirm(yes or digest is not None, as_json)
         if names:
@@ -145,7 +144,7 @@ def approve(
 
 
 def must_confirm(yes: bool, as_json: bool) -> bool:
-    """Whether the person at the terminal is asked before something is approved."""
+    """Whether to ask the user at the terminal before an approval."""
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -154,8 +153,10 @@ def _build_question(count: int) -> str:
 
 
 def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool) -> list[str]:
-    """Approves what waits of a target, or (None) of all, and is offered now. What is shown is what
-    is approved; with `asks`, if the person at the terminal agrees."""
+    """Prints and approves the pending definitions of a target, or of all if None.
+
+    Approves exactly the printed digests; with `asks`, only after the user agreed.
+    """
     of = f"&target={quote(target, safe='')}" if target is not None else ""
     found = [
         pin
@@ -173,56 +174,55 @@ def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool
     body: dict[str, Any] = {"target": target} if target is not None else {"all": True}
     answer = hub.send("POST", "/api/pins/approve", {**body, "digests": digests})
     for name in answer.get("skipped", ()):
-        words = f"{clean(name)} is skipped: what is held of it is not what is offered now"
-        print(words, file=sys.stderr)
+        say(f"{name} was skipped: the quarantined definition is not the one offered now")
     done: list[str] = answer["approved"]
     return done
 
 
-@pins.command(short_help="Keep what is held held.")
+@pins.command(short_help="Keep a definition quarantined.")
 @click.argument("name", shell_complete=complete_quarantined)
 @home_option
 @json_option
 def reject(name: str, home: str | None, as_json: bool) -> None:
-    """Keep what is held under NAME held, and the same whenever it comes again.
+    """Keep the definition of NAME quarantined, also when the server sends it again.
 
     \b
     dragoman pins reject files.read_file
 
-    What was approved before is offered as soon as the server goes back to it.
+    The approved definition is offered again as soon as the server returns to it.
     """
     with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/reject", {"name": name})
     if as_json:
         print_json(done)
     else:
-        print(f"rejected: {clean(', '.join(done['rejected']))}; it stays held")
+        print(f"rejected: {clean(', '.join(done['rejected']))}; it stays quarantined")
 
 
-@pins.command(short_help="Forget all pins of a server or agent.")
+@pins.command(short_help="Forget the pins of a server or agent.")
 @click.argument("target", shell_complete=complete_targets)
 @home_option
 @json_option
 def forget(target: str, home: str | None, as_json: bool) -> None:
-    """Forget all pins of TARGET, a server or agent: what it offers then is seen for the first time.
+    """Forget all pins of TARGET, a server or agent, as if it were seen for the first time.
 
     \b
     dragoman pins forget files
 
-    With pin = "strict" everything of it waits for approval then; with "first" it is approved as it
-    is, changes included.
+    With pin = "strict" all its definitions then wait for approval; with "first" they are approved
+    as they are, changes included.
     """
     with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/forget", {"target": target})
     if as_json:
         print_json(done)
     else:
-        print(f"{len(done['forgotten'])} pins of {clean(target)} are forgotten")
+        print(f"{len(done['forgotten'])} pins of {clean(target)} forgotten")
 
 
 @contextmanager
 def _connect(home: str | None) -> Iterator[HubClient]:
-    """What a server offers is seen when it is connected."""
+    """Connects to a hub and waits until its servers have reported their definitions."""
     with connect_hub(home) as hub:
         if hub.is_temporary:
             hub.wait_until_connected()
@@ -244,7 +244,7 @@ def _print_pin(hub: HubClient, name: str, quiet: bool) -> Any:
 
 
 def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
-    """What was shown is what is approved, or nothing is."""
+    """Approves exactly the definition that was printed."""
     body = {"name": f"{found['kind']}:{found['name']}", "digest": digest or found["digest"]}
     done: list[str] = hub.send("POST", "/api/pins/approve", body)["approved"]
     return done
@@ -264,7 +264,7 @@ def _print_diff(found: Any) -> None:
 
 def _build_row(pin: Any) -> tuple[Any, ...]:
     if pin["state"] == "new":
-        words = f"added {_render_day(pin['approved_at'])}; offered, and nobody has looked at it"
+        words = f"added {_render_day(pin['approved_at'])}; offered, not yet reviewed"
     elif pin["rejected_by"]:
         words = f"rejected by {pin['rejected_by']}, {_render_day(pin['rejected_at'])}"
     elif pin["held_since"] and pin["approved_at"]:

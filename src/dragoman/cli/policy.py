@@ -1,8 +1,7 @@
-"""`policy`: the policies, whether they are right, and what they say.
+"""`policy`: edits and validates the policy files, and queries decisions.
 
-The files are the truth: what looks at them or changes them needs no hub, works on a set that no hub
-would start with, and a running hub takes a change up by itself. Who may call what depends on what
-there is to call, so that is asked of a hub.
+Commands on files need no hub and work on an invalid set; a running hub reloads by itself. Queries
+depend on the catalog, so they ask a hub.
 """
 
 from __future__ import annotations
@@ -48,36 +47,33 @@ SECONDS = 30.0
 
 @click.group()
 def policy() -> None:
-    """Who may call what, in Cedar: the files *.cedar in the home's folder `policies`.
+    """Manage and query the Cedar policies: the files *.cedar in the home's folder `policies`.
 
     \b
-    dragoman policy init                            write the default policies out, to edit them
-    dragoman policy check                           is what I wrote right?
-    dragoman policy explain key:ci github.search    may it, and why?
-    dragoman policy who-can vercel_ops.deploy       everybody, and whether they may
-    dragoman policy what-can key:ci                 everything, and whether it may
-    dragoman policy replay --since 24h --draft new  what of yesterday would a draft have decided
-                                                    differently?
-    dragoman policy propose --since 7d              the least that would have done
+    dragoman policy init                            write the default policies, to edit them
+    dragoman policy check                           validate the policies
+    dragoman policy explain key:ci github.search    explain one decision
+    dragoman policy who-can vercel_ops.deploy       list who may call a tool
+    dragoman policy what-can key:ci                 list what a principal may call
+    dragoman policy replay --since 24h --draft new  show which recorded calls a draft would have
+                                                    decided differently
+    dragoman policy propose --since 7d              propose least-privilege policies
 
-    A running hub takes changes up within a second, all of them or none. `dragoman docs policies`
-    teaches it in five minutes.
+    A running hub applies changes within a second, all or none. `dragoman docs policies` is a
+    five-minute introduction.
     """
 
 
-# --- the files -----------------------------------------------------------------------------------
-
-
-@policy.command(short_help="Write the default policies out, to edit them.")
+@policy.command(short_help="Write the default policies, to edit them.")
 @home_option
 def init(home: str | None) -> None:
-    """Write the default policies into the home's folder `policies`, to be edited there.
+    """Write the default policies into the home's folder `policies`, to edit them there.
 
     \b
     dragoman policy init
 
-    Nothing changes by that: they are what holds without such a folder. An existing folder is left
-    as it is.
+    This changes no decision: without the folder the same policies apply. An existing folder is not
+    changed.
     """
     folder = _open_folder(home, None)
     try:
@@ -85,17 +81,17 @@ def init(home: str | None) -> None:
     except HubError as error:
         fail_with(error)
     if not written:
-        print(f"{folder.path} is there already and was left as it is")
+        print(f"{folder.path} already exists; nothing was changed")
         return
     print(f"wrote {', '.join(str(folder.path / name) for name in written)}")
     print("next: edit them or add a file beside them, then: dragoman policy check")
 
 
-@policy.command("list", short_help="The files, and the policies in each.")
+@policy.command("list", short_help="List the files and their policies.")
 @home_option
 @json_option
 def list_policies(home: str | None, as_json: bool) -> None:
-    """The files, the policies in each, and whether all of it can be put in force.
+    """List the policy files with their policies, and report problems.
 
     \b
     dragoman policy list
@@ -107,7 +103,7 @@ def list_policies(home: str | None, as_json: bool) -> None:
         print_json({"folder": str(folder.path), **found, "hub": running_set})
         return
     if not folder.exists:
-        print(f"there is no {folder.path}: the default policies hold; see: dragoman policy init")
+        print(f"{folder.path} does not exist: default policies apply; see: dragoman policy init")
     rows = [
         (entry["name"], "on" if entry["enabled"] else "off", each["effect"], each["id"])
         for entry in found["files"]
@@ -116,16 +112,16 @@ def list_policies(home: str | None, as_json: bool) -> None:
     print_table(["FILE", "STATE", "EFFECT", "POLICY"], rows)
     _print_findings(found["findings"])
     if running_set is not None:
-        print(f"in force: {running_set['snapshot']} ({running_set['mode']})")
+        print(f"active: {running_set['snapshot']} ({running_set['mode']})")
         if running_set["problem"]:
-            say(f"the hub goes on with what it had: {running_set['problem']}")
+            say(f"the hub keeps its old policies: {running_set['problem']}")
 
 
-@policy.command(short_help="Put a file in force.")
+@policy.command(short_help="Enable a policy file.")
 @click.argument("name")
 @home_option
 def enable(name: str, home: str | None) -> None:
-    """Put the policies of the file NAME in force: NAME.cedar.off becomes NAME.cedar.
+    """Enable the policy file NAME: renames NAME.cedar.off to NAME.cedar.
 
     \b
     dragoman policy enable mine
@@ -133,17 +129,17 @@ def enable(name: str, home: str | None) -> None:
     _switch(name, home, True)
 
 
-@policy.command(short_help="Take a file out of force.")
+@policy.command(short_help="Disable a policy file.")
 @click.argument("name")
 @home_option
 def disable(name: str, home: str | None) -> None:
-    """Take the policies of the file NAME out of force: NAME.cedar becomes NAME.cedar.off.
+    """Disable the policy file NAME: renames NAME.cedar to NAME.cedar.off.
 
     \b
     dragoman policy disable mine
 
-    What they permit is denied from then on, what they forbid is perhaps permitted: see first, with
-    `dragoman policy replay`, what would have come out differently.
+    Its permits and forbids no longer apply. `dragoman policy replay` shows beforehand which
+    recorded calls would have been decided differently.
     """
     _switch(name, home, False)
 
@@ -154,45 +150,42 @@ def _switch(name: str, home: str | None, on: bool) -> None:
     folder = _open_folder(home, None)
     try:
         after = policy_folder.judge(folder.switched(name, on), _load_known(home))
-        # A set that is broken anyway may be mended in several steps; a good one stays good.
+        # An invalid set may be repaired in several steps; a valid one must stay valid.
         if not after["ok"] and (on or policy_folder.judge(folder.texts(), _load_known(home))["ok"]):
             _print_findings(after["findings"], to_stderr=True)
-            word = "on" if on else "off"
-            fail(f'"{name}" was not switched {word}: the set could not be used', CONFIGURATION)
+            word = "enabled" if on else "disabled"
+            fail(f'"{name}" was not {word}: the policy set would be invalid', CONFIGURATION)
         folder.switch(name, on)
     except HubError as error:
         fail_with(error)
-    print(f"{folder.path / name}.cedar is {'in' if on else 'out of'} force")
+    print(f"{folder.path / name}.cedar is {'enabled' if on else 'disabled'}")
     if after["ok"] and not after["policies"]:
-        say("no policy is left, so nothing is permitted, to you neither; enable one to undo it")
+        say("no policy is left: every call is denied, yours too; enable one to undo this")
     if not after["ok"]:
         _print_findings(after["findings"], to_stderr=True)
-        say("the set still cannot be used, for these reasons")
+        say("the policy set is still invalid, for these reasons")
 
-
-# --- whether it is right -------------------------------------------------------------------------
 
 folder_argument = click.argument(
     "folder", required=False, type=click.Path(exists=True, file_okay=False)
 )
 
 
-@policy.command(short_help="Everything that is wrong with the policies.")
+@policy.command(short_help="Validate the policies.")
 @folder_argument
 @home_option
 @json_option
 def check(folder: str | None, home: str | None, as_json: bool) -> None:
-    """Say everything that is wrong with the policies in FOLDER, or in the home's folder.
+    """Validate the policies in FOLDER, or in the home's folder, and list all problems.
 
     \b
     dragoman policy check
     dragoman policy check ./draft && cp draft/*.cedar ~/.dragoman/policies/
 
-    Parses them, checks them against the schema, looks for what is legal but surely not meant (ids
-    that are missing, twice or not ASCII, permits without any condition, servers and roles that are
-    not there), and runs the golden decisions of *.toml. Names are looked up in the configuration,
-    and where a hub runs, in what it has. Needs no hub. Exits with 7 where a hub would not take
-    them.
+    Parses them, checks them against the schema, warns about likely mistakes (ids that are missing,
+    duplicate or not ASCII, permits without a condition, unknown servers and roles) and runs the
+    golden decisions in *.toml. Looks names up in the configuration and in a running hub, but needs
+    no hub. Exits with 7 if a hub would reject the policies.
     """
     where = _open_folder(home, folder)
     found = _validate(where, home)
@@ -201,14 +194,14 @@ def check(folder: str | None, home: str | None, as_json: bool) -> None:
         raise SystemExit(0 if found["ok"] else CONFIGURATION)
     _print_findings(found["findings"])
     if not found["ok"]:
-        fail(f"the policies in {where.path} cannot be used", CONFIGURATION)
-    of = str(where.path) if where.exists else f"the default set (there is no {where.path})"
+        fail(f"the policies in {where.path} are invalid", CONFIGURATION)
+    of = str(where.path) if where.exists else f"the default set ({where.path} does not exist)"
     tests = render_count(found["tests"], "decision")
     print(f"ok: {render_count(found['policies'], 'policy')}, {tests}, {of}")
     for each in found["uncached"]:
         print(
-            f'  "{each["id"]}" reads {", ".join(each["reads"])}: where it counts, '
-            "each call is decided anew, which takes some 0.1 ms"
+            f'  "{each["id"]}" reads {", ".join(each["reads"])}: decisions that depend on it are '
+            "not cached and take about 0.1 ms per call"
         )
 
 
@@ -217,7 +210,7 @@ def check(folder: str | None, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def test(folder: str | None, home: str | None, as_json: bool) -> None:
-    """Run the golden decisions of FOLDER, or of the home's folder: the [[tests]] of *.toml.
+    """Run the golden decisions of FOLDER, or of the home's folder: the [[tests]] in *.toml.
 
     \b
     dragoman policy test
@@ -230,7 +223,7 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
     skill = "vercel_ops.deploy"
     expect = "permit"
 
-    A hub runs them too, before it takes a set up. Exits with 7 where one of them fails.
+    A hub runs them too before it applies a policy set. Exits with 7 if one fails.
     """
     from dragoman.app.app import policy_folder
 
@@ -252,11 +245,8 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
         print("no golden decisions; see: dragoman policy test --help")
     if not found["ok"]:
         failed = sum(not each["passed"] for each in found["tests"])
-        why = f"{failed} of {len(found['tests'])} failed" if failed else "they cannot be run"
+        why = f"{failed} of {len(found['tests'])} failed" if failed else "the policies are invalid"
         fail(f"golden decisions of {where.path}: {why}", CONFIGURATION)
-
-
-# --- small things --------------------------------------------------------------------------------
 
 
 def _open_folder(home: str | None, given: str | None) -> policy_folder.Folder:
@@ -275,13 +265,13 @@ def _load_known(home: str | None) -> Any:
 
     try:
         return policy_folder.known_at(Path(resolve_home(home)), time.time())
-    except ConfigError as error:  # the policies can be judged all the same
-        say(f"the names in them are not looked up: {error}")
+    except ConfigError as error:  # the policies can still be validated
+        say(f"names in the policies were not checked: {error}")
         return None
 
 
 def _validate(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
-    """By the hub that runs, which knows what there is to call, or here."""
+    """Validates in the running hub, which knows all tools, or else in this process."""
     from dragoman.app.app import policy_folder
 
     try:
@@ -294,21 +284,21 @@ def _validate(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
                 )
                 return {**answer, "files": folder.files()}
             except (HubUnavailable, HubProblem) as error:
-                say(f"the running hub was not asked ({error}); judged here")
+                say(f"the running hub could not validate them ({error}); validated without it")
         return {**policy_folder.judge(texts, _load_known(home)), "files": folder.files()}
     except HubError as error:
         fail_with(error)
 
 
 def _get_active(home: str | None) -> dict[str, Any] | None:
-    """What a running hub goes by; None where there is none, or it does not say."""
+    """Returns the active policy set of a running hub, or None."""
     daemon = find_running_hub(resolve_home(home))
     if daemon is None:
         return None
     try:
         found = request_json(daemon.socket, "GET", "/api/policies", None, SECONDS)
     except (HubUnavailable, HubProblem) as error:
-        say(f"the running hub does not say what is in force: {error}")
+        say(f"the running hub did not report its active policies: {error}")
         return None
     return {key: found[key] for key in ("snapshot", "mode", "problem")}
 
@@ -326,16 +316,32 @@ REPLAY_SECONDS = 600.0
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
-@policy.command(short_help="Whether somebody may call a tool, and why.")
+@policy.command(short_help="Explain whether a principal may call a tool.")
 @click.argument("principal")
 @click.argument("tool")
-@click.option("--action", metavar="NAME", help="Another action than the call, e.g. list.")
-@click.option("--role", "roles", metavar="NAME", multiple=True, help="As if it had this role.")
-@click.option("--depth", type=int, metavar="N", help="How many calls deep; default 0.")
-@click.option("--via", metavar="DOOR", help="By which door, e.g. mcp-stdio; default api.")
-@click.option("--taint", "taints", metavar="LABEL", multiple=True, help="What the chain has seen.")
-@click.option("--scope", "scopes", metavar="NAME", multiple=True, help="As if it had this scope.")
-@click.option("--arg", "args", metavar="NAME=VALUE", multiple=True, help="An argument.")
+@click.option("--action", metavar="NAME", help="Another action than call, for example list.")
+@click.option(
+    "--role", "roles", metavar="NAME", multiple=True, help="Assume this role; may be repeated."
+)
+@click.option("--depth", type=int, metavar="N", help="Call depth [default: 0].")
+@click.option("--via", metavar="DOOR", help="Entry point, for example mcp-stdio [default: api].")
+@click.option(
+    "--taint",
+    "taints",
+    metavar="LABEL",
+    multiple=True,
+    help="Taint label of the call chain; may be repeated.",
+)
+@click.option(
+    "--scope", "scopes", metavar="NAME", multiple=True, help="Assume this scope; may be repeated."
+)
+@click.option(
+    "--arg",
+    "args",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Argument of the call; may be repeated.",
+)
 @home_option
 @json_option
 def explain(
@@ -347,20 +353,20 @@ def explain(
     as_json: bool,
     **context: Any,
 ) -> None:
-    """Say whether PRINCIPAL may call TOOL, by which policies, and what would be needed.
+    """Explain whether PRINCIPAL may call TOOL, which policies decide, and what is missing.
 
     \b
     dragoman policy explain key:ci vercel_ops.deploy
     dragoman policy explain key:ci vercel_ops.deploy --taint external_network --depth 2
     dragoman policy explain key:new github.search --role reader
 
-    PRINCIPAL is owner:owner (these commands, IDEs), local:local (loopback where no key is set),
-    key:NAME, or agent:NAME for a server or agent that calls back with a key of its own. Exits with
-    4 where it is denied.
+    PRINCIPAL is owner:owner (this command line, IDEs), local:local (loopback without keys),
+    key:NAME, or agent:NAME for a server or agent that calls back with its own key. Exits with 4 if
+    the call is denied.
     """
     pairs = [pair.partition("=") for pair in context.pop("args")]
     if wrong := [name for name, equals, _ in pairs if not equals]:
-        fail(f'"{wrong[0]}" is no argument: write NAME=VALUE', USAGE)
+        fail(f'invalid --arg "{wrong[0]}": write NAME=VALUE', USAGE)
     context["args"] = {name: value for name, _, value in pairs}
     given = {name: value for name, value in context.items() if value not in (None, (), {})}
     body: dict[str, Any] = {"principal": principal, "tool": tool, "context": given}
@@ -385,29 +391,29 @@ def _print_explained(found: Mapping[str, Any]) -> None:
         for each in policies:
             why = each["annotations"].get("why", "")
             about = f": {clean(why)}" if why else ""
-            kind = " (a guardrail)" if each["guardrail"] else ""
+            kind = " (guardrail)" if each["guardrail"] else ""
             print(f"  {word}  {clean(each['id'])}{kind}{about}")
     for error in found["errors"]:
         print(f"  error         {clean(error)}")
     if found["attributes"]:
         read = ", ".join(f"{name} = {value}" for name, value in found["attributes"].items())
-        print(f"  judged on     {clean(read)}")
+        print(f"  based on      {clean(read)}")
     if found["listed"] is not None:
         print(f"  listed        {'yes' if found['listed'] else 'no'}")
     if found["mode"] == "shadow":
-        print("  mode          shadow: only guardrails are enforced")
+        print("  mode          shadow (only guardrails are enforced)")
     if found["needed"]:
         print(f"needed: {clean(found['needed'])}")
     for line in found["example"].splitlines():
         print(f"  {line}")
 
 
-@policy.command("who-can", short_help="Everybody, and whether they may call a tool.")
+@policy.command("who-can", short_help="List who may call a tool.")
 @click.argument("tool")
 @home_option
 @json_option
 def who_can(tool: str, home: str | None, as_json: bool) -> None:
-    """Everybody there is, and whether they may call TOOL.
+    """List all principals and whether each may call TOOL.
 
     \b
     dragoman policy who-can vercel_ops.deploy
@@ -422,13 +428,13 @@ def who_can(tool: str, home: str | None, as_json: bool) -> None:
     _print_verdicts("PRINCIPAL", found["principals"], found["mode"])
 
 
-@policy.command("what-can", short_help="Everything, and whether somebody may call it.")
+@policy.command("what-can", short_help="List what a principal may call.")
 @click.argument("principal")
-@click.option("--denied", is_flag=True, help="Only what it may not call.")
+@click.option("--denied", is_flag=True, help="Only tools that it may not call.")
 @home_option
 @json_option
 def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> None:
-    """Everything there is to call, and whether PRINCIPAL may call it.
+    """List all tools and whether PRINCIPAL may call each.
 
     \b
     dragoman policy what-can key:ci
@@ -445,9 +451,9 @@ def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> N
     if found["tools"]:
         _print_verdicts("TOOL", found["tools"], found["mode"])
     else:
-        print("nothing" if denied else "there is nothing to call; see: dragoman servers")
+        print("no denied tools" if denied else "no tools; see: dragoman servers")
     if starting:
-        say(f"still being connected, so perhaps missing here: {', '.join(starting)}")
+        say(f"still connecting, tools may be missing: {', '.join(starting)}")
 
 
 def _print_verdicts(head: str, verdicts: Sequence[Mapping[str, Any]], mode: str) -> None:
@@ -462,24 +468,24 @@ def _print_verdicts(head: str, verdicts: Sequence[Mapping[str, Any]], mode: str)
     ]
     print_table([head, "CALL", "LISTED", "BY"], rows)
     if mode == "shadow":
-        say("in shadow mode: only the guardrails are enforced; `explain` says what policies would")
+        say("shadow mode: only guardrails are enforced; `explain` shows what the policies decide")
 
 
 since_option = click.option(
-    "--since", required=True, metavar="WHEN", help="24h, 7d, or 2026-11-15T08:00Z."
+    "--since", required=True, metavar="WHEN", help="Start: 24h, 7d, or 2026-11-15T08:00Z."
 )
-until_option = click.option("--until", metavar="WHEN", help="The same; default: now.")
+until_option = click.option("--until", metavar="WHEN", help="End, in the same form [default: now].")
 limit_option = click.option(
     "--limit",
     metavar="N",
     default=100_000,
     show_default=True,
     type=click.IntRange(1, 1_000_000),
-    help="How many calls to look at, the newest first.",
+    help="Maximum number of calls, newest first.",
 )
 
 
-@policy.command(short_help="What a draft would have decided differently.")
+@policy.command(short_help="Replay recorded calls with draft policies.")
 @since_option
 @until_option
 @click.option(
@@ -487,7 +493,7 @@ limit_option = click.option(
     required=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False),
-    help="The policies to try.",
+    help="Folder with the draft policies.",
 )
 @limit_option
 @home_option
@@ -495,15 +501,15 @@ limit_option = click.option(
 def replay(
     since: str, until: str | None, draft: str, limit: int, home: str | None, as_json: bool
 ) -> None:
-    """Decide the recorded calls of a period anew by a draft, and list only what flips.
+    """Replay the recorded calls of a period with draft policies and list changed decisions.
 
     \b
     cp -r ~/.dragoman/policies draft && edit draft/mine.cedar
     dragoman policy replay --since 24h --draft draft
 
-    The record has who called what, by which door and how deep, not the arguments: what policies
-    say of context.args cannot be replayed, and neither can calls of tools and by keys that are not
-    there any more; how many those were is said.
+    The audit log has the principal, tool, entry point and depth of each call, but no arguments:
+    conditions on context.args cannot be replayed, nor can calls of removed tools or by removed
+    keys. The number of skipped calls is reported.
     """
     begin, end = _parse_time(since), _parse_time(until) if until else time.time()
     body = {"texts": _read_draft(draft), "since": begin, "until": end, "limit": limit}
@@ -527,30 +533,33 @@ def replay(
         for flip in found["flips"]
     ]
     if rows:
-        print_table(["FLIP", "CALLER", "TOOL", "CALLS", "FIRST", "LAST", "WAS BY", "NOW BY"], rows)
-    print(f"{render_count(found['judged'], 'call')} decided anew, {found['flipped']} otherwise")
+        print_table(
+            ["CHANGE", "PRINCIPAL", "TOOL", "CALLS", "FIRST", "LAST", "OLD POLICY", "NEW POLICY"],
+            rows,
+        )
+    replayed = render_count(found["judged"], "call")
+    print(f"{replayed} replayed, {found['flipped']} with a different decision")
     for why, count in found["skipped"].items():
         print(f"  not replayed: {render_count(count, 'call')}, {clean(why)}")
     if found["more"]:
-        say(f"only the newest {limit} calls were looked at; --limit takes more")
+        say(f"only the newest {limit} calls were used; raise --limit for more")
 
 
-@policy.command(short_help="The least that would have permitted what was done.")
+@policy.command(short_help="Propose least-privilege policies from recorded calls.")
 @since_option
 @until_option
 @limit_option
 @home_option
 @json_option
 def propose(since: str, until: str | None, limit: int, home: str | None, as_json: bool) -> None:
-    """Print the least policies that would have permitted what was called in a period.
+    """Print the least policies that would have permitted the recorded calls of a period.
 
     \b
     dragoman policy propose --since 7d > draft/least.cedar
 
-    Run the hub with the default policies, or with [policy] mode = "shadow", for as long as it takes
-    to see what everybody needs; then take this for a beginning. It names keys and tools one by
-    one: make roles and servers of them where that is what you mean. What it would still have
-    denied of the same calls is said.
+    Run the hub with the default policies, or with [policy] mode = "shadow", until all usual calls
+    have been made; then start from this proposal. It lists keys and tools one by one: replace them
+    with roles and servers where you mean those. Recorded calls that it would deny are reported.
     """
     begin, end = _parse_time(since), _parse_time(until) if until else time.time()
     with connect_hub(home) as hub:
@@ -564,14 +573,12 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
     for each in found["findings"]:
         say(f"{each['level']}: {each['message']}")
     for flip in found["denied"]:
-        say(
-            f"it denies {render_count(flip['count'], 'call')} of {flip['verb']} by {flip['caller']}"
-        )
+        say(f"denied: {render_count(flip['count'], 'call')} of {flip['verb']} by {flip['caller']}")
     if found["skipped"]:
         skipped = render_count(found["skipped"], "call")
-        say(f"{skipped} left out: caller or tool are not there any more")
+        say(f"{skipped} skipped: the principal or the tool no longer exists")
     if found["more"]:
-        say(f"only the newest {limit} calls were looked at; --limit takes more")
+        say(f"only the newest {limit} calls were used; raise --limit for more")
 
 
 def _read_draft(folder: str) -> dict[str, str]:
@@ -596,7 +603,7 @@ def _parse_time(text: str) -> float:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        fail(f'"{text}" is no time: write 24h or 7d (ago), or 2026-11-15T08:00Z', USAGE)
+        fail(f'invalid time "{text}": write 24h or 7d (ago), or 2026-11-15T08:00Z', USAGE)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 

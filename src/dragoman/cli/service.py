@@ -1,4 +1,4 @@
-"""`service`: the hub as a service of this user, by systemd or launchd."""
+"""`service`: runs the hub as a systemd user unit or a launchd agent."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ StartLimitBurst=5
 
 [Service]
 ExecStart={command}
-# The shell's at the time of the installation: servers are started by npx, uvx and the like.
+# The PATH of the shell at installation: servers are started by npx, uvx and the like.
 Environment={path}
 Restart=on-failure
 RestartSec=2
-# A hub that holds the home already, and a configuration that must be corrected.
+# Another hub holds the home, or the configuration is invalid.
 RestartPreventExitStatus=3 7
 KillMode=mixed
 TimeoutStopSec=20
@@ -50,42 +50,42 @@ WantedBy=default.target
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """A file for the service manager of this system, and the commands that take it up."""
+    """A service manager's file, and the commands that install and remove it."""
 
     file: Path
     text: str
     start: tuple[Sequence[str], ...]
     end: tuple[Sequence[str], ...]
-    """Before the file is removed."""
+    """Run before the file is removed."""
     after: tuple[Sequence[str], ...]
-    """After it was removed."""
+    """Run after the file is removed."""
     state: Sequence[str]
 
 
 def name_option(command: click.decorators.FC) -> click.decorators.FC:
     return click.option(
-        "--name", default="dragoman", show_default=True, help="Of the service; one for each home."
+        "--name", default="dragoman", show_default=True, help="Name of the service; one per home."
     )(command)
 
 
 @click.group()
 def service() -> None:
-    """Run the hub as a service of your user: from login to logout, and again after a crash.
+    """Run the hub as a service of your user, started at login and restarted after a crash.
 
     \b
     dragoman service install
     dragoman service status
 
-    On Linux a systemd user unit, on macOS a launchd agent.
+    Uses a systemd user unit on Linux and a launchd agent on macOS.
     """
 
 
 @service.command()
-@click.option("--print", "only_print", is_flag=True, help="Show the file, and change nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the file and change nothing.")
 @name_option
 @home_option
 def install(only_print: bool, name: str, home: str | None) -> None:
-    """Write the service's file, enable it and start it.
+    """Write the service file, enable the service and start it.
 
     \b
     dragoman service install
@@ -99,31 +99,34 @@ def install(only_print: bool, name: str, home: str | None) -> None:
     _refuse_foreign(made.file)
     daemon = find_running_hub(place)
     if daemon is not None and not made.file.exists():
-        fail(f"a hub runs on {place} (process {daemon.pid}); stop it first: dragoman stop", NO_HUB)
+        fail(
+            f"a hub is already running on {place} (process {daemon.pid}); stop it: dragoman stop",
+            NO_HUB,
+        )
     _demand_program(made.start[0][0])
     made.file.parent.mkdir(parents=True, exist_ok=True)
     made.file.write_text(made.text, encoding="utf-8")
     print(f"wrote {made.file}")
     for command in made.start:
         _run(command)
-    print(f"the hub runs on {place}, and again after each login; see: dragoman status")
+    print(f"the hub runs on {place} and starts at each login; see: dragoman status")
     if sys.platform == "linux":
-        print(f"to run it without a login too: loginctl enable-linger {find_user_name()}")
+        print(f"to run it without a login: loginctl enable-linger {find_user_name()}")
     if variables := list_used_variables():
-        say(f"the service does not see {', '.join(variables)}; write that into config.toml")
+        say(f"the service does not inherit {', '.join(variables)}; set them in config.toml")
 
 
 @service.command()
 @name_option
 def uninstall(name: str) -> None:
-    """Stop the service and remove its file. The home stays as it is.
+    """Stop the service and remove its file. The home is not changed.
 
     \b
     dragoman service uninstall
     """
     made = build_service(name, "")
     if not made.file.exists():
-        fail(f"there is no {made.file}", NOT_FOUND)
+        fail(f"not installed: {made.file} does not exist", NOT_FOUND)
     _refuse_foreign(made.file)
     _demand_program(made.end[0][0])
     for command in made.end:
@@ -138,8 +141,7 @@ def uninstall(name: str) -> None:
 @name_option
 @json_option
 def status(name: str, as_json: bool) -> None:
-    """Whether the service is installed, and what its manager says of it. Exits with 3 if it does
-    not run.
+    """Show whether the service is installed and active. Exits with 3 if it is not active.
 
     \b
     dragoman service status
@@ -162,22 +164,25 @@ def status(name: str, as_json: bool) -> None:
     elif state:
         print(f"{made.file}: {state}")
     else:
-        print("not installed; dragoman service install installs it")
+        print("not installed; see: dragoman service install")
     if not is_active:
         raise SystemExit(NO_HUB)
 
 
 def build_service(name: str, place: str, platform: str = sys.platform) -> ServiceDefinition:
     if not NAME.fullmatch(name):
-        raise click.BadParameter("it may hold letters, digits, - and _ only", param_hint="--name")
+        raise click.BadParameter("use letters, digits, - and _ only", param_hint="--name")
     if not place.isprintable():
-        fail(f"a home with such a name cannot be named in a service: {clean(place)}", USAGE)
+        fail(
+            f"the path of the home has characters that a service file cannot hold: {clean(place)}",
+            USAGE,
+        )
     command = [sys.executable, "-m", "dragoman", "up", "--home", place]
     if platform == "linux":
         return _build_unit(name, place, command)
     if platform == "darwin":
         return _build_agent(name, place, command)
-    fail(f"there is no service manager for {platform} here; run: dragoman up --detach")
+    fail(f"no supported service manager on {platform}; run: dragoman up --detach")
 
 
 def _build_unit(name: str, place: str, command: Sequence[str]) -> ServiceDefinition:
@@ -229,7 +234,7 @@ def _build_agent(name: str, place: str, command: Sequence[str]) -> ServiceDefini
 
 
 def _quote_argument(word: str) -> str:
-    """As systemd.syntax(7) has it."""
+    """Quotes an argument by the rules of systemd.syntax(7)."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{_escape_percent(escaped)}"'
 
@@ -240,14 +245,14 @@ def _escape_percent(text: str) -> str:
 
 def _refuse_foreign(file: Path) -> None:
     if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace"):
-        fail(f"{file} was not written by this command; remove it yourself, or use --name")
+        fail(f"{file} was not written by this command; remove it by hand, or use --name")
 
 
 def _demand_program(program: str) -> None:
     if shutil.which(program) is None:
         fail(
-            f"{program} is not on this machine, so nothing was changed; `dragoman service install "
-            "--print` shows the file for another way, and `dragoman up --detach` needs none"
+            f"{program} was not found, nothing was changed; print the file with: dragoman service "
+            "install --print, or run without a service: dragoman up --detach"
         )
 
 

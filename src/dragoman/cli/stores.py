@@ -1,4 +1,4 @@
-"""`stores`: the databases of the home, and how to go on when one was lost."""
+"""`stores`: lists the databases of the home and accepts the loss of one."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from dragoman.core.errors import HubError
 
 @click.group()
 def stores() -> None:
-    """The databases of the home. A hub does not start when one of them was lost.
+    """List the home's databases and accept a loss. A hub does not start if one is lost.
 
     \b
-    keys       hub.db         who may call over HTTP
-    pins       pins.db        the approved definitions, and what is held
-    audit      audit.db       the record of every call
-    registry   registry.db    the agents that were registered while the hub ran
+    keys       hub.db         API keys for HTTP clients
+    pins       pins.db        approved and quarantined definitions
+    audit      audit.db       the audit log
+    registry   registry.db    agents registered at run time
     tasks      tasks.db       A2A tasks and webhooks
-    policies   policies/      the policies of your own
-    home-key   hub.key        seals sessions, and the record of what the home has
+    policies   policies/      your own policies
+    home-key   hub.key        seals sessions and the inventory of the home
 
-    The hub writes down which of these the home has, in stores.json and in each database. If one is
-    deleted, emptied or exchanged, the next start stops with exit code 7 and names it: restore it
-    from a backup, or accept the loss with `dragoman stores accept-loss`. To copy, move or restore a
-    whole home changes nothing.
+    The hub records in stores.json and in each database which of these the home has. If one is
+    deleted, emptied or replaced, the next start fails with exit code 7 and names it: restore it
+    from a backup, or accept the loss with `dragoman stores accept-loss`. Copying, moving or
+    restoring a whole home is fine.
     """
 
 
@@ -47,7 +47,7 @@ def stores() -> None:
 @home_option
 @json_option
 def list_stores(home: str | None, as_json: bool) -> None:
-    """What the home has, and what was lost.
+    """List the databases of the home and which of them are lost.
 
     \b
     dragoman stores list
@@ -75,46 +75,48 @@ def list_stores(home: str | None, as_json: bool) -> None:
         print_json(rows)
         return
     print_table(
-        ["NAME", "STATE", ""], [[row["name"], row["state"], row["problem"]] for row in rows]
+        ["NAME", "STATE", "PROBLEM"], [[row["name"], row["state"], row["problem"]] for row in rows]
     )
     if lost:
-        say(f"restore from a backup, or: dragoman stores accept-loss {' '.join(lost)}")
+        say(f"restore from a backup, or accept: dragoman stores accept-loss {' '.join(lost)}")
 
 
 @stores.command("accept-loss")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_option
 def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
-    """Go on without what was lost. No hub may run on the home meanwhile.
+    """Accept the loss of databases, so that the hub starts without them. No hub may be running.
 
     \b
-    dragoman stores list                  what was lost
-    dragoman stores accept-loss pins      start without it
+    dragoman stores list                  list what is lost
+    dragoman stores accept-loss pins      continue without it
 
-    The loss is written to the audit. A damaged file is kept beside its place, with ".lost-" and the
-    time in its name; a file that was exchanged is taken as it is.
+    The loss is recorded in the audit log. A damaged file is kept with ".lost-" and the time added
+    to its name; a replaced file is used as it is.
 
     \b
-    keys       all keys are gone. The hub stays closed to callers over HTTP until you make a
-               new one: dragoman keys create NAME
-    pins       what servers and agents offer next is approved as seen for the first time:
-               look at it first, or set pin = "strict" for the next start
-    audit      `dragoman audit verify` reports the break from now on
-    policies   the default policies hold again, which permit more than yours may have
-    home-key   clients begin new sessions
+    NAME       consequence
+    keys       all keys are lost: the hub rejects HTTP clients until you make a new one with
+               dragoman keys create NAME
+    pins       the next definitions of servers and agents are approved as first seen: review
+               them first, or set pin = "strict" for the next start
+    audit      `dragoman audit verify` reports the gap from now on
+    policies   the default policies apply, which may permit more than yours did
+    home-key   clients start new sessions
     """
     from dragoman.app.app import STORE_NAMES, accept_losses
 
     for name in names:
         if name not in STORE_NAMES:
-            fail(f'"{name}" is no store; there are {", ".join(STORE_NAMES)}', USAGE)
+            fail(f'unknown store "{name}"; known: {", ".join(STORE_NAMES)}', USAGE)
     place = resolve_home(home)
     if not os.path.isdir(place):
-        fail(f'there is no home "{place}"', USAGE)
+        fail(f'no home found at "{place}"', USAGE)
     if not yes:
-        said = f"Go on without {', '.join(names)}? What was in there cannot be had back this way."
-        confirm(said)
+        confirm(
+            f"Continue without {', '.join(names)}? The lost data cannot be recovered afterwards."
+        )
     try:
         with homes.hold(place):
             lost = accept_losses(Path(place), _find_policies(Path(place)), names, find_user_name())
@@ -125,7 +127,7 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
     for loss in lost:
         print(f"accepted: {clean(str(loss.file))} {clean(loss.how)}")
     if "keys" in names:
-        say("nobody gets in over HTTP until you make a key: dragoman keys create NAME")
+        say("HTTP clients are rejected until you make a key: dragoman keys create NAME")
 
 
 def _find_policies(place: Path) -> Path:
