@@ -191,11 +191,11 @@ def test_each_answer_of_a_server_over_http_has_a_fix_of_its_own(
     terminal: Terminal, answers: str
 ) -> None:
     expected = {
-        "401": "set what it wants under headers",
+        "401": "set credentials under headers",
         "oauth": "personal access token",
         "404": "correct the path of url",
-        "500": "the server itself fails",
-        "html": "the address of a page",
+        "500": "the server failed",
+        "html": "this is a web page",
     }
     blocks = [
         f'[[mcp_servers]]\nname = "s-{name}"\n[mcp_servers.transport]\ntype = "http"\n'

@@ -319,8 +319,8 @@ enabled = false
         "http",
     ]
     assert {s["name"]: s["reason"] for s in answer["skipped"]} == {
-        "off": "it is switched off there",
-        "o": "it is switched off there",
+        "off": "it is disabled there",
+        "o": "it is disabled there",
     }
 
 
@@ -375,7 +375,7 @@ def test_what_the_hub_would_refuse_is_not_written(tmp_path: Path) -> None:
     result = run(tmp_path, "cursor")
     assert result.exit_code == 0 and "\x07" not in result.output
     assert list(servers(tmp_path)) == ["bell", "io-github-x"]
-    assert 'called "io.github/x" there' in result.output
+    assert 'renamed from "io.github/x"' in result.output
 
 
 def test_secrets_in_arguments_are_pointed_out(tmp_path: Path) -> None:
@@ -394,8 +394,8 @@ def test_secrets_in_arguments_are_pointed_out(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("a = = 1", "line 1, column 5"),
-        ('mcp_servers = [{name = "a"}]\n', "cannot be added to"),
-        ("[mcp_servers.a]\nx = 1\n", "cannot be added to"),
+        ('mcp_servers = [{name = "a"}]\n', "cannot add to mcp_servers"),
+        ("[mcp_servers.a]\nx = 1\n", "cannot add to mcp_servers"),
     ],
 )
 def test_a_configuration_that_cannot_be_added_to_is_not_touched(
@@ -514,7 +514,7 @@ def test_an_env_file_or_a_list_of_servers_that_is_none_stops_the_import(tmp_path
     config = put(tmp_path, ".dragoman/config.toml", "mcp_servers = 5\n")
     config.parent.chmod(0o700)
     result = run(tmp_path, "cursor")
-    assert result.exit_code == 1 and "cannot be added to" in result.output
+    assert result.exit_code == 1 and "cannot add to mcp_servers" in result.output
     config.write_text("")
     (config.parent / "env").write_bytes(b"\xff")
     result = run(tmp_path, "cursor")

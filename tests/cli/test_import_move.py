@@ -39,18 +39,18 @@ def test_servers_that_connect_are_moved_and_put_back(terminal: Terminal) -> None
     assert terminal.quick("import", "cursor", "--only", "hello").code == 0  # as it was before
     assert "--move" in terminal.quick("install", "cursor").err
     checked = terminal.quick("doctor").out
-    assert "has the hub and hello as well" in checked and "dragoman import cursor --move" in checked
+    assert "has the hub and also hello" in checked and "dragoman import cursor --move" in checked
 
     before = file.read_bytes()
     moved = terminal.quick("import", "cursor", "--move")
     assert moved.code == 0, moved
-    assert f"Moved out of {file}" in moved.out and ": again, hello.\n" in moved.out
-    assert '"absent" stays in its file: the hub is not connected to it' in moved.out
+    assert f"Removed from {file}" in moved.out and ": again, hello.\n" in moved.out
+    assert '"absent" was not moved: the hub is not connected to it' in moved.out
     text = file.read_text()
     assert HELLO not in text and '"absent"' in text and '"dragoman"' in text
     assert "// Mine; keep this.\n" in text and '"other": [1, 2,],' in text
     assert terminal.quick("call", "again.add", "a=1", "b=2").out == "3\n"
-    assert "has the hub and absent as well" in terminal.quick("doctor").out
+    assert "has the hub and also absent" in terminal.quick("doctor").out
 
     undone = terminal.quick("import", "--undo")
     assert undone.code == 0 and file.read_bytes() == before

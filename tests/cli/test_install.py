@@ -184,10 +184,10 @@ BROKEN = {
     "no colon": (b'{"a" 1}', "line 1, column 6"),
     "not a number": (b'{"a": NaN}', "line 1, column 7"),
     "too deep": (b"[" * 100_000, "nested more than"),
-    "no text": (b"\xff\xfe{\x00}\x00", "not UTF-8"),
-    "a list": (b"[]", "the document is no object"),
-    "servers are a list": (b'{"mcpServers": []}', '"mcpServers" is no object'),
-    "servers are null": (b'{"mcpServers": null}', '"mcpServers" is no object'),
+    "no text": (b"\xff\xfe{\x00}\x00", "not valid UTF-8"),
+    "a list": (b"[]", "the document is not an object"),
+    "servers are a list": (b'{"mcpServers": []}', '"mcpServers" is not an object'),
+    "servers are null": (b'{"mcpServers": null}', '"mcpServers" is not an object'),
 }
 
 
@@ -373,7 +373,7 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
     result = run(tmp_path, "cursor")
-    assert result.exit_code == 1 and "no regular file" in result.output
+    assert result.exit_code == 1 and "not a regular file" in result.output
 
 
 TOMLS = {
@@ -482,7 +482,7 @@ def test_the_list_says_where_the_hub_is_and_what_is_broken(tmp_path: Path) -> No
     lines = {line.split()[0]: line for line in run(tmp_path).output.splitlines() if line}
     assert 'installed as "hub"' in lines["zed"] and str(tmp_path) in lines["zed"]
     assert "unreadable: line 1, column 2" in lines["cursor"]
-    assert "no such file yet" in lines["kiro"]
+    assert "no configuration" in lines["kiro"]
     assert set(CLIENTS) <= set(lines)
 
 
@@ -628,7 +628,7 @@ def test_it_is_told_when_there_would_be_nothing_to_see(tmp_path: Path) -> None:
     home.mkdir(mode=0o700)
     server = '[[mcp_servers]]\nname = "a"\ntransport = { type = "stdio", command = "x" }\n'
     for config, told in (
-        ("", "no servers yet"),
+        ("", "no servers or agents yet"),
         (server, 'stdio_expose = ["*"]'),
         ("[servr]\n", "will not start"),
     ):
@@ -639,4 +639,4 @@ def test_it_is_told_when_there_would_be_nothing_to_see(tmp_path: Path) -> None:
     assert run(tmp_path, "cursor").stderr == ""
     cursor_file(tmp_path, b'{"mcpServers": {"a": {"command": "x"}, "b": {"command": "y"}}}')
     told = run(tmp_path, "cursor").stderr
-    assert told.startswith("dragoman: a: these are in ") and "twice" in told
+    assert told.startswith("dragoman: a: also in ") and "twice" in told

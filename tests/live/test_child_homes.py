@@ -61,8 +61,8 @@ def test_a_server_that_was_imported_works_as_it_did(
         env=env, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert imported.returncode == 0, imported.stderr
-    assert "run with your home folder, as they did there" in imported.stdout
-    assert "note: it is given HTTPS_PROXY, as set in this shell" in imported.stdout
+    assert "use your home folder and its settings, as before" in imported.stdout
+    assert "note: it receives HTTPS_PROXY from this shell" in imported.stdout
     assert 'home = "user"' in config.read_text()
 
     running = hub(home=place, env=env)
@@ -92,4 +92,4 @@ def test_a_server_that_was_imported_works_as_it_did(
         assert [each[name] for name in names] == ["C.UTF-8", "Asia/Tokyo", "/etc/ada.pem"]
 
     told = running.command("doctor").stdout
-    assert told.count("it runs with your home folder") == 2
+    assert told.count("settings and credentials in your home folder") == 2

@@ -214,7 +214,7 @@ def test_an_agent_is_not_registered_under_names_that_could_be_anothers(world: Wo
         done = hub.command("agents", "remove", "copilot")
         assert done.returncode == 0, done.stderr
     doctor = hub.command("doctor").stdout
-    assert 'a tool of "github" can be spelled as those of "github_enterprise"' in doctor
+    assert 'tools of "github" and "github_enterprise" can have the same listed name' in doctor
 
 
 def test_names_stay_with_a_target_that_does_not_start_until_it_is_removed(

@@ -23,7 +23,7 @@ def read_bytes(path: Path) -> bytes | None:
     """Returns the bytes of a file, or None if it does not exist."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise UnreadableFile(f'"{path}" is not a regular file; it was not changed')
+            raise UnreadableFile(f'"{path}" is not a regular file')
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -31,9 +31,7 @@ def read_bytes(path: Path) -> bytes | None:
     except OSError as error:
         raise UnreadableFile(f'"{path}" cannot be read: {error.strerror}') from None
     if len(data) > MAX_BYTES:
-        raise UnreadableFile(
-            f'"{path}" is too large (over {MAX_BYTES >> 20} MiB); it was not changed'
-        )
+        raise UnreadableFile(f'"{path}" is too large (over {MAX_BYTES >> 20} MiB)')
     return data
 
 

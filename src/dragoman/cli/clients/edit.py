@@ -1,7 +1,7 @@
-"""A client's file with the hub's entry in it, or out of it again.
+"""Adds the hub's entry to the text of a client's file, or removes it. Writes nothing.
 
-The text is edited where the entry goes and left byte for byte elsewhere; what comes out is parsed
-and must be the old content and exactly our entry, or nothing is given back. Writes nothing.
+Everything else stays byte for byte. The result is parsed and must equal the old content with
+exactly the entry changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dragoman.cli.clients.known_clients import KnownClient, find_servers
 
 
 def parse_document(format: str, data: bytes) -> Any:
-    """What a configuration file says, as plain values; an empty file says {}."""
+    """Parses a configuration file to plain values; an empty file is {}."""
     text = decode_text(data)[1]
     if format == "toml":
         return toml_edit.parse_toml(text)
@@ -27,7 +27,7 @@ def parse_document(format: str, data: bytes) -> Any:
 
 
 def set_entry(client: KnownClient, data: bytes | None, name: str, entry: dict[str, Any]) -> bytes:
-    """The file with exactly this entry added, or changed."""
+    """Returns the file with exactly this entry added or changed."""
     mark, text = decode_text(data or b"")
     old = parse_document(client.format, data or b"")
     keys, _ = find_servers(old, client)
@@ -44,7 +44,7 @@ def set_entry(client: KnownClient, data: bytes | None, name: str, entry: dict[st
 
 
 def remove_entry(client: KnownClient, data: bytes, name: str) -> bytes:
-    """The file with exactly this entry taken out."""
+    """Returns the file with exactly this entry removed."""
     mark, text = decode_text(data)
     expected = copy.deepcopy(parse_document(client.format, data))
     keys, found = find_servers(expected, client)
@@ -60,15 +60,13 @@ def _encode_checked(client: KnownClient, text: str, expected: Any) -> bytes:
     except (UnreadableFile, UnicodeEncodeError):
         same = False
     if not same:
-        raise UnreadableFile("it is laid out in a way that cannot be edited safely")
+        raise UnreadableFile("its layout cannot be edited safely")
     return data
 
 
 def restore_original(client: KnownClient, path: Path, data: bytes, name: str) -> bytes | None:
-    """The bytes of before the installation, where a backup proves them; else `without_entry`.
-
-    None: there was no file before.
-    """
+    """Returns the bytes before the installation if a backup has them, else the file without the
+    entry; None if there was no file before."""
     entry = find_servers(parse_document(client.format, data), client)[1][name]
     for backup in reversed(list_backups(path)):
         try:

@@ -1,7 +1,7 @@
-"""`dragoman import`: takes the MCP servers of other clients over into the hub's `config.toml`.
+"""`dragoman import`: imports the MCP servers of other clients into the hub's `config.toml`.
 
-Values, which may be secrets, go to `<home>/env`, a file of NAME=value lines that nobody else may
-read, and `config.toml` gets the names. Neither file loses a byte that was there.
+Values may be secrets, so they go to `<home>/env`, a private file of NAME=value lines, and
+`config.toml` refers to them by name. Existing content of both files stays byte for byte.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from dragoman.home import Unfit, home_path, prepare
 
 def read_servers(client: KnownClient, path: Path, source: str) -> list[FoundServer]:
     if client.format == "yaml" or path.suffix in (".yaml", ".yml"):
-        raise UnreadableFile(f'"{path}" is YAML, which is not read here; add its servers by hand')
+        raise UnreadableFile(f'"{path}" is YAML, which is not supported; add its servers by hand')
     data = read_bytes(path)
     if data is None:
         return []
     try:
         document = parse_document("toml" if path.suffix == ".toml" else client.format, data)
     except UnreadableFile as error:
-        raise UnreadableFile(f'"{path}" cannot be read: {error}') from None
+        raise UnreadableFile(f'cannot read "{path}": {error}') from None
     keys, servers = find_servers(document, client)
     places = {name: (keys, entry) for name, entry in servers.items()}
     if client.name == "claude-code" and isinstance(document, dict):
-        # `claude mcp add` without a scope puts a server under the folder it was run in.
+        # `claude mcp add` without a scope stores a server under the current folder.
         try:
             folder = str(Path.cwd())
             here = get_object(get_object(document, "projects"), folder)
@@ -77,7 +77,7 @@ def find_client_servers(client: KnownClient) -> list[FoundServer]:
 
 
 def find_file_servers(path: Path) -> list[FoundServer]:
-    """A file is read as that of the client whose place or whose keys it has."""
+    """Reads a file as that of the client whose path or keys it has."""
     absolute = str(path.absolute())
     places = {place: c for c in CLIENTS.values() for place in c.project}
     placed = [place for place in places if absolute.endswith(f"/{place}")]
@@ -86,7 +86,7 @@ def find_file_servers(path: Path) -> list[FoundServer]:
         if (client.format == "toml") == (path.suffix == ".toml") and client.format != "yaml":
             found = found or read_servers(client, path, str(path))
     if not found:
-        raise UnreadableFile(f'"{path}" names no MCP servers under any key that a client uses')
+        raise UnreadableFile(f'"{path}" has no MCP servers under any key that a known client uses')
     base = Path(absolute.removesuffix(placed[0]) if placed else path.absolute().parent)
     return [replace(server, base=base) for server in found]
 
@@ -97,7 +97,7 @@ def _normalize_name(name: str) -> str:
 
 @dataclass(slots=True)
 class ImportJob:
-    """What an import does: decided first, shown, and then written in one go."""
+    """One import: planned first, then printed, then written at once."""
 
     home: Path
     plans: list[ServerPlan] = field(default_factory=list)
@@ -106,11 +106,10 @@ class ImportJob:
     config: bytes | None = None
     env: bytes | None = None
     present: list[tuple[FoundServer, str]] = field(default_factory=list)
-    """Servers that `config.toml` has already just as they are in the other file, with their names
-    there."""
+    """Servers that `config.toml` already has with the same transport, with their names there."""
     added: list[tuple[FoundServer, str]] = field(default_factory=list)
     replaces: str | None = None
-    """The name of a server of `config.toml` whose place a new one takes."""
+    """The name of the server in `config.toml` to replace."""
 
     @property
     def config_path(self) -> Path:
@@ -126,7 +125,7 @@ class ImportJob:
             document = parse_toml(decode_text(self.config or b"")[1])
         except UnreadableFile as error:
             raise CommandFailed(
-                f'"{self.config_path}" cannot be read: {error}. Nothing was changed; correct it.'
+                f'cannot read "{self.config_path}": {error}. Nothing was changed; correct the file.'
             ) from None
         listed = document.get("mcp_servers", [])
         known = (
@@ -168,12 +167,12 @@ class ImportJob:
         for name, value in plan.values.items():
             if values.get(name, value) != value:
                 raise SkipServer(
-                    f"{name} has another value in {self.env_path} already; make them one, or give "
-                    "this server's variable another name by hand"
+                    f"{name} already has another value in {self.env_path}; use one value for both, "
+                    "or rename this server's variable by hand"
                 )
 
     def write(self) -> Path | None:
-        """The env file first: a server without its secret would fail, a secret alone is idle."""
+        """Writes env first: a server without its secret would fail, an unused secret does not."""
         if not self.plans:
             return None
         prepare(str(self.home))
@@ -193,8 +192,8 @@ class ImportJob:
             same = False
         if not same:
             raise CommandFailed(
-                f'"{self.config_path}" lists mcp_servers in a form that cannot be added to; '
-                "nothing was changed. Write each as a [[mcp_servers]] table, or see --print."
+                f'cannot add to mcp_servers in "{self.config_path}"; nothing was changed. Write '
+                "each server as a [[mcp_servers]] table, or use --print."
             )
         self._write_env()
         return replace_file(self.config_path, (mark + new).encode(), self.config)
@@ -213,7 +212,7 @@ class ImportJob:
 
 
 def _drop_defaults(transport: Any) -> Any:
-    """Where a transport leads, whichever of its defaults are written out."""
+    """Removes fields with default values, for a comparison."""
     if not isinstance(transport, dict):
         return transport
     return {key: value for key, value in transport.items() if value not in ([], {}, False, None)}
@@ -223,8 +222,8 @@ def _find_servers(source: str | None, work: ImportJob) -> list[FoundServer]:
     if source is not None and source not in CLIENTS:
         if not Path(source).exists():
             if "/" in source or "." in source:
-                raise click.UsageError(f'there is no file "{source}"')
-            raise build_unknown_client_error(source, " and no file")
+                raise click.UsageError(f'file not found: "{source}"')
+            raise build_unknown_client_error(source, " or file")
         return find_file_servers(Path(source))
     if source is not None:
         found = find_client_servers(CLIENTS[source])
@@ -252,7 +251,7 @@ def _select_servers(found: list[FoundServer], only: str) -> list[FoundServer]:
     if missing or not wanted:
         names = ", ".join(dict.fromkeys(server.name for server in found)) or "none"
         what = ", ".join(wanted[name] for name in missing) or "(nothing)"
-        raise CommandFailed(f"--only {what}: no such server; found: {names}")
+        raise CommandFailed(f"--only {what}: unknown server; found: {names}")
     return chosen
 
 
@@ -273,7 +272,7 @@ def _build_answer(work: ImportJob, done: bool, backup: Path | None) -> dict[str,
 
 def _print_plans(work: ImportJob, mark: str = "") -> None:
     for problem in work.problems:
-        click.echo(f"{mark}Not read: {clean(problem)}")
+        click.echo(f"{mark}Cannot read {clean(problem)}")
     for skip in work.skipped:
         words = f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.'
         click.echo(f"{mark}{clean(words)}")
@@ -284,8 +283,8 @@ def _print_plans(work: ImportJob, mark: str = "") -> None:
             click.echo(f"  note: {note}")
     if not mark and any(plan.settings.get("home") == "user" for plan in work.plans):
         click.echo(
-            "Programs run with your home folder, as they did there, and with what is configured in "
-            'it; home = "private" in config.toml gives one a folder of its own.'
+            "Imported programs use your home folder and its settings, as before; set home = "
+            '"private" in config.toml to give one a private folder.'
         )
 
 
@@ -294,19 +293,19 @@ def _print_summary(work: ImportJob, backup: Path | None) -> None:
     names = ", ".join(plan.name for plan in work.plans)
     click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
     if any(plan.values for plan in work.plans):
-        click.echo(f"Their secrets are in {work.env_path}, which only you can read.")
-    click.echo("See how they do with: dragoman servers")
+        click.echo(f"Their secrets are in {work.env_path}, readable only by you.")
+    click.echo("Check their state with: dragoman servers")
 
 
 def _print_config(work: ImportJob) -> None:
     _print_plans(work, "# ")
-    click.echo(f"# To be added to {work.config_path}:")
+    click.echo(f"# Add this to {work.config_path}:")
     for plan in work.plans:
         notes = "".join(f"# {note}\n" for note in plan.summarize()["notes"])
         click.echo(f"\n{notes}{plan.render_block()}", nl=False)
     names = dict.fromkeys(name for plan in work.plans for name in plan.values)
     if names:
-        click.echo(f"\n# Values to be added to {work.env_path}: {', '.join(names)}")
+        click.echo(f"\n# Add these values to {work.env_path}: {', '.join(names)}")
 
 
 def _confirm(work: ImportJob) -> bool:
@@ -314,19 +313,19 @@ def _confirm(work: ImportJob) -> bool:
         try:
             return click.confirm(f"Add these to {work.config_path}?", default=True)
         except click.Abort:
-            click.echo()  # the question's own line
+            click.echo()  # end the line of the question
             raise
     return False
 
 
 @click.command("import")
 @click.argument("source", metavar="[CLIENT|FILE]", required=False, shell_complete=complete_clients)
-@click.option("--print", "printed", is_flag=True, help="Show what would be added; touch nothing.")
-@click.option("--all", "everything", is_flag=True, help="Add all that is found without asking.")
-@click.option("--only", metavar="NAME,…", help="Only the servers of these names.")
+@click.option("--print", "printed", is_flag=True, help="Print what would be added; change nothing.")
+@click.option("--all", "everything", is_flag=True, help="Add all servers without asking.")
+@click.option("--only", metavar="NAME,…", help="Only these servers.")
 @click.option("--move", "moves", is_flag=True,
-              help="Then take those that the hub connects to out of the other file.")  # fmt: skip
-@click.option("--undo", is_flag=True, help="Put back what was moved last, out of CLIENT or FILE.")
+              help="Then remove connected servers from the other file.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Undo the last --move, of CLIENT or FILE if given.")
 @home_option
 @json_option
 @click.pass_context
@@ -341,29 +340,29 @@ def import_command(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Take over the MCP servers that other clients already have.
+    """Import the MCP servers that other clients already have.
 
     \b
-    dragoman import                    what all known clients have, after you confirmed it
-    dragoman import cursor             what Cursor has
-    dragoman import .vscode/mcp.json   what a file has
-    dragoman import cursor --print     only show it
-    dragoman import cursor --move      and take them out of Cursor's file, so that none is twice
-    dragoman import cursor --undo      put back what was moved
+    dragoman import                    from all known clients, after confirmation
+    dragoman import cursor             from Cursor
+    dragoman import .vscode/mcp.json   from a file
+    dragoman import cursor --print     only print the result
+    dragoman import cursor --move      also remove the servers from Cursor's file
+    dragoman import cursor --undo      put moved servers back
 
-    From one CLIENT ("dragoman install" lists them), from a FILE in any of their formats, or, with
-    neither, from all known clients after you confirmed it (--all: without asking).
+    Imports from one CLIENT (`dragoman install` lists them), from a FILE in any of their formats, or
+    by default from all known clients after confirmation (--all: without asking).
 
-    Servers go to config.toml in the hub's home. Values of variables and headers, which may be
-    secrets, go to the file "env" beside it, and config.toml only names them. Nothing that is
-    there is changed or overwritten: a name or a value that is taken is reported and that server
+    Servers are added to config.toml in the hub's home. Values of variables and headers may be
+    secrets: they are stored in the file "env" beside it, and config.toml refers to them by name.
+    Existing content is never changed: a server whose name or variable conflicts is reported and
     skipped.
 
-    --move waits until the hub has connected to each server, also to those that were imported
-    before, and takes them out of the file that they came from. Everything else in that file stays
-    as it is, the file as it was is kept beside it, and --undo puts the servers back.
+    --move waits until the hub is connected to each server, including those imported earlier, and
+    removes them from their original file. Everything else in that file stays unchanged, a backup is
+    kept beside it, and --undo puts the servers back.
 
-    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage.
+    Exit codes: 0 done or nothing to do, 1 failed, 2 invalid usage.
     """
     if undo:
         _undo(source, home, as_json)
@@ -394,12 +393,12 @@ def import_command(
     elif done:
         _print_summary(work, backup)
     elif work.plans:
-        click.echo("Nothing was changed; to add these, run it again with --all.")
+        click.echo("Nothing was changed; run again with --all to add these.")
     else:
         found_none = not work.skipped and not work.problems
-        where = f"the files of the {len(CLIENTS)} clients that are known here have no MCP servers"
+        where = f"the files of the {len(CLIENTS)} known clients have no MCP servers"
         click.echo(
-            f"Nothing to import: {where}. Give a FILE, or write [[mcp_servers]] in config.toml."
+            f"Nothing to import: {where}. Give a FILE, or see: dragoman servers add --help"
             if found_none
             else "Nothing new to import; nothing was changed."
         )
@@ -410,12 +409,12 @@ def import_command(
 def _print_moves(moved: MoveResult) -> None:
     for one in moved.moved:
         kept = f" (backup: {Path(one.backup).name})" if one.backup else ""
-        click.echo(f"Moved out of {one.path}{kept}: {', '.join(map(clean, one.names))}.")
+        click.echo(f"Removed from {one.path}{kept}: {', '.join(map(clean, one.names))}.")
     for name, why in moved.left.items():
-        click.echo(f'"{clean(name)}" stays in its file: {clean(why)}.')
+        click.echo(f'"{clean(name)}" was not moved: {clean(why)}.')
     if moved.moved:
         click.echo("Put them back with: dragoman import --undo")
-        click.echo("Restart the client; if the hub is not in it yet: dragoman install CLIENT")
+        click.echo("Restart the client; if it does not have the hub yet: dragoman install CLIENT")
 
 
 def _undo(source: str | None, home: str | None, as_json: bool) -> None:
@@ -428,5 +427,5 @@ def _undo(source: str | None, home: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"restored": back.names, "file": back.path}, indent=2))
         return
-    click.echo(f"Put back into {back.path}: {', '.join(map(clean, back.names))}.")
-    click.echo("The hub still has them; take them out with: dragoman servers remove NAME")
+    click.echo(f"Restored in {back.path}: {', '.join(map(clean, back.names))}.")
+    click.echo("The hub still has them; remove them with: dragoman servers remove NAME")

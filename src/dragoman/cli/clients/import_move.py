@@ -1,8 +1,8 @@
-"""`import --move`: takes servers out of the file that they were imported from, once the hub has
-connected to them; and `import --undo`, which puts them back.
+"""`import --move` removes imported servers from the client's file once the hub is connected to
+them; `import --undo` puts them back.
 
-What was taken out is recorded in `moved.json` in the hub's home: it may hold secrets, and only its
-owner can read it.
+Removed entries are recorded in `moved.json` in the hub's home, which may hold secrets and is
+readable only by its owner.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dragoman.cli.clients.import_plan import FoundServer
 
 RECORD = "moved.json"
 MAX_MOVES = 50
-"""So many are remembered; the oldest go first."""
+"""Older records are dropped."""
 
 
 @dataclass(slots=True)
 class FileMove:
-    """What was taken out of one file at one time."""
+    """The entries that one command removed from one file."""
 
     path: str
     format: str
     entries: list[dict[str, Any]]
     """Each with its `keys`, `name` and `entry`."""
     after: str
-    """The SHA-256 of the file as it was left."""
+    """SHA-256 of the file afterwards."""
     backup: str | None = None
 
     @property
@@ -47,11 +47,11 @@ class FileMove:
 
 @dataclass(slots=True)
 class MoveResult:
-    """What a move came to."""
+    """The outcome of `import --move`."""
 
     moved: list[FileMove] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
-    """By the name of a server that stays in its file, why."""
+    """The reason for each server that was not moved, by name."""
 
     def build_json(self) -> dict[str, Any]:
         moved = [{"file": m.path, "servers": m.names, "backup": m.backup} for m in self.moved]
@@ -59,14 +59,14 @@ class MoveResult:
 
 
 def move_servers(home: Path, wanted: Iterable[tuple[FoundServer, str]]) -> MoveResult:
-    """Takes each server out of its file that the hub is connected to, under that name."""
+    """Removes each server from its file if the hub is connected to it under the given name."""
     done = MoveResult()
     states = _connect_servers(home, [name for _, name in wanted])
     by_file: dict[Path, list[FoundServer]] = {}
     for found, name in wanted:
         state = states[name]
         if found.path is None:
-            done.left[found.name] = "it was found in no file"
+            done.left[found.name] = "it does not come from a file"
         elif not state.get("connected"):
             done.left[found.name] = f"the hub is not connected to it: {state.get('reason', '')}"
         else:
@@ -85,7 +85,7 @@ def _connect_servers(home: Path, names: list[str]) -> dict[str, dict[str, Any]]:
         hub = HubClient(str(home), daemon.socket)
         problem = hub.send("POST", "/api/reload")["problem"]
         if problem:
-            return {name: {"reason": f"it does not use config.toml: {problem}"} for name in names}
+            return {name: {"reason": f"the hub rejected config.toml: {problem}"} for name in names}
         return {name: hub.wait_for_server(name) for name in names}
     if not names:
         return {}
@@ -96,7 +96,7 @@ def _connect_servers(home: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 def _remove_from_file(home: Path, path: Path, servers: list[FoundServer]) -> FileMove:
     data = read_bytes(path)
     if data is None:
-        raise UnreadableFile(f'"{path}" is gone')
+        raise UnreadableFile(f'"{path}" no longer exists')
     format = "toml" if path.suffix == ".toml" else servers[0].client.format
     mark, text = decode_text(data)
     document = parse_document(format, data)
@@ -116,7 +116,7 @@ def _remove_from_file(home: Path, path: Path, servers: list[FoundServer]) -> Fil
         text = edit(text, found.keys, found.name)
     new = (mark + text).encode()
     _check_result(format, new, expected)
-    # Recorded first: what is taken out of a file must be found again, whatever happens here.
+    # Recorded first, so that a removed entry can be restored after a crash.
     earlier = read_moves(home)
     move = FileMove(str(path), format, entries, hashlib.sha256(new).hexdigest())
     _write_moves(home, [*earlier, move])
@@ -136,23 +136,23 @@ def _check_result(format: str, data: bytes, expected: Any) -> None:
     except UnreadableFile:
         same = False
     if not same:
-        raise UnreadableFile("it is laid out in a way that cannot be edited safely")
+        raise UnreadableFile("its layout cannot be edited safely")
 
 
 def _drop_empty(document: Any) -> Any:
-    """A table of TOML that has lost its last table is not there any more."""
+    """Drops empty tables: in TOML a table without content or sub-tables disappears."""
     if not isinstance(document, dict):
         return document
     return {key: _drop_empty(value) for key, value in document.items() if value != {}}
 
 
 def undo_move(home: Path, file: Path | None) -> FileMove:
-    """Puts back what was moved last, out of that file or out of any."""
+    """Puts the servers of the last move back, of that file or of any."""
     moves = read_moves(home)
     chosen = [one for one in moves if file is None or Path(one.path) == file]
     if not chosen:
-        what = f"out of {file}" if file else "out of any file"
-        raise CommandFailed(f"nothing was moved {what}, so there is nothing to put back")
+        what = f" from {file}" if file else ""
+        raise CommandFailed(f"nothing to undo: no servers were moved{what}")
     move = chosen[-1]
     path = Path(move.path)
     data = read_bytes(path)
@@ -166,7 +166,7 @@ def undo_move(home: Path, file: Path | None) -> FileMove:
 
 
 def _render_restored(move: FileMove, data: bytes | None) -> bytes:
-    """The file as it is now, with the entries in it."""
+    """Renders the current file with the entries added."""
     mark, text = decode_text(data or b"")
     expected = parse_document(move.format, data or b"")
     for one in move.entries:
@@ -175,7 +175,7 @@ def _render_restored(move: FileMove, data: bytes | None) -> bytes:
         for key in keys:
             holder = holder.setdefault(key, {})
         if name in holder:
-            raise CommandFailed(f'{move.path} has another "{name}" by now; nothing was changed')
+            raise CommandFailed(f'{move.path} already has another "{name}"; nothing was changed')
         holder[name] = one["entry"]
         if move.format == "toml":
             text = toml_edit.append_toml(text, toml_edit.render_table((*keys, name), one["entry"]))
@@ -192,7 +192,7 @@ def read_moves(home: Path) -> list[FileMove]:
         return [FileMove(**one) for one in json.loads(data or b"[]")]
     except (ValueError, TypeError):
         raise CommandFailed(
-            f'"{home / RECORD}" is damaged; put the file back from its backup'
+            f'"{home / RECORD}" is damaged; restore the client file from its backup'
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""A server out of a client's file, in the hub's terms: what `config.toml` gets, and what `env`.
+"""Translates a server entry of a client into a `[[mcp_servers]]` block and values for `env`.
 
-A client writes secrets into its file; here values are kept apart from the names that stand for
-them. Reads and writes nothing.
+Clients keep secrets in their files; here config.toml gets only references to them. Reads and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dragoman.core.errors import ConfigError
 NOT_HERE = {"workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "pathSeparator", "cwd"}
 
 Part = tuple[str, str]
-"""("text", …), ("variable", NAME), ("input", id) or ("other", as it was written)."""
+"""("text", …), ("variable", NAME), ("input", id) or ("other", original text)."""
 
 
 class SkipServer(Exception):
-    """Why a server is not taken over."""
+    """A server cannot be imported; the message says why."""
 
 
 _REFERENCE = {
@@ -41,7 +41,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def split_references(value: str, client: KnownClient) -> list[Part]:
-    """The literal pieces of a value and what it refers to, in this client's ways of writing it."""
+    """Splits a value into literal text and references, in this client's syntax."""
     found: list[Part] = []
     at = 0
     for match in _REFERENCE.get(client.name, _PLAIN_REFERENCE).finditer(value):
@@ -67,12 +67,12 @@ def _parse_reference(inside: str, written: str) -> Part:
 
 
 def resolve_text(value: Any, client: KnownClient, what: str) -> str:
-    """A value that `config.toml` holds as it is."""
+    """Returns a value without references, for `config.toml`."""
     pieces = split_references(convert_to_string(value, what), client)
     if any(kind != "text" for kind, _ in pieces):
         raise SkipServer(
-            f"{what} uses a reference ({', '.join(t for k, t in pieces if k != 'text')}) that only "
-            "headers and env can hold here; add the server by hand with the value in its place"
+            f"{what} uses a reference ({', '.join(t for k, t in pieces if k != 'text')}), which is "
+            "supported only in headers and env; add the server by hand with the value instead"
         )
     return "".join(text for _, text in pieces)
 
@@ -99,19 +99,19 @@ class FoundServer:
     client: KnownClient
     source: str
     base: Path | None = None
-    """The folder that relative paths are meant from; None in a file that belongs to no folder."""
+    """The folder for relative paths; None if the file belongs to no folder."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of its entry in `config.toml`."""
+    """Further keys for its entry in `config.toml`."""
     allow_private: bool = False
-    """Whether the operator lets its address lead to a private network."""
+    """Whether the operator permits its host to resolve to a private address."""
     path: Path | None = None
-    """The file that it stands in, below `keys`."""
+    """The file that contains it, below `keys`."""
     keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class ServerPlan:
-    """A server as the hub will have it, and the values that go to the env file."""
+    """A server's entry for `config.toml`, and its values for the env file."""
 
     name: str
     source: str
@@ -130,7 +130,7 @@ class ServerPlan:
         return "\n".join(lines) + "\n"
 
     def summarize(self) -> dict[str, Any]:
-        """What may be shown: arguments and the rest of an address can hold secrets."""
+        """Returns what may be shown: arguments and the rest of a URL can hold secrets."""
         where = self.transport.get("command") or urlsplit(self.transport["url"]).hostname
         return {
             "name": self.name,
@@ -144,20 +144,20 @@ class ServerPlan:
 
 
 def plan_server(found: FoundServer) -> ServerPlan:
-    """Raises Skip with the reason where the hub cannot have this server."""
+    """Plans the import of a server; raises SkipServer if it cannot be imported."""
     entry = found.entry
     if not isinstance(entry, dict):
-        raise SkipServer("its entry is no object")
+        raise SkipServer("its entry is not an object")
     if is_hub_entry(entry):
         raise SkipServer("it is this hub itself")
     if entry.get("disabled") is True or entry.get("enabled") is False:
-        raise SkipServer("it is switched off there")
+        raise SkipServer("it is disabled there")
     name = re.sub(r"[^A-Za-z0-9 _-]+", "-", found.name).strip(" -_")[:64]
     if not name:
-        raise SkipServer("its name has no letter or digit that a server's name here may have")
+        raise SkipServer("its name has no ASCII letter or digit")
     plan = ServerPlan(name, found.source, dict(found.settings))
     if name != found.name:
-        plan.notes.append(f'it is called "{found.name}" there')
+        plan.notes.append(f'renamed from "{found.name}"')
     if entry.get("command"):
         _plan_stdio(entry, found, plan)
     else:
@@ -166,11 +166,11 @@ def plan_server(found: FoundServer) -> ServerPlan:
             plan.transport["allow_private"] = True
     for key in ("envFile", "oauth", "auth", "headersHelper"):
         if entry.get(key):
-            plan.notes.append(f'its "{key}" has no counterpart here and was left out')
+            plan.notes.append(f'its "{key}" is not supported and was omitted')
     try:
         check_config(plan.render_block(), "its entry")
     except ConfigError as error:
-        raise SkipServer(f"the hub would refuse it: {error}") from None
+        raise SkipServer(f"the hub would reject it: {error}") from None
     return plan
 
 
@@ -184,7 +184,7 @@ def _plan_stdio(entry: dict[str, Any], found: FoundServer, plan: ServerPlan) -> 
     if isinstance(command, list) and command:
         command, args = command[0], [*command[1:], *args]
     if not isinstance(args, list) or not isinstance(env, dict):
-        raise SkipServer("its args are no list, or its env is no object")
+        raise SkipServer("its args are not a list, or its env is not an object")
     plan.transport = {"type": "stdio", "command": resolve_text(command, client, "its command")}
     plan.transport["args"] = [resolve_text(arg, client, "an argument") for arg in args]
     if entry.get("cwd"):
@@ -192,7 +192,7 @@ def _plan_stdio(entry: dict[str, Any], found: FoundServer, plan: ServerPlan) -> 
     if found.base is not None:
         _make_absolute(plan, found.base)
     if _has_secret(plan.transport["args"]):
-        plan.notes.append("its arguments seem to hold a secret, which config.toml now holds too")
+        plan.notes.append("its arguments seem to contain a secret, which is now in config.toml too")
     for name, value in env.items():
         _plan_variable(name, convert_to_string(value, f"its variable {name}"), client, plan)
     for name in entry.get("env_vars") or []:  # Codex
@@ -202,13 +202,13 @@ def _plan_stdio(entry: dict[str, Any], found: FoundServer, plan: ServerPlan) -> 
 
 
 def _keep_surroundings(found: FoundServer, plan: ServerPlan) -> None:
-    """A client starts its servers with the user's home and, most of them, with the proxies of the
-    shell: one that is taken over keeps them. One that is new gets a home of its own."""
+    """Keeps the user's home and the shell's proxies for an imported server, since most clients pass
+    them. A new server gets a private home."""
     if found.client.name == COMMAND_LINE:
         if "home" not in plan.settings and "HOME" not in plan.env:
             plan.notes.append(
-                "it has a home folder of its own; --set home='\"user\"' gives it yours, with what "
-                "is configured there"
+                "it runs with a private home folder; --set home='\"user\"' gives it yours and its "
+                "settings"
             )
         return
     plan.settings.setdefault("home", "user")
@@ -216,12 +216,12 @@ def _keep_surroundings(found: FoundServer, plan: ServerPlan) -> None:
     given = [name for name in names if name not in plan.env]
     if given:
         plan.env += given
-        plan.notes.append(f"it is given {', '.join(given)}, as set in this shell")
+        plan.notes.append(f"it receives {', '.join(given)} from this shell")
 
 
 def _make_absolute(plan: ServerPlan, base: Path) -> None:
-    """A client starts its servers in the project's folder, the hub in a private home: what names a
-    file from there is made a full path."""
+    """Makes relative paths absolute: clients start servers in the project folder, the hub in a
+    private home."""
     transport = plan.transport
     if "cwd" in transport:
         transport["cwd"] = str(base / os.path.expanduser(transport["cwd"]))
@@ -249,9 +249,9 @@ def _has_secret(args: list[str]) -> bool:
 
 def _plan_variable(name: str, value: str, client: KnownClient, plan: ServerPlan) -> None:
     if not VARIABLE.fullmatch(name):
-        raise SkipServer(f'"{name}" is no name of a variable')
+        raise SkipServer(f'invalid variable name "{name}"')
     if name in SET_BY_HUB:
-        plan.notes.append(f"its own {name} was left out: it has that of the hub's user")
+        plan.notes.append(f"its {name} was omitted: the hub sets it")
         return
     plan.env.append(name)
     pieces = split_references(value, client)
@@ -261,12 +261,14 @@ def _plan_variable(name: str, value: str, client: KnownClient, plan: ServerPlan)
         made = " ".join(
             text if kind == "other" else f"{kind} {text}" for kind, text in pieces if kind != "text"
         )
-        plan.notes.append(f"set {name} in the env file: there it is made of {made}")
+        plan.notes.append(f"set {name} in the env file: the client builds it from {made}")
 
 
 def _check_single_line(name: str, value: str) -> str:
     if re.search(r"[\x00\r\n]", value):
-        raise SkipServer(f"the value of {name} has a line break, which the env file cannot hold")
+        raise SkipServer(
+            f"the value of {name} has a line break, which the env file does not support"
+        )
     return value
 
 
@@ -278,14 +280,14 @@ def _plan_remote(entry: dict[str, Any], client: KnownClient, plan: ServerPlan) -
     try:
         urlsplit(url)
     except ValueError:
-        raise SkipServer("its url is none") from None
+        raise SkipServer("its url is invalid") from None
     kind = str(entry.get("type") or entry.get("transport") or "").lower()
     if kind == "sse" or (not kind and _is_sse(url, key, client)):
         plan.transport = {"type": "sse", "url": url}
     else:
         plan.transport = {"type": "http", "url": url}
     if re.search(r"(?i)[?&][^=]*(key|token|secret)[^=]*=.|://[^/]*@", url):
-        plan.notes.append("its url seems to hold a secret, which config.toml now holds too")
+        plan.notes.append("its url seems to contain a secret, which is now in config.toml too")
     headers = {**get_object(entry, "headers"), **get_object(entry, "http_headers")}
     for name, variable in get_object(entry, "env_http_headers").items():  # Codex
         headers[name] = f"${{{variable}}}"
@@ -305,7 +307,7 @@ def get_object(entry: Any, key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise SkipServer(f'its "{key}" is no object')
+        raise SkipServer(f'its "{key}" is not an object')
     return value
 
 
@@ -315,7 +317,7 @@ def _is_sse(url: str, key: str, client: KnownClient) -> bool:
 
 
 def _is_private(url: str) -> bool:
-    """An address that the user wrote down as a private one; link-local ones are never allowed."""
+    """Whether the URL names a private address itself; link-local ones are never allowed."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)
@@ -325,7 +327,7 @@ def _is_private(url: str) -> bool:
 
 
 def _plan_header(header: str, value: str, client: KnownClient, plan: ServerPlan) -> str:
-    """The header as `config.toml` has it: with references, never with a secret."""
+    """Returns the header for `config.toml`: with references, never with a secret."""
     if header.lower() in HARMLESS_HEADERS and "${" not in value:
         return value
     pieces = split_references(value, client)
@@ -345,7 +347,7 @@ def _plan_header(header: str, value: str, client: KnownClient, plan: ServerPlan)
             out += f"${{{variable}}}"
         else:
             raise SkipServer(
-                f"its header {header} cannot be written with references to variables only"
+                f"its header {header} cannot be expressed with variable references only"
             )
     return out
 

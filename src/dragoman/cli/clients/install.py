@@ -1,8 +1,4 @@
-"""`dragoman install`: puts the hub into a client's configuration file, and takes it out again.
-
-Which clients there are is in `clients`, how their texts are edited in `editing`, and how files are
-written in `files`.
-"""
+"""`dragoman install`: adds the hub to a client's configuration file, and removes it."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit, home_path
 
 CANNOT_EDIT = 8
-"""Exit code: the client's file is in a format that is not edited; the text to add was printed."""
+"""Exit code: the file's format cannot be edited; the text to add was printed."""
 
 _SCRIPTS = ("dragoman", "dragoman.exe")
 
@@ -46,7 +42,7 @@ _SCRIPTS = ("dragoman", "dragoman.exe")
 def find_hub_command(
     *, gui: bool, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, list[str]]:
-    """What starts this hub: by its name only where a shell's PATH surely leads here."""
+    """Returns the command that starts this hub: `dragoman` only if the shell's PATH leads here."""
     script: Path | None = Path(sys.argv[0]).absolute()
     if script is None or script.name.lower() not in _SCRIPTS or not script.is_file():
         beside = (Path(sys.executable).parent / name for name in _SCRIPTS)
@@ -54,7 +50,7 @@ def find_hub_command(
     if script is None:
         return sys.executable, ["-m", "dragoman", "mcp"]
     named = shutil.which("dragoman", path=environ.get("PATH"))
-    # What is activated here is not in the next terminal.
+    # An activated environment is not active in the next terminal.
     lasting = named is not None and not _is_below(named, environ.get("VIRTUAL_ENV"))
     if not gui and named and lasting and os.path.realpath(named) == os.path.realpath(script):
         return "dragoman", ["mcp"]
@@ -73,7 +69,7 @@ def _build_hub_entry(client: KnownClient, home: str | None) -> dict[str, Any]:
 
 
 def render_snippet(client: KnownClient, name: str, entry: dict[str, Any]) -> str:
-    """What to add by hand, in the client's own format."""
+    """Renders the text to add by hand, in the client's format."""
     if client.format == "yaml":  # Goose
         lines = ["extensions:", f"  {name}:", "    enabled: true", "    type: stdio"]
         lines += [f"    name: {name}", f"    cmd: {json.dumps(entry['command'])}"]
@@ -97,7 +93,7 @@ class InstallResult:
 
 
 def _merge_entry(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Ours over what is there: clients add fields of their own to an entry."""
+    """Merges our entry over the existing one: clients add their own fields."""
     merged = {**(old if isinstance(old, dict) else {}), **entry}
     for key in ("env", "environment"):
         if key in entry and isinstance(old, dict) and isinstance(old.get(key), dict):
@@ -121,11 +117,11 @@ def _add_entry(
         (n for n, s in servers.items() if is_hub_entry(s) and _merge_entry(s, entry) == s), None
     )
     if other is not None and (other == name or not named):
-        said = f'Already installed: "{other}" is in {path}; nothing was changed.'
+        said = f'Already installed as "{other}" in {path}; nothing was changed.'
         return InstallResult(client.name, str(path), other, "already", said, entry=servers[other])
     if name in servers and not is_hub_entry(servers[name]):
         raise CommandFailed(
-            f'{path} already has another server called "{name}"; choose a name with --name'
+            f'{path} already has another server "{name}"; choose another name with --name'
         )
     known = name in servers
     entry = _merge_entry(servers.get(name), entry)
@@ -145,11 +141,11 @@ def _remove_hub_entry(client: KnownClient, path: Path, name: str, dry: bool) -> 
     data = read_bytes(path)
     servers = find_servers(parse_document(client.format, data or b""), client)[1]
     if data is None or name not in servers:
-        said = f'Not installed: there is no "{name}" in {path}; nothing was changed.'
+        said = f'Not installed: {path} has no "{name}"; nothing was changed.'
         return InstallResult(client.name, str(path), name, "absent", said)
     if not is_hub_entry(servers[name]):
         raise CommandFailed(
-            f'"{name}" in {path} is not this hub, so it stays; say which with --name'
+            f'"{name}" in {path} is not this hub; give the name of the hub with --name'
         )
     before = restore_original(client, path, data, name)
     if dry:
@@ -157,12 +153,12 @@ def _remove_hub_entry(client: KnownClient, path: Path, name: str, dry: bool) -> 
         return InstallResult(client.name, str(path), name, "dry-run", said)
     saved = replace_file(path, before, data)
     said = f'Removed "{name}" from {client.title}: {path} (backup: {saved.name if saved else "-"}).'
-    step = f"Restart {client.title}; the hub is then gone from it."
+    step = f"Restart {client.title} to apply the change."
     return InstallResult(client.name, str(path), name, "removed", said, step, str(saved))
 
 
 def read_client_state(client: KnownClient) -> dict[str, Any]:
-    """Where a client's file is, and whether the hub is in it (None: not known)."""
+    """Returns where a client's file is and whether it has the hub (None: unknown)."""
     path = find_config_file(client)
     found: dict[str, Any] = {"client": client.name, "title": client.title, "path": str(path)}
     found |= {"exists": False, "installed": False, "name": None, "command": None, "problem": None}
@@ -194,41 +190,41 @@ def _list_clients(as_json: bool) -> None:
         elif found["problem"]:
             word = f"unreadable: {found['problem']}"
         elif found["installed"] is None:
-            word = "not known (YAML)"
+            word = "unknown (YAML)"
         else:
-            word = "not installed" if found["exists"] else "no such file yet"
+            word = "not installed" if found["exists"] else "no configuration"
         click.echo(f"{found['client']:<16} {word:<24} {found['path']}")
-    click.echo("\nAdd the hub to one of them with: dragoman install CLIENT")
+    click.echo("\nAdd the hub to a client with: dragoman install CLIENT")
 
 
 def build_unknown_client_error(word: str, also: str = "") -> click.UsageError:
     near = [name for name in CLIENTS if word.lower() in name or name in word.lower()][:3]
     near = near or difflib.get_close_matches(word.lower(), CLIENTS, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(CLIENTS)}."
-    return click.UsageError(f'"{word}" is no known client{also}; {hint}')
+    return click.UsageError(f'unknown client{also} "{word}"; {hint}')
 
 
 def run_install(
     client: str, project: Path | None, name: str, named: bool, verb: str, home: str | None
 ) -> InstallResult:
-    """One client's installation, removal, or what it would be; `verb` is the option given."""
+    """Installs, removes or previews the hub in one client; `verb` is the option given."""
     if client not in CLIENTS:
         raise build_unknown_client_error(client)
     known = CLIENTS[client]
     entry = _build_hub_entry(known, home)
     path = find_config_file(known, project.absolute() if project else None)
     if path is None:
-        raise click.UsageError(f"{known.title} has no file for a project; leave out --project.")
+        raise click.UsageError(f"{known.title} has no project file; omit --project.")
     try:
         if verb == "print" or known.format == "yaml":
             text = render_snippet(known, name, entry)
             action = "printed" if verb == "print" else "manual"
             said = (
-                f"To be added to {path}:"
+                f"Add this to {path}:"
                 if action == "printed"
                 else (
-                    f"{path} is YAML, which is not edited here; nothing was changed. "
-                    f"{'Take out' if verb.startswith('remove') else 'Add'} this by hand:"
+                    f"{path} is YAML, which this command cannot edit; nothing was changed. "
+                    f"{'Remove' if verb.startswith('remove') else 'Add'} this by hand:"
                 )
             )
             return InstallResult(client, str(path), name, action, said, snippet=text)
@@ -237,32 +233,34 @@ def run_install(
         dry, shared = verb == "dry", project is not None
         return _add_entry(known, path, name, entry, named=named, dry=dry, project=shared)
     except (UnreadableFile, RecursionError) as error:
-        where = "" if str(path) in str(error) else f'"{path}" cannot be used: '
+        where = "" if str(path) in str(error) else f'cannot edit "{path}": '
         raise CommandFailed(
-            f"{where}{error}. Nothing was changed; correct the file, or see what to add with: "
+            f"{where}{error}. Nothing was changed; correct the file, or print the entry with: "
             f"dragoman install {client} --print"
         ) from None
 
 
 def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value):
-        raise click.BadParameter('letters, digits, "-" and "_" only, at most 64')
+        raise click.BadParameter('use at most 64 letters, digits, "-" and "_"')
     return value
 
 
 @click.command()
 @click.argument("client", required=False, shell_complete=complete_clients)
-@click.option("--print", "printed", is_flag=True, help="Show what to add and where; touch nothing.")
+@click.option(
+    "--print", "printed", is_flag=True, help="Print what to add and where; change nothing."
+)
 @click.option(
     "--project",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use the client's file of this project folder instead of yours.",
+    help="Use the client's file in this project folder.",
 )
 @click.option(
-    "--name", default="dragoman", show_default=True, callback=_check_name, help="Name there."
+    "--name", default="dragoman", show_default=True, callback=_check_name, help="Name of the entry."
 )
-@click.option("--remove", is_flag=True, help="Take the hub out again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; touch nothing.")
+@click.option("--remove", is_flag=True, help="Remove the hub.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @home_option
 @json_option
 @click.pass_context
@@ -277,30 +275,29 @@ def install(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Put the hub into CLIENT (an IDE or agent), or list the clients.
+    """Add the hub to CLIENT, an IDE or agent, or list the known clients.
 
     \b
-    dragoman install                   the clients there are, and which have the hub
-    dragoman install cursor            put it there
-    dragoman install cursor --print    only show what would be written, and where
-    dragoman install cursor --remove   take it out again
+    dragoman install                   list the clients and which have the hub
+    dragoman install cursor            add the hub
+    dragoman install cursor --print    only print the entry and where it belongs
+    dragoman install cursor --remove   remove the hub
 
-    The entry starts "dragoman mcp". Clients with a window are given the absolute path of this
-    dragoman, because what is started from a dock has another PATH than your shell; clients of the
-    terminal get plain "dragoman" if your PATH leads to this one, activated environments apart. If
-    --home or DRAGOMAN_HOME is set, the entry carries it.
+    The entry starts "dragoman mcp". Clients with a window get the absolute path of this dragoman,
+    because programs started from a dock have another PATH than your shell; terminal clients get
+    plain "dragoman" if your PATH leads to this one outside of activated environments. If --home or
+    DRAGOMAN_HOME is set, the entry contains it.
 
-    Everything else in the file stays as it is. The file as it was is kept beside it as
-    NAME.bak-TIME (the last 5); --remove gives back the very bytes of before where that is still
-    possible.
+    Everything else in the file stays unchanged. The last 5 versions are kept beside it as
+    NAME.bak-TIME; --remove restores the original bytes if possible.
 
-    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage, 8 the client's file is of a kind
-    that is not edited (Goose's YAML): what to add was printed.
+    Exit codes: 0 done or nothing to do, 1 failed, 2 invalid usage, 8 the file cannot be edited
+    (Goose's YAML) and the entry was printed.
     """
     try:
         if client is None:
             if printed or remove or dry_run or project:
-                raise click.UsageError("Say which client; without one, the clients are listed.")
+                raise click.UsageError("These options need a CLIENT; see: dragoman install.")
             return _list_clients(as_json)
         if printed and remove:
             raise click.UsageError("--print and --remove exclude each other.")
@@ -325,19 +322,19 @@ def install(
 
 
 def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
-    """Why the client would see no tools, or some twice, as far as the configuration tells."""
+    """Yields reasons why the client would see no tools, or see tools twice."""
     try:
         file = Path(home_path(home)) / "config.toml"
         config = load(file)
     except (ConfigError, Unfit) as error:
-        yield f"the hub will not start there: {error}"
+        yield f"the hub will not start: {error}"
         return
     from dragoman.app.app import policy_folder
 
     if not policy_folder.targets_at(file.parent):
         yield (
-            "the hub has no servers yet, and no agents, so there are no tools; see: "
-            "dragoman import, dragoman agents add"
+            "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
+            "dragoman agents add"
         )
     elif not config.mcp.stdio_expose:
         yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
@@ -347,7 +344,7 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
     if twice:
         names = ", ".join(twice)
         yield (
-            f"{names}: these are in {path} too, so their tools come twice; move them with: "
+            f"{names}: also in {path}, so their tools are listed twice; move them with: "
             f"dragoman import {done.client} --move"
         )
 

@@ -1,7 +1,7 @@
-"""JSON with comments and trailing commas: read, and edited where it stands.
+"""Parses JSON with comments and trailing commas, and edits its text in place.
 
-The reader remembers where each member is, so that the text around an edit stays as it was, byte
-for byte. Does no I/O and knows no client.
+Nodes have positions, so that the text around an edit stays byte for byte. Does no I/O and knows no
+client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DEPTH = 200
 
 @dataclass(slots=True)
 class JsonNode:
-    """A value of a JSON text and where it stands."""
+    """A value with its position in the text."""
 
     value: Any
     start: int
@@ -33,7 +33,7 @@ class JsonMember:
     start: int
     node: JsonNode
     comma: int | None = None
-    """Where the comma after it stands."""
+    """Position of the comma after it."""
 
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -42,14 +42,14 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true
 
 
 def parse_jsonc(text: str) -> JsonNode | None:
-    """JSON with comments and trailing commas; None where there is nothing but space."""
+    """Parses a document; returns None if it has only white space and comments."""
     start = _skip(text, 0)
     if start == len(text):
         return None
     node = _parse_value(text, start, 0)
     end = _skip(text, node.end)
     if end != len(text):
-        raise _build_error(text, end, "there is more after the end of the document")
+        raise _build_error(text, end, "unexpected text after the end of the document")
     return node
 
 
@@ -60,7 +60,7 @@ def _skip(text: str, at: int) -> int:
 
 def _parse_value(text: str, at: int, depth: int) -> JsonNode:
     if depth > MAX_DEPTH:
-        raise _build_error(text, at, f"it is nested more than {MAX_DEPTH} deep")
+        raise _build_error(text, at, f"nested more than {MAX_DEPTH} levels deep")
     if text.startswith("{", at):
         return _parse_object(text, at, depth)
     if text.startswith("[", at):
@@ -73,7 +73,7 @@ def _parse_value(text: str, at: int, depth: int) -> JsonNode:
             return JsonNode(json.loads(found.group()), at, found.end())
         except ValueError:  # Python's bound on the digits of an integer
             return JsonNode(found.group(), at, found.end())
-    raise _build_error(text, at, f"a value is expected, not {_describe_char(text, at)}")
+    raise _build_error(text, at, f"expected a value, not {_describe_char(text, at)}")
 
 
 def _parse_string(text: str, at: int) -> tuple[str, int]:
@@ -83,7 +83,7 @@ def _parse_string(text: str, at: int) -> tuple[str, int]:
         except ValueError:
             pass
     raise _build_error(
-        text, at, "this string has no end, or a character or escape JSON does not allow"
+        text, at, "unterminated string, or a character or escape that JSON does not allow"
     )
 
 
@@ -93,16 +93,16 @@ def _parse_object(text: str, at: int, depth: int) -> JsonNode:
     while not text.startswith("}", place):
         if node.members and node.members[-1].comma is None:
             raise _build_error(
-                text, place, f"',' or '}}' is expected, not {_describe_char(text, place)}"
+                text, place, f"expected ',' or '}}', not {_describe_char(text, place)}"
             )
         if not text.startswith('"', place):
             raise _build_error(
-                text, place, f"a name in quotes is expected, not {_describe_char(text, place)}"
+                text, place, f"expected a quoted name, not {_describe_char(text, place)}"
             )
         key, end = _parse_string(text, place)
         colon = _skip(text, end)
         if not text.startswith(":", colon):
-            raise _build_error(text, colon, f"':' is expected, not {_describe_char(text, colon)}")
+            raise _build_error(text, colon, f"expected ':', not {_describe_char(text, colon)}")
         child = _parse_value(text, _skip(text, colon + 1), depth + 1)
         member = JsonMember(key, place, child)
         node.value[key] = child.value
@@ -122,7 +122,7 @@ def _parse_array(text: str, at: int, depth: int) -> JsonNode:
     while not text.startswith("]", place):
         if not comma:
             raise _build_error(
-                text, place, f"',' or ']' is expected, not {_describe_char(text, place)}"
+                text, place, f"expected ',' or ']', not {_describe_char(text, place)}"
             )
         child = _parse_value(text, place, depth + 1)
         node.value.append(child.value)
@@ -152,13 +152,13 @@ def _find_line_start(text: str, at: int) -> int:
 
 
 def _find_indent(text: str, at: int) -> str:
-    """The white space that begins the line where `at` stands."""
+    """Returns the white space at the beginning of the line of `at`."""
     line = text[_find_line_start(text, at) :]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def _render(value: Any, indent: str, unit: str, newline: str) -> str:
-    """Objects over several lines, everything else on one."""
+    """Renders objects over several lines, everything else on one."""
     if not isinstance(value, dict) or not value:
         return json.dumps(value, ensure_ascii=False)
     inner = indent + unit
@@ -185,7 +185,7 @@ def _insert(text: str, root: JsonNode, into: JsonNode, key: str, value: Any) -> 
         indent = _find_indent(text, into.members[0].start)
         member = f"{json.dumps(key)}: {_render(value, indent, unit, newline)}"
         end = last.node.end if last.comma is None else last.comma + 1
-        found = _COMMENTS_HERE.match(text, end)  # a comment stays with the line it is on
+        found = _COMMENTS_HERE.match(text, end)  # a comment stays on its line
         after = found.end() if found else end
         comma, trailing = (",", "") if last.comma is None else ("", ",")
         return (
@@ -214,7 +214,7 @@ def _find_indent_unit(text: str, root: JsonNode) -> str:
 
 
 def _cut(text: str, node: JsonNode, index: int) -> str:
-    """The text without the member: with its line, and with the one comma too many."""
+    """Removes the member with its line and the superfluous comma."""
     member = node.members[index]
     begin, end, comma = member.start, member.node.end, member.comma
     if comma is None and index:
@@ -256,7 +256,7 @@ def set_member(text: str, keys: tuple[str, ...], name: str, entry: Any) -> str:
     node, path = root, "the document"
     for position, key in enumerate((*keys, name)):
         if not isinstance(node.value, dict):
-            raise UnreadableFile(f"{path} is no object ({{…}}), so no server can be put into it")
+            raise UnreadableFile(f"{path} is not an object ({{…}}); cannot add a server to it")
         index = _find(node, key)
         if index is None:
             for missing in reversed((*keys, name)[position + 1 :]):

@@ -1,7 +1,7 @@
-"""The MCP clients that are known by name: where their files are, and how a server stands in them.
+"""The known MCP clients: where their files are, and how they write a server entry.
 
-Every path and shape here is documented by the client's maker or read in its source. Reads and
-writes nothing.
+Every path and shape is documented by the client's vendor or taken from its source. Reads and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class KnownClient:
     name: str
     title: str
     files: tuple[str, ...]
-    """The first that exists is meant, else the first; `{…}` are the places of `_places`."""
+    """The first that exists is used, else the first; `{…}` are keys of `_list_places`."""
     windows: tuple[str, ...] = ()
-    """Where Windows has other ones."""
+    """Replaces `files` on Windows."""
     project: tuple[str, ...] = ()
     keys: tuple[str, ...] = ("mcpServers",)
     newer_keys: tuple[str, ...] = ()
@@ -31,25 +31,25 @@ class KnownClient:
     format: Literal["json", "toml", "yaml"] = "json"
     first: tuple[tuple[str, Any], ...] = ()
     last: tuple[tuple[str, Any], ...] = ()
-    """Fields of this client's own, before and after command, arguments and environment."""
+    """Client-specific fields before and after command, arguments and environment."""
     joined: bool = False
-    """Whether command and arguments are one list, and the environment is `environment`."""
+    """Whether command and arguments are one list, with the variables under `environment`."""
     plain_url: Literal["http", "sse"] = "http"
-    """What a `url` without a type means here."""
+    """The transport of a `url` without a type."""
     gui: bool = True
-    """Started from a dock or a menu, so with another PATH than the shell's."""
+    """Started from a dock or menu, with another PATH than the shell's."""
     then: str = ""
 
     @property
     def next_step(self) -> str:
-        return self.then or f"Restart {self.title}; the hub's tools are then there."
+        return self.then or f"Restart {self.title} to see the hub's tools."
 
 
 _STDIO = (("type", "stdio"),)
 _EXTENSIONS = "{support}/Code/User/globalStorage"
 _VSCODE = 'Run "MCP: List Servers" in the command palette and start it, or reload the window.'
-_RELOAD = 'Run "Developer: Reload Window" in VS Code; the hub\'s tools are then there.'
-_SESSION = "Start a new session; /mcp shows the hub there."
+_RELOAD = 'Run "Developer: Reload Window" in VS Code to see the hub\'s tools.'
+_SESSION = "Start a new session; /mcp lists the hub."
 
 CLIENTS: dict[str, KnownClient] = {
     client.name: client
@@ -106,7 +106,7 @@ CLIENTS: dict[str, KnownClient] = {
             project=(".zed/settings.json",),
             keys=("context_servers",),
             first=(("source", "custom"),),
-            then="Zed starts it at once; the Agent Panel's settings show a green dot.",
+            then="Zed starts it immediately; the Agent Panel's settings show a green dot.",
         ),
         KnownClient(
             name="gemini-cli",
@@ -147,13 +147,13 @@ CLIENTS: dict[str, KnownClient] = {
             project=(".roo/mcp.json",),
             then=_RELOAD,
         ),
-        # Continue's own config.yaml is left alone: it also reads every JSON file of this folder.
+        # Continue's config.yaml is not edited: Continue also reads the JSON files in this folder.
         KnownClient(
             name="continue",
             title="Continue",
             files=("{home}/.continue/mcpServers/dragoman.json",),
             project=(".continue/mcpServers/dragoman.json",),
-            then="Reload Continue; MCP tools are there in agent mode.",
+            then="Reload Continue; MCP tools are available in agent mode.",
         ),
         # Version 2 has `mcp.servers` and still reads the older form.
         KnownClient(
@@ -211,7 +211,7 @@ CLIENTS: dict[str, KnownClient] = {
             title="Kiro",
             files=("{home}/.kiro/settings/mcp.json",),
             project=(".kiro/settings/mcp.json",),
-            then="Kiro connects by itself; the MCP servers tab shows the hub.",
+            then="Kiro connects automatically; the MCP servers tab lists the hub.",
         ),
         KnownClient(
             name="junie",
@@ -240,7 +240,7 @@ def find_config_file(
     platform: str = sys.platform,
     environ: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """The file to look into; None where the client has none for a project."""
+    """Returns the client's file; None if it has none for a project."""
     if project is not None:
         candidates = [project / name for name in client.project]
     else:
@@ -274,7 +274,7 @@ def _list_places(platform: str, environ: Mapping[str, str]) -> dict[str, str]:
 def build_entry(
     client: KnownClient, command: str, args: list[str], env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The hub as this client writes a server down."""
+    """Builds the hub's entry in the form of this client."""
     if client.joined:
         body: dict[str, Any] = {"command": [command, *args]}
     else:
@@ -285,7 +285,7 @@ def build_entry(
 
 
 def is_hub_entry(entry: object) -> bool:
-    """Whether a server entry starts `dragoman mcp`, in whatever way."""
+    """Whether a server entry starts `dragoman mcp`, in any form."""
     if not isinstance(entry, dict):
         return False
     start: Any = entry.get("command")
@@ -297,7 +297,7 @@ def is_hub_entry(entry: object) -> bool:
 
 
 def find_program(entry: Any) -> str | None:
-    """The program of a server entry, in whatever way it is written."""
+    """Returns the program of a server entry, in any client's form."""
     start = entry.get("command")
     if isinstance(start, dict):
         start = start.get("path")
@@ -307,12 +307,12 @@ def find_program(entry: Any) -> str | None:
 
 
 def find_servers(document: object, client: KnownClient) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The keys that lead to the client's servers in this document, and what is there."""
+    """Returns the path of keys to the client's servers in this document, and the servers."""
     for keys in (client.newer_keys, client.keys):
         found = document
         for key in keys:
             found = _get_field(found, key)
-        # OpenCode's older form may hold a server that is called "servers".
+        # In OpenCode's older form a server may be named "servers".
         is_server = keys == client.newer_keys and isinstance(_get_field(found, "type"), str)
         if keys and isinstance(found, dict) and not is_server:
             return keys, found

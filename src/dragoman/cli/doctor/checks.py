@@ -1,7 +1,6 @@
-"""The checks of `doctor` on the machine, the home, the configuration and the hub.
+"""Checks of the machine, the home, its databases, the configuration and the running hub.
 
-Each looks at one thing that is known to go wrong, changes nothing, and says how it is and what to
-do about it.
+A check changes nothing; it yields findings, each with a fix.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ LEAST_PYTHON = (3, 11)
 LEAST_DISK = 128 * 1024 * 1024
 LEAST_FILES = 1024
 MOST_ENTRIES = 200_000
-"""So many are proved without being asked to: about two seconds."""
+"""The most entries that are verified without --deep: about two seconds."""
 RELEASED = 1_767_225_600.0
-"""2026-01-01: a clock that shows less was never set."""
+"""2026-01-01: an earlier time means that the clock was never set."""
 CLOCK_SLACK = 300.0
 
 
@@ -53,24 +52,24 @@ def check_python(_: DoctorContext) -> Iterator[Finding]:
 def check_home(found: DoctorContext) -> Iterator[Finding]:
     place = found.home
     if not os.path.lexists(place):
-        yield Finding("home", "info", f"there is no {place} yet", "dragoman up makes it")
+        yield Finding("home", "info", f"{place} does not exist yet", "dragoman up creates it")
         return
     try:
         home.prepare(str(place))
     except home.Unfit as unfit:
         said, _, fix = str(unfit).rstrip(".").partition("; ")
-        yield Finding("home", "problem", said, fix or "use another one: --home, or DRAGOMAN_HOME")
+        yield Finding("home", "problem", said, fix or "use another home: --home or DRAGOMAN_HOME")
         return
     mode = stat.S_IMODE(place.stat().st_mode)
     if mode & 0o077:
-        said = f"{place} can be entered by others (mode {mode:04o})"
+        said = f"{place} is accessible to other users (mode {mode:04o})"
         yield Finding("home", "warning", said, f'chmod 700 "{place}"')
     else:
-        yield Finding("home", "ok", f"{place} is yours alone")
+        yield Finding("home", "ok", f"{place} is private")
 
 
 def check_env_file(found: DoctorContext) -> Iterator[Finding]:
-    """The file of secrets beside config.toml."""
+    """Checks the file of secrets beside config.toml."""
     path = found.home / "env"
     if found.env_problem:
         yield Finding("env file", "problem", found.env_problem, f'correct "{path}"')
@@ -79,14 +78,14 @@ def check_env_file(found: DoctorContext) -> Iterator[Finding]:
         return
     quoted = [name for name, value in found.env.items() if _is_quoted(value)]
     if quoted:
-        said = f"the quotes around {', '.join(quoted)} are part of the value there"
+        said = f"the quotes around {', '.join(quoted)} are part of the value"
         yield Finding("env file", "warning", said, f'write NAME=value without quotes in "{path}"')
         return
     yield Finding("env file", "ok", f"{len(found.env)} values")
 
 
 def check_modes(found: DoctorContext) -> Iterator[Finding]:
-    """What others may do with the files of the home."""
+    """Checks the permissions of the files in the home."""
     config = found.config
     exposures = list(
         find_exposures(
@@ -97,10 +96,10 @@ def check_modes(found: DoctorContext) -> Iterator[Finding]:
         exposures += find_exposures_in(found.home / config.policy.folder)
     for one in exposures[:MAX_EXPOSURES]:
         if one.reachable:
-            said = f"{one.path} {one.words}; a hub does not start with it"
+            said = f"{one.path} {one.words}; the hub does not start"
             yield Finding("modes", "problem", said, one.fix)
         else:
-            said = f"{one.path} {one.words}, if they could get there"
+            said = f"{one.path} {one.words}, but its folder protects it"
             yield Finding("modes", "info", said, one.fix)
 
 
@@ -114,28 +113,25 @@ def check_configuration(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None:
         said, fix = found.config_problem, "correct the file, then: dragoman config check"
         if found.daemon is not None:
-            said += " (the running hub goes on with what it read before)"
+            said += " (the running hub keeps the old configuration)"
         yield Finding("config", "problem", said, fix)
         return
     if not file.exists():
-        said = f"there is no {file}: no servers, and IDEs see no tools and skills"
-        yield Finding("config", "info", said, "dragoman init writes a commented one")
+        said = f"{file} does not exist: no servers, and IDEs see no tools"
+        yield Finding("config", "info", said, "dragoman init writes a commented file")
         return
     for name, meant in find_near_misses(Config, os.environ):
-        said = f"environment variable {name} sets nothing"
+        said = f"unknown environment variable {name}"
         yield Finding("config", "warning", said, f"did you mean {meant}?")
     count = len(found.config.mcp_servers)
     yield Finding("config", "ok", f"{file} is valid, {count} server{'s' * (count != 1)}")
     if not count and not _has_agents(found):
-        said = "no servers are configured and no agents, so there are no tools"
-        fix = (
-            "dragoman import takes over the servers of an IDE; or write [[mcp_servers]] blocks; or "
-            "dragoman agents add URL"
-        )
+        said = "no servers or agents are configured, so there are no tools"
+        fix = "dragoman import, dragoman servers add, or dragoman agents add URL"
         yield Finding("servers", "warning", said, fix)
     if not found.config.mcp.stdio_expose:
-        said = "IDEs see no tools of servers and no skills: [mcp] stdio_expose is empty"
-        yield Finding("expose", "warning", said, 'write stdio_expose = ["*"] below [mcp]')
+        said = "IDEs see no tools of servers and agents: [mcp] stdio_expose is empty"
+        yield Finding("expose", "warning", said, 'add stdio_expose = ["*"] below [mcp]')
 
 
 def _has_agents(found: DoctorContext) -> bool:
@@ -150,25 +146,25 @@ def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
     daemon, place = found.daemon, str(found.home)
     if daemon is not None:
         where = daemon.url or "inside a `dragoman mcp`"
-        said = f"process {daemon.pid} runs since {daemon.started_at}, {where}"
+        said = f"process {daemon.pid} has been running since {daemon.started_at}, {where}"
         if found.hub_problem:
-            said += f"; it does not say how its servers are: {found.hub_problem}"
+            said += f"; it did not report the state of its servers: {found.hub_problem}"
             yield Finding("hub", "problem", said, "dragoman stop, then dragoman up")
         elif daemon.version != __version__:
-            said += f"; it is version {daemon.version} and this command is {__version__}"
+            said += f"; it is version {daemon.version}, this command is {__version__}"
             yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
         else:
             yield Finding("hub", "ok", said)
     elif found.home.is_dir() and home.is_held(place):
         pid = read_lock_pid(place)
         said = f"process {pid or '?'} holds {place} but does not answer"
-        fix = f"end it (kill {pid or 'it'}, if need be kill -9), then: dragoman up"
+        fix = f"kill {pid or 'it'} (if necessary kill -9), then: dragoman up"
         yield Finding("hub", "problem", said, fix)
     elif found.record is not None:
-        said = f"none runs; daemon.json was left by process {found.record.pid}, which was killed"
-        yield Finding("hub", "warning", said, "dragoman up clears up and starts")
+        said = f"not running; process {found.record.pid} was killed and left daemon.json"
+        yield Finding("hub", "warning", said, "dragoman up cleans up and starts")
     else:
-        yield Finding("hub", "info", "none runs on this home", "dragoman up starts one")
+        yield Finding("hub", "info", "no hub is running on this home", "dragoman up starts one")
 
 
 def check_port(found: DoctorContext) -> Iterator[Finding]:
@@ -180,27 +176,27 @@ def check_port(found: DoctorContext) -> Iterator[Finding]:
         listens = url.rpartition(":")[2]
         if number and listens != str(number):
             said = f"the hub listens on port {listens}, config.toml says {number}"
-            yield Finding("port", "info", said, "the next start uses config.toml's")
+            yield Finding("port", "info", said, "the next start uses the port in config.toml")
         else:
             yield Finding("port", "ok", f"the hub listens on {host} port {listens}")
         return
     error = find_listening_problem(host, number)
     if error is None:
-        said = "any free one (port = 0)" if number == 0 else f"{host} port {number} is free"
+        said = "any free port (port = 0)" if number == 0 else f"{host} port {number} is free"
         yield Finding("port", "ok", said)
         return
     if is_transient(error, host, number):
         said = (
-            f"{host} port {number} is the near end of a connection that is open or was closed just "
-            "now; no program listens there"
+            f"{host} port {number} is the local end of a connection that is open or was just "
+            "closed; no program listens there"
         )
-        fix = f"start again in a minute, or: sysctl net.ipv4.ip_local_reserved_ports={number}"
+        fix = f"try again in a minute, or: sysctl net.ipv4.ip_local_reserved_ports={number}"
         yield Finding("port", "warning", said, fix)
         return
     who = find_listener(number) if number else None
     why = f"{clean(who)} listens there" if who else error.strerror or str(error)
-    said = f"the hub could not listen on {host} port {number}: {why}"
-    fix = "stop that one, or set another [server] port, or: dragoman up --port N"
+    said = f"the hub cannot listen on {host} port {number}: {why}"
+    fix = "stop that process, or set another [server] port, or: dragoman up --port N"
     if error.errno != errno.EADDRINUSE:
         fix = 'set [server] host to an address of this machine, such as "127.0.0.1"'
     yield Finding("port", "problem", said, fix)
@@ -213,21 +209,21 @@ def check_keys(found: DoctorContext) -> Iterator[Finding]:
     count = _count_active_keys(found.home)
     if found.config.api_key is not None or count:
         what = "api_key is set" if found.config.api_key else f"{count} active"
-        yield Finding("keys", "ok", f"callers over HTTP need a key ({what})")
+        yield Finding("keys", "ok", f"HTTP clients need a key ({what})")
     elif count is None:
         if _is_loopback(host):
-            yield Finding("keys", "ok", f"none, and {host} is reached from this machine only")
+            yield Finding("keys", "ok", f"none; {host} is reachable from this machine only")
         else:
-            said = f'[server] host = "{host}" can be reached from outside and there is no key'
+            said = f'[server] host = "{host}" is reachable from other machines and there is no key'
             fix = "dragoman keys create NAME, or set api_key, or host = 127.0.0.1"
             yield Finding("keys", "problem", said, fix)
     else:
-        said = "keys were made and none is active, so nobody gets in over HTTP"
+        said = "no key is active, so HTTP clients are rejected"
         yield Finding("keys", "warning", said, "dragoman keys create NAME")
 
 
 def _count_active_keys(place: Path) -> int | None:
-    """How many; None where none was ever made."""
+    """Counts the active keys; returns None if no key was ever created."""
     if not (place / "hub.db").exists():
         return None
     from dragoman.app.app import KeyStore
@@ -253,11 +249,11 @@ def check_audit(found: DoctorContext) -> Iterator[Finding]:
     parts = ("audit.db", "audit.key", "audit.head")
     missing = [name for name in parts if not (found.home / name).exists()]
     if len(missing) == len(parts):
-        yield Finding("audit", "info", "there is no record of calls yet")
+        yield Finding("audit", "info", "no audit log yet")
         return
-    fix = "see: dragoman docs operations, and a backup if you have one"
+    fix = "restore a backup; see: dragoman docs operations"
     if missing:
-        said = f"{' and '.join(missing)} is missing, so the record of calls proves nothing"
+        said = f"{' and '.join(missing)} is missing, so the audit log cannot be verified"
         yield Finding("audit", "problem", said, fix)
         return
     try:
@@ -268,14 +264,14 @@ def check_audit(found: DoctorContext) -> Iterator[Finding]:
         yield Finding("audit", "problem", str(error), fix)
         return
     if entries > MOST_ENTRIES and not found.deep:
-        said = f"{entries} entries, which were not proved"
+        said = f"{entries} entries, not verified"
         yield Finding("audit", "info", said, "dragoman doctor --deep, or dragoman audit verify")
         return
     verdict = verify(found.home)
     if verdict.ok:
-        yield Finding("audit", "ok", f"every entry is as it was written ({verdict.entries})")
+        yield Finding("audit", "ok", f"{verdict.entries} entries verified")
     else:
-        yield Finding("audit", "problem", f"it is not whole: {verdict.problem}", fix)
+        yield Finding("audit", "problem", f"the audit log is not intact: {verdict.problem}", fix)
 
 
 def check_disk(found: DoctorContext) -> Iterator[Finding]:
@@ -284,51 +280,53 @@ def check_disk(found: DoctorContext) -> Iterator[Finding]:
 
 
 def check_space(free: int, place: Path) -> Finding:
-    said = f"{free / 2**20:,.0f} MB are free in {place}"
+    said = f"{free / 2**20:,.0f} MB free in {place}"
     if free < LEAST_DISK:
-        fix = "make room: without any, calls cannot be recorded and are refused"
+        fix = "free some space: when the disk is full, calls cannot be audited and are refused"
         return Finding("disk", "problem", said, fix)
     return Finding("disk", "ok", said)
 
 
 def check_descriptors(_: DoctorContext) -> Iterator[Finding]:
-    """The hub raises its own limit as far as it may, so the hard one counts."""
+    """Checks the hard limit of open files: the hub raises its soft limit by itself."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
-        said = f"a process may have {hard} files and connections open, which is few for a hub"
+        said = f"the limit of {hard} open files and connections is low for a hub"
         fix = f"raise the hard limit (ulimit -Hn) to {LEAST_FILES} or more"
         yield Finding("open files", "warning", said, fix)
     else:
-        shown = "as many as it wants" if hard == resource.RLIM_INFINITY else f"up to {hard}"
-        yield Finding("open files", "ok", f"a hub may have {shown} open")
+        limit = "unlimited" if hard == resource.RLIM_INFINITY else f"limit {hard}"
+        yield Finding("open files", "ok", limit)
 
 
 def check_isolation(_: DoctorContext) -> Iterator[Finding]:
-    there = "is" if shutil.which("bwrap") else "is not"
-    doors = (
-        "the hub does not take them for you"
+    installed = "installed" if shutil.which("bwrap") else "not installed"
+    sockets = (
+        "the hub does not mistake them for you on its sockets"
         if sys.platform == "linux"
-        else "on this system the hub cannot tell them from you on its sockets"
+        else "on this system the hub cannot distinguish them from you on its sockets"
     )
     yield Finding(
         "isolation",
         "info",
-        "servers get a cleared environment and a session of their own, and a private home unless "
-        'their entry has home = "user"; '
-        f"{doors}; there is no sandbox yet (bubblewrap {there} on this machine), so a stdio server "
-        "can read and write your files, pins.db and config.toml among them",
+        "servers run with a cleared environment, in their own session and with a private home "
+        f'unless their entry has home = "user"; {sockets}; there is no sandbox yet (bubblewrap is '
+        f"{installed}), so a stdio server can read and write your files, including pins.db and "
+        "config.toml",
     )
 
 
 def check_clock(found: DoctorContext) -> Iterator[Finding]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
-    fix = "set the clock: keys expire by it, certificates are judged by it, records are dated by it"
+    fix = "set the clock: keys, certificates and audit records depend on it"
     newest = max(_get_modified(path) for path in (found.home / "audit.db", found.home / "lock"))
     if now < RELEASED:
-        yield Finding("clock", "problem", f"it shows {shown}, before this program was made", fix)
+        yield Finding(
+            "clock", "problem", f"it shows {shown}, before the release of this program", fix
+        )
     elif newest > now + CLOCK_SLACK:
-        said = f"it shows {shown}, and files of the home are from after that"
+        said = f"it shows {shown}, but files in the home are newer"
         yield Finding("clock", "warning", said, fix)
     else:
         yield Finding("clock", "ok", shown)
@@ -342,7 +340,7 @@ def _get_modified(path: Path) -> float:
 
 
 def check_clients(found: DoctorContext) -> Iterator[Finding]:
-    """The IDEs and agents of this machine, as far as their files show."""
+    """Checks the configuration files of known IDEs and other MCP clients."""
     seen = False
     for client in CLIENTS.values():
         now = read_client_state(client)
@@ -358,41 +356,41 @@ def check_clients(found: DoctorContext) -> Iterator[Finding]:
             said, fix = f"{client.title}: {now['problem']}", f"correct {path}, then: {install}"
         elif now["installed"] and now["command"] and not shutil.which(now["command"]):
             level = "warning"
-            said = f'{client.title} starts "{now["command"]}", which is not there'
+            said = f'{client.title} starts "{now["command"]}", which does not exist'
             fix = install
         elif now["installed"] and (twice := _list_duplicates(found, now["servers"])):
             level = "warning"
-            said = f"{client.title} has the hub and {twice} as well, so their tools are there twice"
+            said = f"{client.title} has the hub and also {twice}, so their tools are listed twice"
             fix = f"dragoman import {client.name} --move"
         elif now["installed"]:
             level, said = "ok", f'{client.title} has the hub as "{now["name"]}"'
         elif now["installed"] is None:
-            said, fix = f"{client.title}: not known whether it has the hub (YAML)", install
+            said, fix = f"{client.title}: its YAML file is not checked", install
         else:
             said, fix = f"{client.title} does not have the hub", install
         yield Finding("client", level, clean(said), fix)
     if not seen:
-        said = "no IDE or agent that is known here has files in your home"
-        yield Finding("client", "info", said, "dragoman install lists those that are known")
+        said = "no known MCP client has files in your home folder"
+        yield Finding("client", "info", said, "dragoman install lists the known clients")
 
 
 def _list_duplicates(found: DoctorContext, theirs: list[str]) -> str:
-    """The servers that are in the hub's configuration and in the client's."""
+    """Returns the names of servers in both the hub's and the client's configuration."""
     ours = found.config.mcp_servers if found.config is not None else ()
     return ", ".join(entry.name for entry in ours if entry.enabled and entry.name in theirs)
 
 
 WRITTEN = ("lock", "daemon.json", "children.json", "stores.json", "audit.head", "audit.journal")
-"""Files beside the databases that a hub writes."""
+"""Files that a hub writes, besides the databases."""
 
 
 def check_files(found: DoctorContext) -> Iterator[Finding]:
-    """Whether the hub can write its home."""
+    """Checks that the hub can write its home."""
     place = found.home
     if not place.is_dir():
         return
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        said = f"you cannot write {place}; a hub does not start there"
+        said = f"you cannot write {place}; the hub does not start"
         yield Finding("files", "problem", said, _advise(place, "u+rwx"))
         return
     for name in WRITTEN:
@@ -402,7 +400,7 @@ def check_files(found: DoctorContext) -> Iterator[Finding]:
         except OSError:
             continue
         if not stat.S_ISREG(kind):
-            said = f"{path} is no ordinary file; a hub does not start with it"
+            said = f"{path} is not a regular file; the hub does not start"
             yield Finding("files", "problem", said, f"move it away: {_quote(path)}")
         elif not os.access(path, os.R_OK | os.W_OK):
             yield Finding("files", "problem", f"you cannot write {path}", _advise(path, "u+rw"))
@@ -411,14 +409,14 @@ def check_files(found: DoctorContext) -> Iterator[Finding]:
             home.socket_paths(str(place))
         except home.Unfit as unfit:
             said, _, fix = str(unfit).rstrip(".").partition("; ")
-            yield Finding("files", "problem", said, fix or "remove it and start again")
+            yield Finding("files", "problem", said, fix or "remove it and try again")
 
 
 def _advise(path: Path, mode: str) -> str:
     owner = path.stat().st_uid
     if owner != os.geteuid():
         return f"it belongs to user {owner}: sudo chown -R {os.geteuid()} {_quote(path)}"
-    return f"chmod {mode} {_quote(path)}; if the file system is read-only, use another home"
+    return f"chmod {mode} {_quote(path)}; on a read-only file system use another home"
 
 
 def _quote(path: Path) -> str:
@@ -426,7 +424,7 @@ def _quote(path: Path) -> str:
 
 
 def find_listening_problem(host: str, port: int) -> OSError | None:
-    """Why nothing can listen there; None where it could. A port of 0 asks for the host alone."""
+    """Returns why the address cannot be listened on, or None. Port 0 checks the host only."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -441,8 +439,8 @@ def find_listening_problem(host: str, port: int) -> OSError | None:
 
 
 def is_transient(error: OSError, host: str, port: int) -> bool:
-    """Whether no program listens on a port that is in use: it is the near end of a connection that
-    is open, or was closed a moment ago (TIME-WAIT)."""
+    """Whether a port in use has no listener: it is the local end of a connection that is open or
+    was just closed (TIME-WAIT)."""
     if error.errno != errno.EADDRINUSE:
         return False
     try:
@@ -460,20 +458,20 @@ def check_grpc(found: DoctorContext) -> Iterator[Finding]:
         return
     number = config.a2a.grpc_port
     if find_spec("grpc") is None or find_spec("google") is None:
-        said = "[a2a] grpc_port is set, and the packages for gRPC are not installed"
-        yield Finding("grpc", "problem", said, "install dragoman-hub[grpc], or take it out")
+        said = "[a2a] grpc_port is set, but the gRPC packages are not installed"
+        yield Finding("grpc", "problem", said, "install dragoman-hub[grpc], or remove the setting")
         return
     if found.daemon is not None or number == 0:
         return
     error = find_listening_problem(config.server.host, number)
     if error is not None and not is_transient(error, config.server.host, number):
-        said = f"the hub could not listen on port {number} for gRPC: {error.strerror or error}"
-        fix = "stop what uses it, or set another [a2a] grpc_port"
+        said = f"the hub cannot listen on port {number} for gRPC: {error.strerror or error}"
+        fix = "stop the process that uses it, or set another [a2a] grpc_port"
         yield Finding("grpc", "problem", said, fix)
 
 
 def check_plugins(found: DoctorContext) -> Iterator[Finding]:
-    """What the configuration names outside of itself."""
+    """Checks the plug-ins and the signing key that the configuration names."""
     config = found.config
     if config is None:
         return
@@ -483,17 +481,17 @@ def check_plugins(found: DoctorContext) -> Iterator[Finding]:
         try:
             find_plugin(name)
         except HubError as error:
-            yield Finding("plug-ins", "problem", str(error), "install it, or take it out")
+            yield Finding("plug-ins", "problem", str(error), "install it, or remove the setting")
     if config.a2a.enabled and config.a2a.signing_key is not None:
         try:
             load_signing_key(found.home / config.a2a.signing_key)
         except HubError as error:
             said = f"[a2a] signing_key: {error}"
-            yield Finding("signing key", "problem", said, "correct the path, or take it out")
+            yield Finding("signing key", "problem", said, "correct the path, or remove the setting")
 
 
 DAMAGE_SECONDS = 2.0
-"""How long each database is looked at; `--deep` takes the time it needs."""
+"""How long each database is checked; `--deep` checks it completely."""
 DEEP_DAMAGE_SECONDS = 3600.0
 
 
@@ -534,4 +532,4 @@ def check_stores(found: DoctorContext) -> Iterator[Finding]:
         else:
             whole += 1
     if whole == sum((found.home / name).exists() for name in STORE_FILES) and whole:
-        yield Finding("stores", "ok", f"{whole} databases can be read")
+        yield Finding("stores", "ok", f"{whole} databases are intact")

@@ -1,4 +1,4 @@
-"""`doctor`: what is known to go wrong, checked, each with its fix."""
+"""`doctor`: runs all checks and prints the findings with their fixes."""
 
 from __future__ import annotations
 
@@ -49,20 +49,22 @@ MARKS = {
 
 
 @click.command()
-@click.option("--deep", is_flag=True, help="Prove the whole record of calls, however long it is.")
+@click.option(
+    "--deep", is_flag=True, help="Verify the whole audit log and all databases, however large."
+)
 @home_option
 @json_option
 def doctor(deep: bool, home: str | None, as_json: bool) -> None:
-    """Check everything that is known to go wrong, and say how to fix it.
+    """Check for known problems and suggest fixes.
 
     \b
     dragoman doctor
     dragoman doctor --deep --json
 
-    Looks at this machine, the home, the configuration, each server and agent, the policies, what is
-    held, the keys, the running hub, the record of calls and the IDEs that are here. Changes
-    nothing. Works with no hub, no home and a broken configuration. Exits with 1 if there is a
-    problem; warnings alone do not count.
+    Checks this machine, the home, the configuration, each server and agent, policies, pins, keys,
+    the running hub, the audit log and the IDEs on this machine. Changes nothing. Works without a
+    hub, without a home and with an invalid configuration. Exits with 1 if there is a problem, but
+    not for warnings alone.
     """
     place = Path(resolve_home(home))
     findings = run_checks(gather_context(place, deep))
@@ -81,9 +83,9 @@ def run_checks(situation: DoctorContext) -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check(situation)
-        except Exception as error:  # one check that cannot look must not hide the others
+        except Exception as error:  # a failed check must not hide the others
             name = check.__name__.removeprefix("check_").replace("_", " ")
-            findings.append(Finding(name, "warning", f"this could not be checked: {error}"))
+            findings.append(Finding(name, "warning", f"the check failed: {error}"))
     return findings
 
 
@@ -107,4 +109,4 @@ def _summarize(findings: list[Finding]) -> str:
         return style(f"{problems}, {warnings}", fg="red", bold=True)
     if counts["warning"]:
         return style(f"no problems, {warnings}", fg="yellow", bold=True)
-    return style("all is well", fg="green", bold=True)
+    return style("no problems found", fg="green", bold=True)

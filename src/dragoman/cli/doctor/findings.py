@@ -1,4 +1,4 @@
-"""What `doctor` says, and what its checks look at."""
+"""The findings of `doctor`, and the context that its checks examine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dragoman.cli.base.errors import UnreadableFile
 from dragoman.cli.base.files import read_bytes
 from dragoman.cli.base.hub_client import (
     ANSWER_SECONDS,
@@ -29,38 +30,38 @@ class Finding:
     check: str
     level: Level
     said: str
-    """One sentence: how it is."""
+    """The state in one sentence."""
     fix: str = ""
-    """What to do about it."""
+    """How to fix or improve it."""
 
 
 @dataclass(slots=True)
 class DoctorContext:
-    """Found out once, before the checks."""
+    """The state that is gathered once, before the checks."""
 
     home: Path
     deep: bool
     config: Config | None = None
-    """None where it cannot be used."""
+    """None if it is invalid."""
     config_problem: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the env file holds."""
+    """The values in the env file."""
     env_problem: str = ""
     daemon: Daemon | None = None
-    """The hub that runs and answers."""
+    """The running hub, if it answers."""
     record: Daemon | None = None
-    """What daemon.json says, whoever wrote it."""
+    """The content of daemon.json, possibly stale."""
     hub_problem: str = ""
-    """Why that one does not say how its servers are."""
+    """Why the running hub did not report the state of its servers."""
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the running hub says of each."""
+    """The states that the running hub reports, by name."""
     agents: Mapping[str, Any] = field(default_factory=dict)
-    """What it says of agents."""
+    """The agents that the running hub reports."""
     pins: Sequence[Mapping[str, Any]] = ()
-    """What it holds until somebody approves it."""
+    """Quarantined and new pins of the running hub."""
 
     def find_variable(self, name: str) -> str | None:
-        """As a hub that is started here would find it."""
+        """Returns a variable as a hub started here would see it."""
         return os.environ.get(name, self.env.get(name))
 
 
@@ -75,7 +76,7 @@ def gather_context(place: Path, deep: bool) -> DoctorContext:
         found.config_problem = str(error)
     try:
         found.env = read_env(read_bytes(place / "env"))
-    except Exception as error:
+    except (ConfigError, OSError, UnreadableFile) as error:
         found.env_problem = str(error)
     found.record = read_daemon(str(place))
     found.daemon = find_running_hub(str(place))
@@ -89,7 +90,7 @@ def gather_context(place: Path, deep: bool) -> DoctorContext:
             found.agents = status.get("agents", {})
         except (HubUnavailable, HubProblem) as error:
             found.hub_problem = str(error)
-        with contextlib.suppress(HubUnavailable, HubProblem):  # who may not administer is not told
+        with contextlib.suppress(HubUnavailable, HubProblem):  # the policies may not permit it
             for state in ("held", "new"):
                 path = f"/api/pins?state={state}"
                 pins = request_json(found.daemon.socket, "GET", path, None, ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, as far as /proc tells."""
+"""Finds the process that listens on a port of this machine, from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LISTEN = "0A"
 
 
 def find_listener(port: int) -> str | None:
-    """The process and its name; None where that cannot be told (another user's, or no /proc)."""
+    """Returns the process and its command, or None if unknown (another user's, or no /proc)."""
     inodes = _list_inodes(port)
     if not inodes:
         return None
@@ -25,7 +25,8 @@ def find_listener(port: int) -> str | None:
 
 
 def _list_inodes(port: int) -> set[str]:
-    """The listening sockets: column 2 is address:port in hexadecimal, 4 the state, 10 the inode."""
+    """Lists the inodes of listening sockets: column 2 is address:port in hexadecimal, 4 the state,
+    10 the inode."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

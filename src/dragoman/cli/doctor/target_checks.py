@@ -1,4 +1,4 @@
-"""The checks of `doctor` on each configured server: what its entry says, how the hub finds it."""
+"""Checks of servers, agents, policies, pins and the keys of servers and agents."""
 
 from __future__ import annotations
 
@@ -18,52 +18,55 @@ from dragoman.core.errors import HubError
 MANY_RESTARTS = 3
 _SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
 _ADVICE = {
-    "npx": "install Node.js (https://nodejs.org); a version manager such as nvm puts it on the "
-    "PATH of your shell alone, so give the full path that `which npx` prints",
+    "npx": "install Node.js (https://nodejs.org); a version manager such as nvm adds it only to "
+    "the PATH of your shell, so give the full path that `which npx` prints",
     "node": "install Node.js (https://nodejs.org), or give its full path",
     "uvx": "install uv (https://docs.astral.sh/uv/), or give the full path that `which uvx` prints",
-    "docker": "install Docker, or Podman and write podman",
+    "docker": "install Docker, or use Podman and write podman",
 }
 
 
 _HTTP_ADVICE = (
     (
         "requires OAuth",
-        "give it a token that it takes otherwise, such as a personal access token: headers = "
-        '{ Authorization = "Bearer ${NAME}" }; or put a program between that signs in for you: '
+        "use a token that it accepts instead, such as a personal access token: headers = "
+        '{ Authorization = "Bearer ${NAME}" }; or use a proxy program that signs in for you: '
         'type = "stdio", command = "npx", args = ["-y", "mcp-remote", URL]',
     ),
     (
         "HTTP 401",
-        'set what it wants under headers, for example { Authorization = "Bearer ${NAME}" }, with '
-        "NAME=… in the env file; a token that is there may have expired",
+        'set credentials under headers, for example { Authorization = "Bearer ${NAME}" }, with '
+        "NAME=… in the env file; an existing token may have expired",
     ),
     (
         "HTTP 403",
-        "its credentials are known and may not do this: use others, or ask who gives them",
+        "the credentials lack permission: use others, or ask who issues them",
     ),
     ("HTTP 404", "correct the path of url: many servers serve MCP at /mcp, older ones at /sse"),
-    ("HTTP 405", "correct url: there is something at this address that is no MCP endpoint"),
-    ("HTTP 3", "give the address that it redirects to, or sign in: it may lead to a login page"),
-    ("HTTP 429", "it has had too many requests; the hub tries again by itself"),
-    ("HTTP 5", "the server itself fails: look at its own log; the hub tries again by itself"),
-    ("a web page", "correct url: this is the address of a page, MCP is often at /mcp below it"),
+    ("HTTP 405", "correct url: this address is not an MCP endpoint"),
+    ("HTTP 3", "use the address that it redirects to; it may be a login page, which needs a token"),
+    ("HTTP 429", "too many requests; the hub retries automatically"),
+    ("HTTP 5", "the server failed: check its log; the hub retries automatically"),
+    ("a web page", "correct url: this is a web page; MCP is often served at /mcp below it"),
     ("nothing listens", "start the server, or correct the port in url"),
-    ("leads to no address", "correct the name in url, or see that this machine can resolve it"),
+    (
+        "leads to no address",
+        "correct the host in url, or make sure that this machine can resolve it",
+    ),
 )
-"""What to do, by what the reason says."""
+"""The fix for each text in a reason."""
 
 
 def advise_http(reason: str) -> str:
     found = (advice for words, advice in _HTTP_ADVICE if words in reason)
-    return next(found, "see that it runs, and that url and headers are right")
+    return next(found, "make sure that it is running and that url and headers are correct")
 
 
 def check_servers(found: DoctorContext) -> Iterator[Finding]:
     for entry in found.config.mcp_servers if found.config else ():
         name = f"server {entry.name}"
         if not entry.enabled:
-            yield Finding(name, "info", "it is switched off", "enabled = true in config.toml")
+            yield Finding(name, "info", "disabled", f'dragoman servers enable "{entry.name}"')
             continue
         findings = list(_check_entry(found, entry, name))
         is_wrong = any(finding.level == "problem" for finding in findings)
@@ -82,10 +85,7 @@ def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Findin
         yield from _check_program(found, transport, name)
         yield from _check_arguments(found, entry, name)
         if entry.has_user_home:
-            said = (
-                "it runs with your home folder, and so with the settings and credentials there "
-                '(home = "user")'
-            )
+            said = 'it can use the settings and credentials in your home folder (home = "user")'
             yield Finding(name, "info", said)
     else:
         headers = transport.headers
@@ -93,14 +93,14 @@ def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Findin
         yield from _check_headers(found, texts, name)
     unset = [each for each in entry.env if found.find_variable(each) is None]
     if unset:
-        said = f"{', '.join(unset)} is set neither in this environment nor in {found.home}/env"
-        fix = f"add a line {unset[0]}=… to {found.home}/env"
+        said = f"{', '.join(unset)} is not set in this environment or in {found.home}/env"
+        fix = f"add the line {unset[0]}=… to {found.home}/env"
         yield Finding(name, "warning", said, fix)
     limit = found.config.limits.tool_timeout_secs if found.config else entry.timeout_secs
     if entry.timeout_secs is not None and entry.timeout_secs > limit:
         said = (
-            f"timeout_secs = {entry.timeout_secs:g} is never reached: every tool is stopped after "
-            f"[limits] tool_timeout_secs = {limit:g}"
+            f"timeout_secs = {entry.timeout_secs:g} has no effect: [limits] tool_timeout_secs = "
+            f"{limit:g} is shorter"
         )
         yield Finding(name, "warning", said, "raise the one or lower the other")
 
@@ -109,12 +109,12 @@ def _check_program(found: DoctorContext, transport: Any, name: str) -> Iterator[
     command = os.path.expanduser(transport.command)
     program = shutil.which(command, path=found.find_variable("PATH") or os.defpath)
     if program is not None:
-        yield Finding(name, "ok", f"{program} is there")
+        yield Finding(name, "ok", f"{program} found")
         return
     word = os.path.basename(command)
     said = f'the command "{transport.command}" was not found on the PATH'
     if "/" in command:
-        said = f'there is no program "{transport.command}"'
+        said = f'the program "{transport.command}" does not exist'
     fix = _ADVICE.get(word, "install it, or give its full path")
     yield Finding(name, "problem", said, fix)
 
@@ -124,19 +124,19 @@ def _check_arguments(found: DoctorContext, entry: Any, name: str) -> Iterator[Fi
     word, args = os.path.basename(transport.command), transport.args
     if transport.cwd is not None:
         if not os.path.isdir(os.path.expanduser(transport.cwd)):
-            said = f'its cwd "{transport.cwd}" is no folder'
-            yield Finding(name, "problem", said, "make it, or correct cwd")
+            said = f'its cwd "{transport.cwd}" is not a folder'
+            yield Finding(name, "problem", said, "create it, or correct cwd")
     else:
         relative = next((arg for arg in args if _SCRIPT.fullmatch(arg)), None)
         folder = found.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
-        where = "a private home of its own"
+        where = "its private home"
         if entry.has_user_home:
-            folder, where = Path.home(), "your home"
+            folder, where = Path.home(), "your home folder"
         if relative is not None and not (folder / relative).exists():
-            said = f'"{relative}" is no full path, and this server starts in {where}'
+            said = f'"{relative}" is a relative path and does not exist in {where}, where it starts'
             yield Finding(name, "problem", said, "write the full path, or set cwd")
     if word == "npx" and not {"-y", "--yes"} & set(args):
-        said = "npx without -y asks before it installs, and nobody is there to answer"
+        said = "npx without -y asks before it installs, and the server cannot answer"
         yield Finding(name, "warning", said, 'put "-y" first in args')
     if word in ("docker", "podman") and "run" in args:
         yield from _check_container(args, name)
@@ -148,7 +148,7 @@ def _check_container(args: Sequence[str], name: str) -> Iterator[Finding]:
         said = "docker run without -i closes the server's stdin"
         yield Finding(name, "problem", said, 'put "-i" after "run" in args')
     if "--tty" in args or any("t" in arg for arg in short):
-        said = "docker run with -t mixes a terminal into the protocol"
+        said = "docker run with -t corrupts the protocol with terminal output"
         yield Finding(name, "problem", said, 'write "-i" instead of "-it" in args')
 
 
@@ -156,20 +156,20 @@ def _check_headers(found: DoctorContext, texts: Sequence[str], name: str) -> Ite
     named = [each for text in texts for each in re.findall(r"\$\{([A-Za-z_]\w*)\}", text)]
     unset = [each for each in dict.fromkeys(named) if found.find_variable(each) is None]
     if unset:
-        said = f"its headers need {', '.join(unset)}, which is set nowhere"
-        fix = f"add a line {unset[0]}=… to {found.home}/env"
+        said = f"its headers use {', '.join(unset)}, which is not set"
+        fix = f"add the line {unset[0]}=… to {found.home}/env"
         yield Finding(name, "problem", said, fix)
     else:
         yield Finding(name, "ok", "its entry is complete")
 
 
 def _check_state(found: DoctorContext, entry: Any, name: str, explained: bool) -> Iterator[Finding]:
-    """What the running hub says of it; `explained`: why it fails was found already."""
+    """Checks the state in the running hub; `explained` if a check already found the cause."""
     state = found.servers.get(entry.name)
-    logs = f"see what it wrote: dragoman servers logs {entry.name}"
+    logs = f"check its stderr: dragoman servers logs {entry.name}"
     if state is None:
-        said = "the running hub does not know it"
-        yield Finding(name, "warning", said, "see: dragoman status (config.toml may not be used)")
+        said = "unknown to the running hub, which may have rejected config.toml"
+        yield Finding(name, "warning", said, "see: dragoman status")
         return
     if state["state"] == "connected":
         words = f"connected, {state.get('protocol_version')}, {state['tools_count']} tools"
@@ -179,13 +179,13 @@ def _check_state(found: DoctorContext, entry: Any, name: str, explained: bool) -
     elif state["state"] == "failed" and not explained:
         here = hasattr(entry.transport, "command")
         fix = logs if here else advise_http(state["reason"])
-        yield Finding(name, "problem", f"it is not connected: {clean(state['reason'])}", fix)
+        yield Finding(name, "problem", f"not connected: {clean(state['reason'])}", fix)
     elif state["state"] != "failed":
-        yield Finding(name, "info", f"it is {state['state']}: {clean(state.get('reason', ''))}")
+        yield Finding(name, "info", f"{state['state']}: {clean(state.get('reason', ''))}")
     for problem in state.get("problems", []):
-        yield Finding(name, "warning", clean(problem), "tell those who make the server")
+        yield Finding(name, "warning", clean(problem), "report it to the authors of the server")
     if state.get("restarts", 0) > MANY_RESTARTS:
-        said = f"it was lost and connected again {state['restarts']} times"
+        said = f"it had to be restarted {state['restarts']} times"
         yield Finding(name, "warning", said, logs)
 
 
@@ -195,34 +195,36 @@ def check_agents(found: DoctorContext) -> Iterator[Finding]:
         return
     if (config.agents or config.a2a.external_agents) and not config.a2a.enabled:
         said = "agents are configured, but A2A is off: only MCP clients see those of [[agents]]"
-        yield Finding("a2a", "warning", said, "enabled = true under [a2a] in config.toml")
+        yield Finding("a2a", "warning", said, "set enabled = true under [a2a] in config.toml")
     state = found.agents
     for name, problem in state.get("failed", {}).items():
-        fix = "put the module into the hub's home, or correct function"
+        fix = "put the module into the hub's home, or correct its function setting"
         yield Finding(f"agent {name}", "problem", clean(problem), fix)
     for name in state.get("local", ()):
-        yield Finding(f"agent {name}", "ok", "it is there")
+        yield Finding(f"agent {name}", "ok", "loaded")
     for far in state.get("remote", ()):
         who = clean(far["name"])
         name = f"agent {who}"
         if far["state"] == "healthy":
-            yield Finding(name, "ok", f"found, speaks {clean(far['dialect'] or 'nothing yet')}")
+            yield Finding(name, "ok", f"healthy, {clean(far['dialect'] or 'dialect unknown')}")
         elif far["state"] == "degraded":
-            said = f"it is degraded: {clean(far['reason'])}"
+            said = f"degraded: {clean(far['reason'])}"
             yield Finding(name, "warning", said, f'dragoman agents show "{who}"')
         elif far.get("refused"):
-            fix = "allow the reference as it says and restart the hub, or: dragoman agents remove"
+            fix = (
+                "permit the reference as described and restart the hub, or: dragoman agents remove"
+            )
             yield Finding(name, "problem", clean(far["reason"]), f'{fix} "{who}"')
         else:
-            said = f"it is {far['state']}: {clean(far['reason'] or 'it is being looked for')}"
-            fix = f'see that it runs and its url is right, then: dragoman agents refresh "{who}"'
+            said = f"{far['state']}: {clean(far['reason'] or 'not checked yet')}"
+            fix = f'check that it runs and its url is correct: dragoman agents refresh "{who}"'
             yield Finding(name, "problem" if far["reason"] else "info", said, fix)
         for odd in far["findings"]:
-            yield Finding(name, "warning", clean(odd), "tell those who run the agent")
+            yield Finding(name, "warning", clean(odd), "report it to the operator of the agent")
 
 
 MAX_NAMED = 5
-"""So many are named; of more, how many there are."""
+"""How many are named; further ones are counted."""
 
 
 def check_policies(found: DoctorContext) -> Iterator[Finding]:
@@ -232,14 +234,14 @@ def check_policies(found: DoctorContext) -> Iterator[Finding]:
 
     folder = policy_folder.Folder(found.home / found.config.policy.folder)
     if folder.path.exists() and not folder.exists:
-        said = f"{folder.path} is no folder, so no hub starts"
+        said = f"{folder.path} is not a folder; the hub does not start"
         yield Finding("policies", "problem", said, "move it away, or correct [policy] folder")
         return
     if not folder.exists:
-        yield Finding("policies", "ok", "those that come with the hub")
+        yield Finding("policies", "ok", "the default policies apply")
         return
     try:
-        # A running hub knows more names, but says nothing of files that it has not taken up.
+        # A running hub knows more names, but does not report files that it has not applied.
         judged = policy_folder.judge(
             folder.texts(), policy_folder.known_at(found.home, time.time())
         )
@@ -249,22 +251,24 @@ def check_policies(found: DoctorContext) -> Iterator[Finding]:
     errors = [each for each in judged["findings"] if each["level"] == "error"]
     for each in errors[:MAX_NAMED]:
         said = f"{_render_position(each)} {each['message']}"
-        after = "the running hub goes on with what it had" if found.daemon else "no hub starts so"
+        after = "the hub keeps its old policies" if found.daemon else "the hub does not start"
         yield Finding("policies", "problem", f"{clean(said)}; {after}", "dragoman policy check")
     if errors:
         return
     for each in judged["findings"][:MAX_NAMED]:
         said = f"{_render_position(each)} {each['message']}"
-        fix = "correct the name, or let it be if that is still to come"
+        fix = "correct the name, or ignore this if it will be added later"
         yield Finding("policies", "warning", clean(said), fix)
     if found.config.policy.mode == "shadow":
-        said = "they are recorded and not enforced: [policy] mode is shadow"
-        yield Finding("policies", "warning", said, 'mode = "enforce", once the audit looks right')
+        said = 'decisions are recorded but not enforced: [policy] mode = "shadow"'
+        yield Finding(
+            "policies", "warning", said, 'set mode = "enforce" when the audit looks right'
+        )
     if not judged["policies"]:
-        said = f"{folder.path} has none, so nothing is permitted, to you neither"
-        yield Finding("policies", "problem", said, "write some there: dragoman policy --help")
+        said = f"{folder.path} has no policies, so every call is denied, yours too"
+        yield Finding("policies", "problem", said, "add policies: dragoman policy --help")
         return
-    yield Finding("policies", "ok", f"{judged['policies']} in {folder.path} can be used")
+    yield Finding("policies", "ok", f"{judged['policies']} valid in {folder.path}")
 
 
 def _render_position(finding: dict[str, Any]) -> str:
@@ -273,27 +277,27 @@ def _render_position(finding: dict[str, Any]) -> str:
 
 
 def check_pins(found: DoctorContext) -> Iterator[Finding]:
-    """Known only to a hub that runs."""
+    """Checks for quarantined and new definitions, which only a running hub knows."""
     waiting = [pin for pin in found.pins if pin["state"] == "held"]
     for pin in waiting[:MAX_NAMED]:
         name = clean(pin["name"])
         is_shown = pin["kind"] in ("resource", "template") and pin["approved_at"]
-        done = "is shown as it was approved" if is_shown else "is neither listed nor called"
+        done = "is listed as approved" if is_shown else "is quarantined"
         said = f"{pin['kind']} {name} of {clean(pin['target'])} {done}"
-        yield Finding("held", "warning", said, f'look, then decide: dragoman pins diff "{name}"')
+        yield Finding("held", "warning", said, f'review it: dragoman pins diff "{name}"')
     if len(waiting) > MAX_NAMED:
-        said = f"{len(waiting) - MAX_NAMED} more are held"
+        said = f"{len(waiting) - MAX_NAMED} more are quarantined"
         yield Finding("held", "warning", said, "dragoman pins list")
     added = [pin for pin in found.pins if pin["state"] == "new"]
     for target, count in Counter(str(pin["target"]) for pin in added).most_common(MAX_NAMED):
         first = next(clean(pin["name"]) for pin in added if pin["target"] == target)
-        said = f"{clean(target)} has added {count} since it was first listed, such as {first}"
-        fix = f'look at them: dragoman pins approve --target "{clean(target)}"'
+        said = f"{clean(target)} added {count} since it was first listed, such as {first}"
+        fix = f'review them: dragoman pins approve --target "{clean(target)}"'
         yield Finding("added", "info", said, fix)
 
 
 def check_names(found: DoctorContext) -> Iterator[Finding]:
-    """Targets whose tools could be listed under one name."""
+    """Checks for targets whose tools could get the same listed name."""
     if found.config is None or not found.home.is_dir():
         return
     from dragoman.app.app import policy_folder
@@ -301,14 +305,14 @@ def check_names(found: DoctorContext) -> Iterator[Finding]:
 
     for one, other in list(find_overlaps(policy_folder.targets_at(found.home)))[:MAX_NAMED]:
         said = (
-            f'a tool of "{one}" can be spelled as those of "{other}" are listed; each name stays '
-            "with the tool that had it first"
+            f'tools of "{one}" and "{other}" can have the same listed name; the name belongs to '
+            "the tool that had it first"
         )
-        yield Finding("names", "info", clean(said), "rename one of the two to tell them apart")
+        yield Finding("names", "info", clean(said), "rename one of the two")
 
 
 def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
-    """A key that was made for a server or agent which is not there knows no ring."""
+    """Checks for keys of unknown servers and agents: loop detection does not work for them."""
     if found.config is None or not (found.home / "hub.db").exists():
         return
     from dragoman.app.app import KeyStore, policy_folder
@@ -322,6 +326,6 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     now = time.time()
     for record in records:
         if record.target and record.get_state(now) == "active" and record.target not in known:
-            said = f'key "{record.name}" is for "{record.target}", and nothing here is called so'
-            fix = f"dragoman keys revoke {record.name}, and make one for the right name"
+            said = f'key "{record.name}" is for the unknown server or agent "{record.target}"'
+            fix = f"dragoman keys revoke {record.name}, and create one for the right name"
             yield Finding("keys", "warning", clean(said), fix)
