@@ -94,7 +94,7 @@ async def test_what_arguments_say_is_told_to_who_asks_for_it_and_runs_the_hub(
     async with ground(tmp_path) as here:
         refused = await here.send("GET", "/api/events?args=1", who="alice")
         assert refused.status == 403
-        assert "may not hear what arguments say" in (await refused.json())["error"]["message"]
+        assert "may not read arguments" in (await refused.json())["error"]["message"]
         whole, plain = await here.listen("boss", "?args=1"), await here.listen("boss")
         await here.road.call(who=ALICE, branch="main")
         assert (await whole.next())[1]["args"] == {"branch": "main"}
@@ -152,11 +152,11 @@ async def test_one_trace_can_be_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("?phase=past-verb", 'there is no phase "past-verb"; there are pre-verb, post-verb'),
+        ("?phase=past-verb", 'unknown phase "past-verb"; use pre-verb, post-verb'),
         ("?outcome=odd", "outcome must be completed or failed"),
         ("?args=yes", "args must be 0 or 1"),
-        ("?vreb=x", '"vreb" is nothing to choose by; there are phase'),
-        ("?verb=" + "*" * 501, "longer than 500 characters"),
+        ("?vreb=x", 'unknown parameter "vreb"; use phase'),
+        ("?verb=" + "*" * 501, "at most 500 characters"),
     ],
 )
 async def test_what_cannot_be_asked_is_said(query: str, said: str, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_only_so_many_may_listen(tmp_path: Path, monkeypatch: pytest.Monke
         mine = [await here.listen("alice") for _ in range(4)]
         fifth = await here.send("GET", "/api/events", who="alice")
         assert (fifth.status, fifth.headers["retry-after"]) == (503, "1")
-        assert "4 of one caller" in (await fifth.json())["error"]["message"]
+        assert "4 per principal" in (await fifth.json())["error"]["message"]
         for who in ("bob", "boss"):
             await here.listen(who)
         assert (await here.send("GET", "/api/events", who="carol")).status == 503
@@ -326,7 +326,7 @@ async def test_streams_end_properly_when_the_hub_goes_down_and_no_more_are_opene
         assert all(one.answer.ended for one in told)
         late = await here.send("GET", "/api/events", who="boss")
         assert late.status == 503
-        assert "going down" in (await late.json())["error"]["message"]
+        assert "shutting down" in (await late.json())["error"]["message"]
 
 
 async def test_without_a_key_nobody_listens(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Watches the keys and ends what a caller has open as soon as its key is revoked or expires.
+"""Watches the keys and ends the requests, streams and sessions of a revoked or expired key.
 
-Looks by itself, whether or not requests come in. A key that another process revokes is refused, and
-what it has open ends, after `KEY_SECONDS` and the `ENDING_SECONDS` that a request may take to end
-properly: within a second in all.
+Checks periodically, whether or not requests arrive. Everything opened with a key that another
+process revokes ends within `KEY_SECONDS` and the `ENDING_SECONDS` of a request: within a second.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from dragoman.web.auth import API_KEY, Authenticator
 log = logging.getLogger(__name__)
 
 KEY_SECONDS = 0.25
-"""How often the keys are looked at."""
+"""How often the keys are checked."""
 AGAIN_SECONDS = (0.25, 5.0)
-"""When the parts are told again: a request that was authenticated before the change may begin its
-work after it, after some seconds at the latest."""
+"""When the parts are notified again: a request authenticated before the change may start its work a
+few seconds after it."""
 
 
 class RevocableKeys(Protocol):
     version: int
-    """Moves when they may have changed."""
+    """Changes when the keys may have changed."""
 
     def refresh(self) -> None: ...
 
@@ -43,22 +42,22 @@ class AccessWatch:
         self._keys = keys
         self._auth = auth
         self.parts: list[ServesPrincipals] = []
-        """All that serve callers."""
+        """The parts that serve principals."""
         self._version = keys.version
         self._expiry = keys.find_next_expiry(time.time())
         self._again: list[asyncio.TimerHandle] = []
         self._unreadable = False
 
     def explain_ended(self, principal: Principal) -> str:
-        """Why that principal is not served any more; empty while it is (`WhyEnded`)."""
+        """Explains why a principal is no longer served; empty while it is (`WhyEnded`)."""
         if principal.kind == OWNER.kind:
-            return ""  # comes by a socket that only the owner can open
+            return ""  # uses a socket that only the owner can open
         if principal == LOCAL or principal.kind == SERVER:
             return "a key is needed now" if self._auth.is_required else ""
         if principal == API_KEY:
-            return "" if self._auth.has_api_key else "api_key is not set any more"
+            return "" if self._auth.has_api_key else "api_key is no longer set"
         if principal.kind != API_KEY.kind:
-            return "it shows no key"
+            return "it has no key"
         return self._keys.explain_invalid(principal.id, principal.org)
 
     async def watch(self) -> None:
@@ -71,8 +70,8 @@ class AccessWatch:
                 if not self._unreadable:  # new requests are refused meanwhile
                     log.error("%s", error)
                 self._unreadable = True
-            except Exception:  # or no further change would be seen
-                log.exception("the keys could not be looked at")
+            except Exception:  # the watch must go on
+                log.exception("the keys could not be checked")
 
     def _check_keys(self) -> None:
         self._keys.refresh()
@@ -86,12 +85,12 @@ class AccessWatch:
         self._again = [loop.call_later(seconds, self._end_revoked) for seconds in AGAIN_SECONDS]
 
     def _end_revoked(self) -> None:
-        why_ended = lru_cache(maxsize=None)(self.explain_ended)  # many things are of one caller
+        why_ended = lru_cache(maxsize=None)(self.explain_ended)  # a principal may have many
         for part in self.parts:
             try:
                 part.end_principals(why_ended)
-            except Exception:  # or the other parts would go on serving them
-                log.exception("what revoked callers have open could not be ended in full")
+            except Exception:  # the other parts must end them too
+                log.exception("not all requests of revoked keys could be ended")
 
     def close(self) -> None:
         for timer in self._again:

@@ -1,4 +1,4 @@
-"""The HTTP API: health, metrics, status, servers, tools. Described by `/openapi.json`."""
+"""The HTTP API: health, metrics, status, servers, tools. `/openapi.json` describes it."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ def build_response(value: Any) -> ApiResponse:
 
 PROGRESS = WantedUpdates(progress=True)
 METRICS = "metrics"
-"""The scope of a key that may read the metrics, and nothing else for that."""
-EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
-"""What of the hub's status is told to those who do not run it."""
+"""The scope of a key that may read the metrics."""
+PUBLIC_STATUS = frozenset({"version", "mode", "started_at", "uptime_secs"})
+"""The members of the status for principals without `admin`."""
 
 
 class StatusSource(Protocol):
-    """What the API tells of that is neither in the hub nor its own."""
+    """Data of the API that comes neither from the hub nor from the API itself."""
 
     def ready(self) -> str | None:
-        """None when ready, else what it is still waiting for."""
+        """Returns None when ready, otherwise the reason."""
 
     def status(self) -> Mapping[str, Any]: ...
 
     def server_states(self) -> Mapping[str, Any]:
-        """Without their tools."""
+        """Returns the states of the servers, without their tools."""
 
     def server_log(self, name: str) -> str | None: ...
 
     def metrics(self) -> str: ...
 
     def note_denied(self, principal: Principal | None, what: str) -> None:
-        """Somebody asked for what needs `admin`, and may not."""
+        """Records a request that needs `admin` and was denied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class ApiRequest:
     fields: Mapping[bytes, bytes]
     body: bytes
     query: Mapping[str, str]
-    """The parameters after the question mark, each by its name."""
+    """The query parameters."""
     updates: Updates | None = None
-    """Where the updates of a call go; None where the client wants none."""
+    """Receives the updates of a call; None if the client wants none."""
 
 
 WELCOME_TEXT = b"""This is a Dragoman hub: MCP servers and A2A agents behind one endpoint.
@@ -93,7 +93,7 @@ MCP clients     /mcp (Streamable HTTP)
 HTTP API        /openapi.json describes it
 on the machine  dragoman status, dragoman servers, dragoman docs
 """
-"""For somebody who opens the hub's address in a browser."""
+"""For a browser that opens the hub's URL."""
 WELCOME_PAGE = (
     b"<!doctype html><meta charset=utf-8><title>Dragoman</title>\n<pre>"
     + WELCOME_TEXT.replace(b"/openapi.json", b"<a href=/openapi.json>/openapi.json</a>")
@@ -103,11 +103,11 @@ WELCOME_PAGE = (
 
 Respond = Callable[[ApiRequest], Awaitable[ApiResponse]]
 Route = tuple[str, str, Respond]
-"""A method, the pattern of a path, and what answers."""
+"""A method, a path pattern, and the handler."""
 
 
 class ApiPart(Protocol):
-    """A part of the API that lives in a file of its own."""
+    """A part of the API with its own module."""
 
     @property
     def routes(self) -> Iterable[Route]: ...
@@ -122,8 +122,8 @@ class Api:
         parts: Sequence[ApiPart] = (),
         operations: Sequence[tuple[Any, ...]] = (),
     ) -> None:
-        """`features` are those of everybody who calls by this door; what more a caller can do, it
-        says with its call. `operations` describe the parts."""
+        """`features` are the capabilities of every client of the API; a call may declare more.
+        `operations` describe the parts."""
         self._operations = operations
         self._hub = hub
         self._features = features
@@ -177,7 +177,7 @@ class Api:
             return ApiResponse(
                 405, build_error(405, f"use {' or '.join(sorted(allowed))}").body, headers=[allow]
             )
-        return build_error(404, "there is nothing here; see /openapi.json for what there is")
+        return build_error(404, "not found; see /openapi.json for the available paths")
 
     async def _get_welcome(self, request: ApiRequest) -> ApiResponse:
         if b"text/html" in request.fields.get(b"accept", b""):
@@ -199,7 +199,7 @@ class Api:
     async def _get_metrics(self, request: ApiRequest) -> ApiResponse:
         who = request.principal
         if who is None or METRICS not in who.scopes:
-            require_admin(self._hub, who, f"or a key made with --scope {METRICS}")
+            require_admin(self._hub, who, f"or a key created with --scope {METRICS}")
         text = self._sources.metrics()
         return ApiResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
@@ -210,7 +210,8 @@ class Api:
         status = self._sources.status()
         if self._is_admin(request):
             return build_response(status)
-        return build_response({name: value for name, value in status.items() if name in EVERYBODYS})
+        public = {name: value for name, value in status.items() if name in PUBLIC_STATUS}
+        return build_response(public)
 
     async def _list_servers(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
@@ -233,7 +234,7 @@ class Api:
         return who is not None and self._hub.authorizer.decide_action(who, ADMIN).allowed
 
     async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)  # whoever called it may have left something
+        require_admin(self._hub, request.principal)  # it may contain data of other callers
         text = self._sources.server_log(request.names[0])
         if text is None:
             return build_error(404, f'there is no server "{request.names[0]}"')
@@ -284,8 +285,8 @@ class Api:
 
 
 def _build_visible_servers(states: Mapping[str, Any], found: ToolListing) -> dict[str, Any]:
-    """Without how they are started, for those who do not run the hub: the servers of which they see
-    tools, and these."""
+    """Builds the list of servers for principals without `admin`: those with visible tools, without
+    their commands."""
     connected = [
         {
             "name": state["name"],
@@ -325,7 +326,7 @@ def decode_query(query: bytes) -> dict[str, str]:
 
 
 def parse_object(request: ApiRequest) -> dict[str, Any]:
-    """The body, which must be a JSON object; an empty one where there is none."""
+    """Parses the body, which must be a JSON object; returns an empty one if there is no body."""
     if request.body.strip() and not request.fields.get(b"content-type", b"").startswith(
         b"application/json"
     ):
@@ -340,7 +341,7 @@ def parse_object(request: ApiRequest) -> dict[str, Any]:
 
 
 def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
-    """For what only those may do who run the hub; `instead` says what would do as well."""
+    """Raises unless the principal may perform `admin`; `instead` names an alternative."""
     if principal is None or not hub.authorizer.decide_action(principal, ADMIN).allowed:
         who = principal.label if principal is not None else "nobody"
         raise AuthorizationError(

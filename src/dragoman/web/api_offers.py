@@ -1,6 +1,6 @@
-"""`/api/prompts` and `/api/resources`: what servers offer beside tools, listed and used.
+"""`/api/prompts` and `/api/resources`: lists and uses prompts and resources.
 
-To get a prompt and to read a resource are calls: they go through `Hub.call` as tools do.
+Getting a prompt and reading a resource are calls: they pass through `Hub.call` like tools.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/prompts/{name}/get",
         "post",
-        "Fill in a prompt: {arguments: {…}}",
+        "Get a prompt: {arguments: {…}}",
         "Object",
         _ERRORS,
         "Object",
     ),
-    ("/api/resources", "get", "All resources and templates of resources", "Object", []),
+    ("/api/resources", "get", "All resources and resource templates", "Object", []),
     ("/api/resources/read", "post", "Read a resource: {uri}", "Object", _ERRORS, "Object"),
 ]
 SLICE = 100
-"""Entries that are judged before others have their turn."""
+"""Entries authorized per loop iteration."""
 _IDENTITY = {PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
 _SHOWN = {
     PROMPT: ("title", "arguments"),
@@ -117,7 +117,7 @@ class PromptsAndResourcesApi:
         )
         _, result = await self._hub.call(request.principal, name, arguments, options)
         if result.questions is not None:
-            raise NeedsInput(f'"{name[:200]}" asks something, and cannot be answered here')
+            raise NeedsInput(f'"{name[:200]}" asks a question, which cannot be answered here')
         return result
 
 

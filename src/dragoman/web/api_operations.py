@@ -1,4 +1,4 @@
-"""What the parts of the API that have files of their own add to its description."""
+"""The OpenAPI operations of the parts of the API with their own modules."""
 
 from __future__ import annotations
 

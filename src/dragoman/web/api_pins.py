@@ -1,6 +1,6 @@
-"""`/api/pins`: what is held because it has changed, how it differs, and what is decided about it.
+"""`/api/pins`: quarantined definitions, their diffs, and decisions about them.
 
-All of it needs `admin`: it names and shows what others may not know of.
+All routes need `admin`: they show definitions that others may not see.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/pins",
         "get",
-        "Definitions that are held; ?state=new: added; all: all; ?target= of one; ?diff=1 whole",
+        "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
         "Object",
         [400, 403],
     ),
-    ("/api/pins/diff", "get", "How the held ?name= differs", "Object", [400, 403, 404, 409]),
+    ("/api/pins/diff", "get", "The diff of the quarantined ?name=", "Object", [400, 403, 404, 409]),
     (
         "/api/pins/approve",
         "post",
-        "Approve what is held and offered now: {name, digest?}, {target, digests?} or {all: true}",
+        "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
         "Object",
         [400, 403, 404, 409, 500, 503],
         "Object",
@@ -39,7 +39,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/pins/reject",
         "post",
-        "Keep it held, whenever it comes: {name}",
+        "Reject a definition, now and later: {name}",
         "Object",
         [400, 403, 404, 409, 500, 503],
         "Object",
@@ -47,7 +47,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/pins/forget",
         "post",
-        "See all of a target for the first time again: {target}",
+        "Delete all pins of a target: {target}",
         "Object",
         [400, 403, 404, 500, 503],
         "Object",
@@ -56,7 +56,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
 
 
 class PinAdministration(Protocol):
-    """What is known of definitions, and what people say about them."""
+    """Administration of pins."""
 
     def listed(
         self, state: str, target: str | None = None, whole: bool = False
@@ -98,7 +98,7 @@ class PinsApi:
         self._require_admin(request)
         name = request.query.get("name")
         if not name:
-            raise InvalidInput("say which: /api/pins/diff?name=NAME")
+            raise InvalidInput("missing name: use /api/pins/diff?name=NAME")
         return build_response(self._decisions.show(name))
 
     async def _approve(self, request: ApiRequest) -> ApiResponse:
@@ -108,7 +108,7 @@ class PinsApi:
             case {"name": str(name), **rest} if name and not rest.keys() - {"digest"}:
                 code = rest.get("digest")
                 if not isinstance(code, str | None):
-                    raise InvalidInput('"digest" must be a text')
+                    raise InvalidInput('"digest" must be a string')
                 done = self._decisions.approve(name, by, code)
             case {"target": str(target), **rest} if target and not rest.keys() - {"digests"}:
                 return self._approve_all(by, target, rest.get("digests"))
@@ -116,7 +116,7 @@ class PinsApi:
                 return self._approve_all(by, None, rest.get("digests"))
             case _:
                 raise InvalidInput(
-                    'the body must be {"name": …}, with "digest" for exactly what was looked at, '
+                    'the body must be {"name": …}, with "digest" for exactly what was reviewed, '
                     'or {"target": …}, or {"all": true}'
                 )
         return build_response({"approved": done})
@@ -125,26 +125,30 @@ class PinsApi:
         if digests is not None and not (
             isinstance(digests, dict) and all(isinstance(one, str) for one in digests.values())
         ):
-            raise InvalidInput('"digests" must be an object of texts, by kind and name')
+            raise InvalidInput('"digests" must be an object of strings, by kind and name')
         done, skipped = self._decisions.approve_all(by, target, digests)
         return build_response({"approved": done, **({"skipped": skipped} if skipped else {})})
 
     async def _reject(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
-        return build_response({"rejected": self._decisions.reject(_only(request, "name"), by)})
+        return build_response(
+            {"rejected": self._decisions.reject(_parse_member(request, "name"), by)}
+        )
 
     async def _forget(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
-        return build_response({"forgotten": self._decisions.forget(_only(request, "target"), by)})
+        return build_response(
+            {"forgotten": self._decisions.forget(_parse_member(request, "target"), by)}
+        )
 
     def _require_admin(self, request: ApiRequest) -> str:
-        """Who asks."""
+        """Returns the label of the principal."""
         require_admin(self._hub, request.principal)
         assert request.principal is not None
         return request.principal.label
 
 
-def _only(request: ApiRequest, member: str) -> str:
+def _parse_member(request: ApiRequest, member: str) -> str:
     given = parse_object(request)
     value = given.get(member)
     if given.keys() != {member} or not isinstance(value, str) or not value:

@@ -1,7 +1,4 @@
-"""`/api/reload` and `/api/mcp/servers/NAME/restart`: what an operator does to a running hub.
-
-Both need `admin`.
-"""
+"""`/api/reload` and `/api/mcp/servers/NAME/restart`: operations on a running hub. Need `admin`."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/reload",
         "post",
-        "Read the configuration now; says why what stands there is not used",
+        "Reload the configuration; says why the file is not used",
         "Object",
         [403],
     ),
     (
         "/api/mcp/servers/{name}/restart",
         "post",
-        "Stop a server and connect to it again",
+        "Restart a server",
         "Object",
         [403, 404],
     ),
@@ -31,16 +28,16 @@ OPERATIONS: list[tuple[Any, ...]] = [
 
 class ServerAdministration(Protocol):
     async def reload(self) -> str | None:
-        """Applies the configuration as it is now; returns why it is not used."""
+        """Applies the current configuration; returns why it is not used."""
 
     async def restart_server(self, name: str) -> bool:
-        """Returns whether there is such a server that is switched on."""
+        """Returns whether there is such an enabled server."""
 
 
 class ServersApi:
-    def __init__(self, hub: Hub, operates: ServerAdministration) -> None:
+    def __init__(self, hub: Hub, administration: ServerAdministration) -> None:
         self._hub = hub
-        self._operates = operates
+        self._administration = administration
         self.routes: list[Route] = [
             ("POST", r"/api/reload", self._reload),
             ("POST", r"/api/mcp/servers/([^/]+)/restart", self._restart),
@@ -48,11 +45,11 @@ class ServersApi:
 
     async def _reload(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
-        return build_response({"problem": await self._operates.reload()})
+        return build_response({"problem": await self._administration.reload()})
 
     async def _restart(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         name = request.names[0]
-        if not await self._operates.restart_server(name):
-            raise NotFound(f'there is no server "{name[:200]}" that is switched on')
+        if not await self._administration.restart_server(name):
+            raise NotFound(f'there is no enabled server "{name[:200]}"')
         return build_response({"restarted": name})

@@ -1,7 +1,7 @@
-"""From a request to the one who makes it; and whether its Host and Origin are ours.
+"""Authenticates requests and checks their Host and Origin headers.
 
-A page in a browser can send requests to loopback, under any name it has pointed there. So the Host
-must be a name of the hub and an Origin, where there is one, must be the hub's or an allowed one.
+A page in a browser can send requests to loopback under any DNS name. So the Host must be a name of
+the hub, and an Origin, if present, must be the hub's or an allowed one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dragoman.core.principal import Principal
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 FindKey = Callable[[str], Principal | None]
-"""Whose key it is, if it was made with `dragoman keys` and is good."""
+"""Finds the principal of a valid key of `dragoman keys`."""
 API_KEY = Principal("key", "api_key", roles=("owner",))
-"""Whoever shows the key in the configuration."""
+"""The principal of the key in the configuration."""
 
 
 class Authenticator:
@@ -28,7 +28,7 @@ class Authenticator:
 
     @property
     def is_required(self) -> bool:
-        """Once there is a key, nobody gets in without one."""
+        """Whether requests need a key: once there is one, all do."""
         return self._api_key is not None or self._any()
 
     @property
@@ -39,7 +39,8 @@ class Authenticator:
     def authenticate(
         self, fields: Mapping[bytes, bytes], find_local: Callable[[], Principal | None]
     ) -> Principal | None:
-        """`find_local` tells who sends a request without a key, where none is required."""
+        """Finds the principal of a request; `find_local` identifies the sender of a request without
+        a key, if none is required."""
         authorization = fields.get(b"authorization")
         if authorization is None:
             return None if self.is_required else find_local()
@@ -57,7 +58,7 @@ class Authenticator:
 
 
 class AllowedNames:
-    """The names the hub answers to."""
+    """The Host and Origin values that the hub accepts."""
 
     def __init__(
         self, host: str, public_url: str | None, hosts: list[str], origins: list[str]
@@ -71,7 +72,7 @@ class AllowedNames:
             self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
         self._hosts.discard("")
         self._seen: set[bytes] = set()
-        """Host headers as clients write them, found to be ours."""
+        """Accepted Host headers as clients write them."""
         self._origins.discard("")
 
     def knows_host(self, value: bytes | None) -> bool:
@@ -83,7 +84,7 @@ class AllowedNames:
         return known
 
     def allows_origin(self, origin: bytes, host: bytes) -> bool:
-        """The hub's own pages, and those that the configuration names."""
+        """Whether the origin is the hub's own or allowed by the configuration."""
         text = origin.decode("latin-1").lower()
         own = host.decode("latin-1").lower()
         return text in self._origins or text in (f"http://{own}", f"https://{own}")

@@ -1,8 +1,7 @@
-"""`GET /api/events`: what happens, as it happens, as server-sent events.
+"""`GET /api/events`: live events as server-sent events.
 
-Whoever listens hears of its own calls, and of everything with the permission to run the hub; and
-of no tool that it may not list. While nobody listens nothing is made for it. Knows events only as
-`verbs` tells them.
+A principal gets the events of its own calls, and with `admin` all events; never those of tools that
+it may not list. Without listeners no events are built. `event_payloads` renders them.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ MAX_STREAMS, MAX_EACH = 32, 4
 MAX_KEPT = 1_000
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 MAX_WAITING = 256
-"""Events that wait for one who does not read; further ones are dropped, and counted."""
+"""Events queued for a client that does not read; more are dropped and counted."""
 MAX_EVENT = 64 * 1024
-"""What is longer with its arguments is told without."""
+"""Longer events are sent without arguments."""
 KEEPALIVE_SECONDS = 15.0
 LINGER_SECONDS = 30.0
-"""How long events are kept for one that was the last to listen and may come back."""
+"""How long events are kept after the last stream has ended."""
 STREAM_SECONDS = 300.0
-"""Then a stream ends, and a client that wants more opens another one."""
+"""The duration of a stream; the client then opens another one."""
 RETRY = b"retry: 1000\n\n"
 
 OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/events",
         "get",
-        "What happens, as it happens, as server-sent events",
+        "Live events as server-sent events",
         None,
         [400, 401, 403, 503],
     ),
@@ -72,7 +71,7 @@ _HEADERS = [
 
 
 class SentEvent:
-    """One event, and what decides who is told."""
+    """An event, and the data that decides who gets it."""
 
     __slots__ = ("agents", "id", "name", "outcome", "tool", "trace", "verb", "who")
 
@@ -82,7 +81,7 @@ class SentEvent:
         call: Call | None = getattr(event, "call", None)
         self.tool: Tool | None = call.tool if call is not None else None
         self.who: Principal | None = call.principal if call is not None else None
-        """Whose call it is; None of what concerns the hub."""
+        """The principal of the call; None for events of the hub."""
         self.verb = shorten(render_name(call.tool.name, call.tool.kind)) if call is not None else ""
         self.trace = call.trace.id if call is not None else ""
         bridged = call.tool.bridged if call is not None else None
@@ -96,7 +95,7 @@ class SentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """What of it somebody wants to hear."""
+    """The filter of one stream."""
 
     phases: frozenset[str]
     verb: re.Pattern[str] | None
@@ -115,7 +114,7 @@ class EventFilter:
 
 
 class ApiEventStream:
-    """One who listens."""
+    """The stream of one client."""
 
     def __init__(
         self, hub: Hub, request: HttpRequest, principal: Principal, asked: EventFilter, args: bool
@@ -154,7 +153,7 @@ class ApiEventStream:
         return nowhere or self._hub.authorizer.can_list(self.principal, one.tool)
 
     def enqueue(self, data: bytes) -> None:
-        """Never waits."""
+        """Queues an event without waiting."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(data)
         else:
@@ -166,12 +165,12 @@ class ApiEventStream:
         self._woken.set()
 
     def revoke(self) -> None:
-        """Ends it without what still waits to be written."""
+        """Closes the stream without sending queued events."""
         self._waiting.clear()
         self.close()
 
     async def write_until_end(self) -> None:
-        """Writes what there is to tell until the client goes, or it ends."""
+        """Writes events until the client disconnects or the stream ends."""
         end = monotonic() + STREAM_SECONDS
         self.request.gone.add_done_callback(lambda _: self.close())
         while not self.is_closed and monotonic() < end:
@@ -202,7 +201,7 @@ class EventStreams:
         self._kept: deque[tuple[SentEvent, bytes]] = deque()
         self._kept_bytes = 0
         self._missed = 0
-        """The number of the last event that is not kept any more, or of before it was listened."""
+        """The id of the last event that is no longer kept, or that preceded observation."""
         self._last = 0
         self._ends: list[End] = []
         self._linger: asyncio.TimerHandle | None = None
@@ -212,7 +211,7 @@ class EventStreams:
         return len(self._streams)
 
     def close(self) -> None:
-        """Ends all streams properly, and opens no more."""
+        """Ends all streams properly and accepts no more."""
         self._closed = True
         for stream in self._streams:
             stream.close()
@@ -252,13 +251,13 @@ class EventStreams:
             return None
         accept = request.fields.get(b"accept", b"*/*").lower()
         if b"event-stream" not in accept and b"*" not in accept:
-            raise InvalidInput("accept text/event-stream: there is nothing else here")
+            raise InvalidInput("invalid Accept header: only text/event-stream is available")
         if self._closed:
-            raise ShuttingDown("the hub is going down")
+            raise ShuttingDown("the hub is shutting down")
         if len(self._streams) >= MAX_STREAMS or self._each[principal] >= MAX_EACH:
             raise Overloaded(
-                f"too many listen to events: {MAX_STREAMS} may, and {MAX_EACH} of one caller; end "
-                "another one, or try again shortly"
+                f"too many event streams: at most {MAX_STREAMS}, and {MAX_EACH} per principal; "
+                "close another one, or try again later"
             )
         query = decode_query(request.query)
         asked = parse_filter(query)
@@ -268,8 +267,8 @@ class EventStreams:
         stream = ApiEventStream(self._hub, request, principal, asked, args == "1")
         if args == "1" and not stream.is_admin:
             raise AuthorizationError(
-                f'"{principal.label}" may not hear what arguments say: that needs a policy that '
-                'permits the action "admin"; leave out args=1'
+                f'"{principal.label}" may not read arguments: that needs a policy that permits '
+                'the action "admin"; omit args=1'
             )
         return stream
 
@@ -306,8 +305,8 @@ class EventStreams:
         self._kept_bytes = 0
 
     def _next_id(self) -> int:
-        """Ascending, also from one run of the hub to the next; and says nothing of how many events
-        others have caused."""
+        """Returns an ascending id, also across restarts, which does not reveal the number of
+        events of others."""
         self._last = max(self._last + 1, int(time() * 1_000_000))
         return self._last
 
@@ -337,7 +336,7 @@ class EventStreams:
             self._missed = gone.id
 
     def _replay(self, stream: ApiEventStream, last: int) -> None:
-        """What came after event `last`, without arguments; and whether some of that is lost."""
+        """Sends the kept events after `last`, without arguments, and whether some are lost."""
         pieces = [data for one, data in self._kept if one.id > last and stream.is_entitled(one)]
         if last < self._missed:
             pieces.insert(0, encode_dropped(None))
@@ -347,11 +346,9 @@ class EventStreams:
 
 def parse_filter(query: Mapping[str, str]) -> EventFilter:
     if unknown := query.keys() - set(_FILTERS):
-        raise InvalidInput(
-            f'"{min(unknown)[:100]}" is nothing to choose by; there are {", ".join(_FILTERS)}'
-        )
+        raise InvalidInput(f'unknown parameter "{min(unknown)[:100]}"; use {", ".join(_FILTERS)}')
     if any(len(value) > 500 for value in query.values()):
-        raise InvalidInput("what is asked for is longer than 500 characters")
+        raise InvalidInput("a parameter is too long: at most 500 characters")
     phases = frozenset(filter(None, query.get("phase", "").split(",")))
     if strange := phases - set(EVENT_NAMES.values()):
         raise InvalidInput(_describe_unknown("phase", min(strange), EVENT_NAMES.values()))
@@ -364,19 +361,19 @@ def parse_filter(query: Mapping[str, str]) -> EventFilter:
 
 
 def _describe_unknown(what: str, given: str, known: Iterable[str]) -> str:
-    return f'there is no {what} "{given}"; there are {", ".join(known)}'
+    return f'unknown {what} "{given}"; use {", ".join(known)}'
 
 
 def encode_dropped(count: int | None) -> bytes:
-    """Something was not told; None where nobody knows how much. Without an id: who comes again goes
-    on from the last event that it was told."""
+    """Encodes how many events were dropped; None if unknown. Has no id, so that a client resumes
+    from the last event that it got."""
     return sse.encode_event(encode({"count": count}), name=DROPPED)
 
 
 def _encode_with_arguments(said: Mapping[str, Any], one: SentEvent) -> bytes | None:
     try:
         data = encode(said)
-    except Exception:  # numbers over 64 bits and the like: nothing that can be told
+    except Exception:  # not encodable, such as integers over 64 bits
         return None
     return sse.encode_event(data, name=one.name, id=str(one.id)) if len(data) <= MAX_EVENT else None
 
@@ -385,7 +382,7 @@ def _parse_last_id(given: bytes | None) -> int | None:
     if given is None:
         return None
     if not given.isdigit() or len(given) > 18:
-        raise InvalidInput("Last-Event-ID names no event of this stream; leave it out")
+        raise InvalidInput("invalid Last-Event-ID; omit it")
     return int(given)
 
 

@@ -1,5 +1,7 @@
-"""Counts of what the hub did, in Prometheus' text form. Written by hand: it is two counters and a
-histogram, and a library would cost more than the call that it counts."""
+"""Counts calls, in Prometheus' text format.
+
+Hand-written: two counters and a histogram; a library would cost more than the call that it counts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Metrics:
         self._errors[kind] = self._errors.get(kind, 0) + 1
 
     def render(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """`gauges`: name to (what it is, value)."""
+        """Renders all metrics; `gauges` maps names to (meaning, value)."""
         lines = [*_render_head("dragoman_calls_total", "counter", "Calls by target and outcome.")]
         for (target, outcome), count in sorted(self._calls.items()):
             labels = f'target="{_escape(target)}",outcome="{outcome}"'

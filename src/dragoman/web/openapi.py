@@ -9,7 +9,7 @@ from dragoman import __version__
 
 
 def build_document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
-    """`more` are the operations of the parts that have files of their own."""
+    """`more` are the operations of the parts with their own modules."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -54,7 +54,7 @@ _SCHEMAS: dict[str, Any] = {
         "type": "object",
         "required": ["name", "id", "description", "source", "server"],
         "properties": {
-            "name": {"type": "string", "description": "The name it is listed under."},
+            "name": {"type": "string", "description": "The listed name."},
             "id": {"type": "string", "description": "The canonical name, server.tool."},
             "description": _TEXT,
             "source": _TEXT,

@@ -1,8 +1,9 @@
-"""Who is at the other end of a connection, as far as the system tells: a person's program, a
-process that a server started, or another user's.
+"""Identifies the process at the other end of a local connection: the user's own program, a process
+started by a server, or another user's process.
 
-On Linux only; elsewhere whoever can connect is taken for the owner, as the sockets' modes and the
-loopback address say. A server's process has its user's rights beside this: see docs/pins.md.
+Works on Linux only; elsewhere every process that can connect counts as the owner, as the modes of
+the sockets and the loopback address imply. A server's process still has the rights of its user: see
+docs/pins.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from urllib.parse import unquote
 from dragoman.core.principal import LOCAL, OWNER, Principal, principal_from_server
 
 KNOWN = sys.platform == "linux"
-"""Whether the system can be asked."""
+"""Whether the system supports the lookup."""
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, NLMSG_ERROR = 4, 20, 1, 2
 ALL_STATES = 0xFFFFFFFF
@@ -32,12 +33,12 @@ SOCKET_ID = struct.Struct("!HH16s16s")  # the ports and addresses, in network or
 REST_OF_ID = struct.Struct("=III")
 ANSWER = struct.Struct("=BBBB48sIIIII")
 MAPPED = b"\0" * 10 + b"\xff\xff"
-"""How an IPv4 address begins that is written as one of IPv6."""
+"""The prefix of IPv4-mapped IPv6 addresses."""
 MAX_KEPT = 1_000
 
 FindServer = Callable[[int], str | None]
-"""The server of a process, or of the process that holds a socket; None if that is not below the
-hub."""
+"""Finds the server of a process, or of the process that holds a socket; None if it is not a
+descendant of the hub."""
 
 
 class SocketOwner(NamedTuple):
@@ -50,11 +51,11 @@ class PeerIdentifier:
         self._of_process = of_process
         self._of_socket = of_socket
         self._kept: dict[int, Principal] = {}
-        """Who holds a socket that has been looked for, by its inode."""
+        """Cached principals of sockets, by inode."""
 
     def identify_unix(self, transport: Any) -> Principal:
-        """The owner, who alone can open the hub's Unix sockets, or a server's process that has the
-        owner's rights."""
+        """Returns the owner, who alone can open the hub's Unix sockets, or the server whose process
+        connected."""
         if not KNOWN:
             return OWNER
         sock = transport.get_extra_info("socket")
@@ -66,13 +67,13 @@ class PeerIdentifier:
         return OWNER if server is None else principal_from_server(server)
 
     def identify_tcp(self, transport: Any) -> Principal | None:
-        """Who sends requests without a key; None for another user, and where it cannot be told."""
+        """Identifies a client without a key; None for another user, and if it is unknown."""
         return self.identify(
             transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         )
 
     def identify_grpc(self, peer: str, host: str, port: int) -> Principal | None:
-        """As `on_tcp`, of the peer as gRPC names it (`ipv4:127.0.0.1:4711`) that has connected to
+        """Like `identify_tcp`, for a gRPC peer name (`ipv4:127.0.0.1:4711`) that has connected to
         `port` of `host`."""
         family, _, rest = unquote(peer).partition(":")
         address, _, number = rest.rpartition(":")
@@ -84,13 +85,13 @@ class PeerIdentifier:
         return self.identify((host, port), (address, int(number)))
 
     def identify(self, local: Any, remote: Any) -> Principal | None:
-        """As `on_tcp`, of the connection between these two addresses."""
+        """Like `identify_tcp`, for the connection between these two addresses."""
         if not KNOWN:
             return LOCAL
         if not local or not remote:
             return None
         owner = find_owner(_Address(*remote[:2]), _Address(*local[:2]))
-        # Without an inode nobody holds the socket any more, and its user reads as root.
+        # Without an inode the socket is closed, and its user reads as root.
         if owner is None or owner.inode == 0 or owner.uid not in (0, os.geteuid()):
             return None
         known = self._kept.get(owner.inode)
@@ -120,11 +121,11 @@ class _Address(NamedTuple):
 
 
 def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> SocketOwner | None:
-    """The user and the inode of this machine's TCP socket from `local` to `remote`."""
+    """Finds user and inode of this machine's TCP socket from `local` to `remote`."""
     ours, theirs = _Address(*local), _Address(*remote)
     try:
         return _query_kernel(ours, theirs)
-    except OSError:  # a kernel without it, or a sandbox that forbids it
+    except OSError:  # the kernel lacks it, or a sandbox forbids it
         return _read_table(ours, theirs)
 
 
@@ -137,7 +138,7 @@ def _query_kernel(local: _Address, remote: _Address) -> SocketOwner | None:
     head = HEADER.pack(HEADER.size + len(query), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
         link.send(head + query)
-        answer = link.recv(4096, socket.MSG_DONTWAIT)  # the kernel has answered by then
+        answer = link.recv(4096, socket.MSG_DONTWAIT)  # the kernel answers synchronously
     _, kind, _, _, _ = HEADER.unpack_from(answer)
     if kind == NLMSG_ERROR:
         (code,) = struct.unpack_from("=i", answer, HEADER.size)
@@ -145,7 +146,7 @@ def _query_kernel(local: _Address, remote: _Address) -> SocketOwner | None:
             return None
         raise OSError(-code, os.strerror(-code))
     _, state, _, _, found, _, _, _, uid, inode = ANSWER.unpack_from(answer, HEADER.size)
-    # Where there is no such connection, a socket that listens on that port is told.
+    # Without such a connection the kernel returns a socket that listens on that port.
     if state == LISTEN or found[:4] != id[:4]:
         return None
     return SocketOwner(uid, inode)
@@ -166,7 +167,7 @@ def _read_table(local: _Address, remote: _Address) -> SocketOwner | None:
 
 
 def _render_forms(address: _Address) -> set[str]:
-    """As the kernel's tables have it, of a socket of either family."""
+    """Renders the address as in the kernel's tables, for sockets of either family."""
     packed = address.pack()
     forms = [packed] if len(packed) == 16 else [packed, MAPPED + packed]
     return {

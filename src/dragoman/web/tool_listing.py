@@ -1,5 +1,8 @@
-"""What the API lists of tools: encoded once for all who see the same, and kept until the catalog
-changes or is judged in another way. Made in slices, so that others are served meanwhile."""
+"""The tool lists of the API, encoded once per group of principals that see the same.
+
+Cached until the catalog or the policies change. Built in slices, so that other requests are served
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,11 @@ from dragoman.core.tool import Tool
 from dragoman.wire.json import encode
 
 SLICE = 100
-"""Tools that are judged and encoded before others have their turn."""
+"""Tools authorized and encoded per loop iteration."""
 MAX_KEPT = 16
-"""Lists that are kept; the oldest goes first."""
+"""Cached lists; the oldest is dropped first."""
 MAX_TRIES = 3
-"""How often a list is begun anew because the catalog or the policies have changed under it; then
-it is made in one go."""
+"""Restarts because the catalog or the policies changed meanwhile; then a list is built at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class ToolListing:
     summaries: bytes
     """A JSON array of all tools."""
     by_server: dict[str, tuple[int, bytes]]
-    """By the name of its server or agent, how many and which tools it has: a JSON array."""
+    """By target name: the number of its tools, and a JSON array of them."""
 
 
 @dataclass(slots=True)
@@ -47,11 +49,11 @@ class ToolListings:
         self._kept: dict[Hashable, asyncio.Task[ToolListing]] = {}
 
     async def list_visible(self, caller: Principal) -> ToolListing:
-        """What the caller may list by the API, in the order of the names."""
+        """Lists the tools that the caller may see, ordered by name."""
         return await self._find((self._hub.authorizer.group_of_principal(caller),), caller)
 
     async def list_offered(self) -> ToolListing:
-        """All that is offered, for those who run the hub."""
+        """Lists all tools, for administrators."""
         return await self._find((), None)
 
     async def _find(self, key: Hashable, caller: Principal | None) -> ToolListing:
@@ -66,7 +68,7 @@ class ToolListings:
             task = asyncio.get_running_loop().create_task(self._build(caller))
             self._kept[key] = task
             task.add_done_callback(lambda done: self._forget_failed(key, done))
-        # Others may wait for it too: it goes on when this caller leaves.
+        # Other requests may wait for it too: it continues if this one is cancelled.
         return await asyncio.shield(task)
 
     def _forget_failed(self, key: Hashable, task: asyncio.Task[ToolListing]) -> None:
@@ -84,7 +86,7 @@ class ToolListings:
                 self._add(draft, tools[start : start + SLICE], caller)
                 await asyncio.sleep(0)
                 if self._find_version() != version:
-                    break  # a decision of the old policies must not stand beside one of the new
+                    break  # decisions of old and new policies must not be mixed
             else:
                 return draft.finish()
         draft = _Draft()

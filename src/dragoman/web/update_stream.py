@@ -1,7 +1,7 @@
-"""The updates of a call through the API, as server-sent events before its answer.
+"""Sends the updates of an API call as server-sent events before its response.
 
-A client asks for them with `Accept: text/event-stream`. The stream begins with the first update: a
-call without any is answered as plain JSON, with the status that it has.
+A client requests them with `Accept: text/event-stream`. The stream begins with the first update; a
+call without updates gets a plain JSON response with its own status.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UpdateStream:
         self.has_started = False
 
     def send(self, update: Update) -> None:
-        """Tells of progress; a client that does not read misses some of it."""
+        """Sends progress; a client that does not read misses some."""
         if isinstance(update, Progress):
             told = {"progress": update.progress, "total": update.total, "message": update.message}
         elif isinstance(update, TaskStarted):
@@ -45,7 +45,7 @@ class UpdateStream:
         self._request.send(sse.encode_event(encode(known), name="progress"))
 
     async def finish(self, response: ApiResponse) -> None:
-        """The answer: `result`, or `error`, as the body would have been."""
+        """Sends the response body as the event `result` or `error`."""
         name = "result" if response.status < 400 else "error"
         await self._request.write(sse.encode_event(response.body, name=name))
         self._request.end()
