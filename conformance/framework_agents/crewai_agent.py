@@ -38,7 +38,7 @@ class Executor(AgentExecutor):
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         said = conversations.setdefault(str(context.context_id), [])
         said.append(context.get_user_input())
-        part = context.message.read_parts[0].root
+        part = context.message.parts[0].root
         part.text = f"context={context.context_id} {part.text}"
         await execute(agent, context, event_queue)
 

@@ -103,13 +103,12 @@ class Conversations:
                     f'it may have ended. Leave "{CONTEXT}" out, or pass "{NEW}", to begin another'
                 )
             return Conversation(asked, kept.context, is_named=True)
+        named = _find_protocol_id(call) if call.message is not None else ""
         if own is None:
-            return Conversation(_find_protocol_id(call))
-        id = _find_protocol_id(call) or own.sessions.get(call.session or "", "")
+            return Conversation(named)
+        id = named or own.sessions.get(call.session or "", "")
         kept = self._find_live(own, id) if id else None
-        if kept is None:
-            return Conversation(_find_protocol_id(call))
-        return Conversation(id, kept.context)
+        return Conversation(named) if kept is None else Conversation(id, kept.context)
 
     def keep(self, call: Call, conversation: Conversation, context: str) -> str:
         """Records the agent's own id of a conversation, and returns the caller's. Empty where the

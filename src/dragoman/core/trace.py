@@ -101,7 +101,11 @@ HEADERS = frozenset(_HEADERS.values())
 
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """What of a trace stands beside a message that leaves, as headers for the same message."""
-    return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
+    headers = {}
+    for name, header in _HEADERS.items():
+        if name in beside:
+            headers[header] = beside[name]
+    return headers
 
 
 def parse_trace(

@@ -39,6 +39,7 @@ from dragoman.a2a.client.endpoint import (
 )
 from dragoman.a2a.client.event_stream import EventStream, is_stream, read_events, yield_event
 from dragoman.a2a.config import WIRE_SKILL_ONLY
+from dragoman.a2a.protocol.dialects import SPOKEN
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     GET,
@@ -295,7 +296,7 @@ class A2aClient:
         reply = await self._send(endpoint, call, request, headers, timeout)
         if reply.status >= 400:
             reply = await self._retry(endpoint, op, call, request, headers, timeout, reply)
-        if is_stream(reply):
+        if reply.headers.get("content-type") != JSON_TYPE and is_stream(reply):
             return await self._read_first_event(endpoint, op, reply, until)
         data = await reply.body.read(MAX_BYTES)
         return parse_reply(endpoint, op, reply.status, data, reply.secrets)
@@ -357,7 +358,7 @@ class A2aClient:
         headers: Mapping[str, str],
         timeout: float,
     ) -> Awaitable[Reply]:
-        traits = endpoint.traits
+        traits = SPOKEN[endpoint.version].TRAITS
         message, extensions = request.get("message"), ""
         if message and "extensions" in message and traits.message_extensions_in_header:
             extensions = ",".join(message["extensions"])

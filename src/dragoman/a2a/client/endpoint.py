@@ -179,7 +179,9 @@ def parse_reply(
     except Malformed as problem:
         _check_status(endpoint, op, status, data, sent)
         raise BadReply(f"{_describe(endpoint, op)}: the reply is not JSON: {problem}") from None
-    if isinstance(value, dict) and ("error" in value or _is_rest_error(endpoint, status, value)):
+    if isinstance(value, dict) and (
+        "error" in value or (status >= 400 and _is_rest_error(endpoint, value))
+    ):
         _raise_error(endpoint, op, status, value, sent)
     if not 200 <= status < 300:
         _check_status(endpoint, op, status, data, sent)
@@ -194,7 +196,10 @@ def parse_result(endpoint: Endpoint, op: str, value: Any) -> Any:
 
 
 def _convert_result(endpoint: Endpoint, op: str, value: Any) -> Any:
-    value = _unwrap_result(endpoint, op, value)
+    if endpoint.binding == JSONRPC and isinstance(value, dict) and "result" in value:
+        value = value["result"]  # the usual case
+    else:
+        value = _unwrap_result(endpoint, op, value)
     dialect = SPOKEN[endpoint.version]
     try:
         return dialect.parse_event(value) if op in STREAMING else dialect.parse_result(op, value)
@@ -217,12 +222,11 @@ def _unwrap_result(endpoint: Endpoint, op: str, value: Any) -> Any:
     return value
 
 
-def _is_rest_error(endpoint: Endpoint, status: int, value: Mapping[str, Any]) -> bool:
+def _is_rest_error(endpoint: Endpoint, value: Mapping[str, Any]) -> bool:
     """Whether it is an error of HTTP+JSON as servers of 0.3 write it."""
-    if status < 400 or endpoint.binding != HTTP_JSON:
-        return False
     kind, code = value.get("type"), value.get("code")
-    return str(kind).endswith("Error") or (isinstance(code, int) and code < 0)
+    is_error = str(kind).endswith("Error") or (isinstance(code, int) and code < 0)
+    return is_error and endpoint.binding == HTTP_JSON
 
 
 def _raise_error(

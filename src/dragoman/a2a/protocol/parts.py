@@ -28,6 +28,8 @@ Block = dict[str, Any]
 
 
 def block_from_part(part: Mapping[str, Any]) -> Block:
+    if len(part) == 1 and "text" in part:  # the usual case
+        return {"type": "text", "text": part["text"]}
     media, name = part.get("mediaType"), part.get("filename")
     kept: dict[str, Any] = {}
     if part.get("metadata"):

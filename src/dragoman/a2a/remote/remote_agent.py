@@ -106,6 +106,8 @@ OTHERWISE = "call one of those for exactly that skill, and this for anything els
 STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
 """What agents answer to a message of a conversation that they do not know any more."""
 
+NO_CONVERSATION = Conversation()
+
 OpenHttp = Callable[[str, bool], HttpClient]
 """The way out for one registered url, and whether it may lead to private addresses."""
 
@@ -260,22 +262,24 @@ class RemoteAgent:
     # --- calls ------------------------------------------------------------------------------------
 
     async def run(self, call: Call) -> Result:
-        is_skill = call.tool.bridged is not None
         follower: TaskFollower | None = None
+        conversation = NO_CONVERSATION
         try:
             probed = self.probed
             if probed is None or self.breaker.failures:
                 probed = self._require_reachable()
-            seconds = self.patience if is_skill else None
+            seconds = self.patience if call.tool.bridged is not None else None
             follower = TaskFollower(self._tasks, probed, call, seconds)
-            if call.handle is not None:
-                result = await self._continue(follower)
-            else:
+            if call.handle is None:
                 conversation, arguments = self._find_conversation(call)
                 parts = self._build_parts(call, arguments)
-                result = await self._send(follower, parts, conversation)
+                task = await follower.send(parts, conversation.context)
+            else:
+                task_id, conversation = decode_handle(call)
+                task = await self._continue(follower, task_id, conversation.context)
+            result = self._build_result(task, follower, conversation)
         except (HubError, A2aError) as error:
-            raised = self._convert_error(error, call)
+            raised = self._convert_error(error, call, conversation)
             if raised is error:
                 raise
             raise raised from error
@@ -288,7 +292,7 @@ class RemoteAgent:
             self.breaker.release()
             raise
         finally:
-            if follower is not None:
+            if follower is not None and follower.timer is not None:
                 follower.stop_timer()
         if self.breaker.failures:
             self.breaker.record_success()
@@ -305,8 +309,13 @@ class RemoteAgent:
             raise _NotTried(f'agent "{self.name}" is unavailable: {self.reason}', sent=False)
         return self.probed
 
-    def _convert_error(self, error: HubError | A2aError, call: Call) -> HubError:
-        """Tells the circuit breaker, and returns the error as callers of the tool know it."""
+    def _convert_error(
+        self, error: HubError | A2aError, call: Call, conversation: Conversation
+    ) -> HubError:
+        """Informs the circuit breaker, and returns the error that clients of the tool know."""
+        is_stale = isinstance(error, A2aError) and error.reason in STALE
+        if is_stale and conversation.context and not conversation.is_named:
+            self._conversations.forget(call, conversation)
         status = error.status if isinstance(error, AgentHttpStatus | A2aErrorStatus) else 0
         if isinstance(error, Unreachable) or status in AWAY:
             if not isinstance(error, _NotTried):
@@ -339,7 +348,7 @@ class RemoteAgent:
         """Returns the conversation that the call continues, and its arguments without the id."""
         arguments = call.arguments
         if self._is_skill_only:  # its messages have no context id
-            return Conversation(), arguments
+            return NO_CONVERSATION, arguments
         asked = find_context_in_meta(call) if call.meta else ""
         if not asked and CONTEXT in arguments and self._names_conversation(call):
             asked = str(arguments[CONTEXT])
@@ -362,21 +371,6 @@ class RemoteAgent:
             return [{"text": text}]
         return [part_from_block(block) for block in blocks_from_arguments(arguments)]
 
-    async def _send(
-        self,
-        follower: TaskFollower,
-        parts: list[Part],
-        conversation: Conversation,
-        task_id: str = "",
-    ) -> Result:
-        try:
-            task = await follower.send(parts, conversation.context, task_id)
-        except A2aError as error:
-            if conversation.context and not conversation.is_named and error.reason in STALE:
-                self._conversations.forget(follower.call, conversation)
-            raise
-        return self._build_result(task, follower, conversation)
-
     def _build_result(
         self, task: RemoteTask, follower: TaskFollower, conversation: Conversation
     ) -> Result:
@@ -395,13 +389,11 @@ class RemoteAgent:
             return result
         return add_context(result, call, id, shown=not is_skill)
 
-    async def _continue(self, follower: TaskFollower) -> Result:
+    async def _continue(self, follower: TaskFollower, task_id: str, context: str) -> RemoteTask:
         """Sends the answer to a question of the agent, or waits for a login elsewhere."""
         call = follower.call
-        task_id, conversation = decode_handle(call)
         if call.answers is FOLLOW:
-            task = await follower.wait_for_login(task_id, conversation.context)
-            return self._build_result(task, follower, conversation)
+            return await follower.wait_for_login(task_id, context)
         answers = call.answers or {}
         name = AUTH if AUTH in answers else REPLY
         answer = answers.get(name)
@@ -413,12 +405,11 @@ class RemoteAgent:
         parts = parts_from_answer(answer.get("content"))
         if name == AUTH or not parts:
             seconds = 0.0 if parts else LOGIN_SECONDS
-            context = conversation.context
             resumed = await follower.continue_after_login(task_id, context, seconds)
             if resumed is not None:
-                return self._build_result(resumed, follower, conversation)
+                return resumed
             parts = parts or [{"text": "It is done; please go on."}]
-        return await self._send(follower, parts, conversation, task_id)
+        return await follower.send(parts, context, task_id)
 
 
 def parts_from_arguments(arguments: Mapping[str, Any], form: str) -> list[Part]:

@@ -63,43 +63,39 @@ class RemoteTask:
     """`agent` is the agent's name; `updates` receives progress and artifacts. `chosen_id` is the id
     that the client asked for, which the agent need not have used."""
 
-    __slots__ = (
-        "_artifacts", "_last_progress", "_metadata", "_progress", "_update_metadata", "_updates",
-        "agent", "context", "has_events", "has_id", "id", "is_over", "is_settled", "lacks_result",
-        "lasts", "message", "size", "state", "status_message", "usage",
-    )  # fmt: skip
+    # Class attributes: most tasks are over after their first event and set few of them.
+    state = ""
+    message: Mapping[str, Any] | None = None
+    """An answer without a task."""
+    status_message: Mapping[str, Any] | None = None
+    has_events = False
+    is_over = False
+    """Whether it has its answer or a terminal state."""
+    is_settled = False
+    """Whether there is nothing to wait for: it is over, or asks something."""
+    lacks_result = False
+    """Whether it completed without any result in its events; a snapshot may have one."""
+    size = 0
+    """Bytes of its artifacts."""
+    usage: Mapping[str, float] = NOTHING
+    _lasts = False
+    _progress = 0
+    _last_progress: tuple[Any, ...] = ()
+    """Parts and metadata of the status that was last reported as progress."""
+    _metadata: Mapping[str, Any] = NOTHING
+    _update_metadata: Mapping[str, Any] = NOTHING
+    """Of the update that brought the status."""
 
     def __init__(
         self, agent: str, updates: Updates, id: str = "", context: str = "", chosen_id: str = ""
     ) -> None:
-        self.id = id or chosen_id
-        self.has_id = bool(id)
-        """Whether the agent has confirmed the id."""
-        self.context = context
-        self.state = ""
-        self.message: Mapping[str, Any] | None = None
-        """An answer without a task."""
-        self.status_message: Mapping[str, Any] | None = None
-        self.has_events = False
-        self.is_over = False
-        """Whether it has its answer or a terminal state."""
-        self.is_settled = False
-        """Whether there is nothing to wait for: it is over, or asks something."""
-        self.lacks_result = False
-        """Whether it completed without any result in its events; a snapshot may have one."""
-        self.lasts = False
-        self.size = 0
-        """Bytes of its artifacts."""
-        self.usage: dict[str, float] = {}
         self.agent = agent
+        self.id = id or chosen_id
+        self.context = context
+        self._has_id = bool(id)
+        """Whether the agent has confirmed the id."""
         self._updates = updates
         self._artifacts: dict[str, _ArtifactParts] = {}
-        self._progress = 0
-        self._last_progress: tuple[Any, ...] = ()
-        """Parts and metadata of the status that was last reported as progress."""
-        self._metadata: Mapping[str, Any] = NOTHING
-        self._update_metadata: Mapping[str, Any] = NOTHING
-        """Of the update that brought the status."""
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -139,8 +135,8 @@ class RemoteTask:
             self.usage = parse_usage(metadata.get("usage")) or self.usage
         id, context = holder.get(member), holder.get("contextId")
         if isinstance(id, str) and 0 < len(id) <= MAX_ID:
-            if not self.has_id:
-                self.id, self.has_id = id, True
+            if not self._has_id:
+                self.id, self._has_id = id, True
             elif id != self.id and member == "id":
                 raise BadReply(f'agent "{self.agent}" answered with another task than requested')
         if isinstance(context, str) and 0 < len(context) <= MAX_ID:
@@ -159,8 +155,8 @@ class RemoteTask:
         self.lacks_result = completed and message is None and not self._artifacts
         if self.is_settled:
             return
-        if not self.lasts:
-            self.lasts = True
+        if not self._lasts:
+            self._lasts = True
             self._updates(TaskStarted())
         shown = read_parts(message), update_metadata
         if any(shown) and shown != self._last_progress:
@@ -348,22 +344,29 @@ def _result_from_message(
     """Builds the result of an answer without a task, or of the last status message: an earlier
     status message is not an answer."""
     direct = task.message is not None
-    blocks = list(map(block_from_part, parts))
-    structured = _find_structured(blocks)
+    blocks: list[Mapping[str, Any]] = list(map(block_from_part, parts))
+    content, artifacts, size = blocks, [], -1
+    structured: Any = ABSENT
+    for block in blocks:
+        if block["type"] == "data":
+            structured = _find_structured(blocks)
+            content = [_render_block(each, dialect) for each in blocks]
+            if direct:
+                name = operations.RESPONSE
+                artifacts = [Artifact(id=name, name=name, content=blocks)]
+            break
     if dialect is not None and not blocks:
-        blocks = [
-            {"type": "text", "text": f'agent "{task.agent}" completed the task without a result'}
-        ]
+        text = f'agent "{task.agent}" completed the task without a result'
+        content = [{"type": "text", "text": text}]
     elif dialect is not None and len(blocks) > 1:
         structured = {"parts": render_parts(dialect, parts)}
-    artifacts = []
-    if direct and any(block["type"] == "data" for block in blocks):
-        artifacts = [Artifact(id=operations.RESPONSE, name=operations.RESPONSE, content=blocks)]
+    elif blocks and said is None:
+        size = _count_part(parts[0])
     return Result(
-        content=[_render_block(block, dialect) for block in blocks],
+        content=content,
         structured=structured,
         artifacts=artifacts,
-        size=_count_part(parts[0]) if said is None and len(parts) == 1 else -1,
+        size=size,
         direct=direct,
         status_message=said,
     )

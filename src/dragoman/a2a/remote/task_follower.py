@@ -34,7 +34,7 @@ from dragoman.core.call import (
     Update,
 )
 from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
-from dragoman.core.event_payloads import build_session_id
+from dragoman.core.event_payloads import session_id_from_trace
 from dragoman.core.trace import MEMBERS, trace_headers
 
 log = logging.getLogger(__name__)
@@ -87,10 +87,12 @@ class AgentTasks:
 class TaskFollower:
     """Follows the remote task of one call."""
 
-    __slots__ = (
-        "_agent", "_asyncio_task", "_cancelling", "_deadline", "_extensions", "_headers",
-        "_metadata", "_seconds", "_timer", "call", "probed", "timed_out",
-    )  # fmt: skip
+    # Class attributes: most calls are answered at once and set none of them.
+    timed_out = False
+    timer: asyncio.TimerHandle | None = None
+    _asyncio_task: asyncio.Task[Any] | None = None
+    _cancelling = 0
+    _extensions: Sequence[str] = ()
 
     def __init__(
         self, agent: AgentTasks, probed: ProbedAgent, call: Call, seconds: float | None
@@ -101,16 +103,11 @@ class TaskFollower:
         as long as a task may take: for these the hub's own timeout, which is longer, applies."""
         self.call = call
         self.probed = probed
-        self.timed_out = False
         self._agent = agent
         self._seconds = seconds
         self._deadline = monotonic() + seconds if seconds is not None else None
-        self._timer: asyncio.TimerHandle | None = None
-        self._asyncio_task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
         self._metadata = call.trace.build_context()
         self._headers = trace_headers(self._metadata)
-        self._extensions: list[str] = []
         if call.message is not None and (activated := call.message.extensions):
             declared = probed.card.get("capabilities", {}).get("extensions") or ()
             known = {one.get("uri") for one in declared}
@@ -186,7 +183,10 @@ class TaskFollower:
             _carry_origin(origin, request, metadata)
             extensions = _list_extensions(origin.message_extensions)
         if (skill := call.tool.bridged) is not None:
-            metadata[SKILL] = {"skillId": skill.skill_id, "correlationId": build_session_id(call)}
+            metadata[SKILL] = {
+                "skillId": skill.skill_id,
+                "correlationId": session_id_from_trace(call.tool, call.trace),
+            }
             extensions.append(SKILL)
         metadata.update(self._metadata)
         message["metadata"] = metadata
@@ -323,18 +323,18 @@ class TaskFollower:
 
     def _start_timer(self) -> None:
         """Limits the rest of the call; a single request has its own timeout."""
-        if self._deadline is None or self._timer is not None:
+        if self._deadline is None or self.timer is not None:
             return
         task = self._asyncio_task = asyncio.current_task()
         assert task is not None
         self._cancelling = task.cancelling()
         left = max(0.0, self._deadline - monotonic())
-        self._timer = task.get_loop().call_later(left, self._expire)
+        self.timer = task.get_loop().call_later(left, self._expire)
 
     def stop_timer(self) -> None:
         self._deadline = None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
 
     def _expire(self) -> None:
         assert self._asyncio_task is not None
@@ -354,9 +354,9 @@ class TaskFollower:
             elif wanted.progress and isinstance(update, Progress | Artifact):
                 assert self._seconds is not None
                 self._deadline = monotonic() + self._seconds
-                if self._timer is not None:
-                    self._timer.cancel()
-                    self._timer = None
+                if self.timer is not None:
+                    self.timer.cancel()
+                    self.timer = None
                     self._start_timer()
         self.call.updates(update)
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.protocol.dialects.common_shapes import (
+    STATES_OUT,
     parse_part,
     parse_push_config,
     parse_state,
@@ -46,6 +47,8 @@ from dragoman.a2a.protocol.validation import (
 _NAIVE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?")
 _CONFIG = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]*)")
 _BARE_MESSAGE = frozenset(("messageId", "role", "parts", "kind"))
+_PLAIN_MESSAGE = frozenset(("messageId", "role", "parts"))
+_BARE_ARTIFACT = frozenset(("artifactId", "parts"))
 _OF_A_TASK = frozenset(
     ("artifacts", "history", "messages", "contextId", "context_id", "sessionId", "message")
 )
@@ -65,8 +68,10 @@ def _read_text(holder: Mapping[str, Any], *names: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _read_id(holder: Mapping[str, Any], *names: str) -> str | None:
-    value = pick(holder, *names)
+def _read_id(holder: Mapping[str, Any], name: str, *others: str) -> str | None:
+    value = holder.get(name)
+    if value is None:
+        value = pick(holder, *others)
     id = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     return id if 0 < len(id) <= MAX_ID and id.isprintable() else None
 
@@ -139,7 +144,24 @@ def parse_role(value: Any) -> str:
     return USER if isinstance(value, str) and value.lower() in ("user", "role_user") else AGENT
 
 
+def _is_plain(message: dict[str, Any]) -> bool:
+    """Whether it is a message of 1.0 with texts only, which needs no conversion."""
+    if message.keys() != _PLAIN_MESSAGE or message["role"] != AGENT:
+        return False
+    id, parts = message["messageId"], message["parts"]
+    if not isinstance(id, str) or not 0 < len(id) <= MAX_ID or not id.isprintable():
+        return False
+    if not isinstance(parts, list):
+        return False
+    for part in parts:
+        if type(part) is not dict or len(part) != 1 or type(part.get("text")) is not str:
+            return False
+    return True
+
+
 def read_message(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and _is_plain(value):
+        return value
     if not isinstance(value, dict):
         value = {"parts": value}
     elif not any(name in value for name in ("parts", "content", "role")):
@@ -171,6 +193,8 @@ def read_artifact(value: Any, position: int = 0) -> dict[str, Any]:
         "artifactId": _read_id(value, "artifactId", "artifact_id") or f"artifact-{index}",
         "parts": read_parts(pick(value, "parts", "content")),
     }
+    if value.keys() <= _BARE_ARTIFACT:
+        return found
     return put(
         found,
         name=_read_text(value, "name"),
@@ -183,11 +207,17 @@ def read_artifact(value: Any, position: int = 0) -> dict[str, Any]:
 def read_status(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {"state": parse_state(value)}
-    found: dict[str, Any] = {"state": parse_state(value.get("state"))}
+    state = value.get("state")
+    is_known = isinstance(state, str) and state in STATES_OUT
+    found: dict[str, Any] = {"state": state if is_known else parse_state(state)}
+    if len(value) == 1:
+        return found
     said = pick(value, "message", "update")
     if said:
         found["message"] = read_message(said)
-    return put(found, timestamp=parse_timestamp(value.get("timestamp")))
+    if (timestamp := parse_timestamp(value.get("timestamp"))) is not None:
+        found["timestamp"] = timestamp
+    return found
 
 
 def read_task(value: Any) -> dict[str, Any]:
@@ -197,14 +227,17 @@ def read_task(value: Any) -> dict[str, Any]:
     if id is None:
         raise _build_error("a task with an id")
     found: dict[str, Any] = {"id": id, "status": read_status(value.get("status"))}
-    put(found, contextId=_read_id(value, "contextId", "context_id", "sessionId", "session_id"))
+    context = _read_id(value, "contextId", "context_id", "sessionId", "session_id")
+    if context is not None:
+        found["contextId"] = context
     bare = isinstance(value.get("status"), str)  # a bare task
     artifacts, history = value.get("artifacts"), value.get("messages" if bare else "history")
     if isinstance(artifacts, list) and artifacts:
         found["artifacts"] = [read_artifact(each, at) for at, each in enumerate(artifacts)]
     if isinstance(history, list) and history:
         found["history"] = [read_message(each) for each in history]
-    put(found, metadata=_read_object(value, "metadata"))
+    if (metadata := _read_object(value, "metadata")) is not None:
+        found["metadata"] = metadata
     return _move_reply_out_of_history(found) if bare else found
 
 
@@ -265,8 +298,11 @@ def parse_event(value: Any) -> dict[str, Any]:
     """Reads a StreamResponse."""
     if not isinstance(value, dict):
         raise _build_error("an event")
-    if len(value) == 1 and isinstance(value.get("message"), dict):
-        return {"message": read_message(value["message"])}
+    if len(value) == 1:  # the usual answers to a message
+        if isinstance(value.get("message"), dict):
+            return {"message": read_message(value["message"])}
+        if isinstance(value.get("task"), dict):
+            return {"task": read_task(value["task"])}
     for name, inner in _WRAPPERS:
         if isinstance(value.get(name), dict):
             return _read_kind(inner, value[name])
