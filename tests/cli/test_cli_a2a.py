@@ -65,7 +65,7 @@ def test_discover_shows_a_card_and_what_its_agent_really_speaks(
     done = terminal.run("a2a", "discover", sdk.url)
     assert done.code == 0 and done.err == ""
     assert done.out.startswith("SDK agent  (version 1.2.3)\n  Does what the first word says.\n")
-    assert f'speaks    A2A 1.0 over JSONRPC at "{sdk.url}/rpc"' in done.out
+    assert f'uses      A2A 1.0 over JSONRPC at "{sdk.url}/rpc"' in done.out
     assert re.search(r"\necho +repeats\nask +asks back\n", done.out)
     assert f"try: dragoman a2a send {sdk.url}" in done.out
     card = terminal.run("a2a", "discover", sdk.url, "--json").json()
@@ -106,9 +106,9 @@ def test_what_a_task_comes_to_has_its_exit_code(terminal: Terminal, sdk: HttpPee
         (2, ["send", sdk.url], "nothing to send"),
         (2, ["send", sdk.url, "--data", "{"], "--data is not valid JSON"),
         (2, ["send", sdk.url, "x", "--no-wait", "--stream"], "exclude each other"),
-        (2, ["send", "nohub", "x", "--header", "A: b"], "--header is for agents"),
+        (2, ["send", "nohub", "x", "--header", "A: b"], "--header needs an agent given by URL"),
         (2, ["send", sdk.url, "x", "--header", "nonsense"], "Name: value"),
-        (2, ["task", "a", "b", "c"], "too much"),
+        (2, ["task", "a", "b", "c"], "unexpected argument"),
         (2, ["send", "localhost:9999", "x"], "for a URL write http://localhost:9999"),
         (2, ["discover", "ftp://127.0.0.1"], "only http:// and https://"),
         (5, ["task", sdk.url, "no-such-task"], "not found"),
@@ -228,7 +228,7 @@ def test_a_hub_without_a2a_says_which_setting_enables_it(terminal: Terminal) -> 
     terminal.configure()
     terminal.up()
     done = terminal.run("a2a", "send", "echo", "x")
-    assert done.code == 7 and "enabled = true in [a2a]" in done.err
+    assert done.code == 7 and "enabled = true below [a2a]" in done.err
 
 
 @pytest.mark.promise("M2")

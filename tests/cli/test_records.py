@@ -164,5 +164,5 @@ def test_verify_finds_a_record_that_was_edited(terminal: Terminal) -> None:
 def test_without_an_audit_tail_and_verify_say_so(terminal: Terminal) -> None:
     for command in ("tail", "verify"):
         done = terminal.run("audit", command)
-        assert done.code == 5 and "no audit" in done.err and "a hub " in done.err
+        assert done.code == 5 and "no audit log in" in done.err and "at its first start" in done.err
     assert not terminal.home.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,29 @@ async def test_requests_one_after_the_other_share_a_connection() -> None:
         for _ in range(5):
             assert await get(client, peer.url) == (200, b"ok")
         assert (peer.connections, len(peer.requests)) == (1, 5)
+
+
+async def test_a_client_of_a_unix_socket_reaches_it_whatever_the_url(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(FIRST)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    path = str(tmp_path / "hub.sock")
+    async with await asyncio.start_unix_server(answer, path):
+        client = OutboundHttp(socket_path=path)
+        assert await get(client, "https://hub.example.com/card") == (200, b"first")
+        await client.close()
+    assert heads[0].startswith(b"GET /card HTTP/1.1\r\nhost: hub.example.com\r\n")
+    absent = OutboundHttp(socket_path=str(tmp_path / "absent.sock"))
+    with pytest.raises(Unreachable) as refused:
+        await get(absent, "http://localhost/")
+    assert not refused.value.sent
+    await absent.close()
 
 
 async def test_requests_with_the_same_timeout_share_one_set_of_deadlines() -> None:

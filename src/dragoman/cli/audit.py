@@ -257,7 +257,9 @@ def verify(home: str | None, as_json: bool) -> None:
     waiting = StatusLine()
     place = Path(resolve_home(home))
     if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
-        fail(f'no audit log in "{place}"; a hub creates it at its first start', NOT_FOUND)
+        fail(
+            f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
+        )
     verdict = prove(place, lambda done, total: waiting.show(f"{done} of {total} entries …"))
     waiting.clear()
     if as_json:
@@ -295,7 +297,9 @@ def prune(yes: bool, home: str | None) -> None:
 
     place = resolve_home(home)
     if not (Path(place) / "audit.db").exists():
-        fail(f'no audit log in "{place}"; a hub creates it at its first start', NOT_FOUND)
+        fail(
+            f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
+        )
     try:
         settings = load(Path(place) / "config.toml").audit
         if not yes:

@@ -41,8 +41,12 @@ _BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 class OutboundHttp:
     """Connections are shared by all that reach the same origin under the same rule."""
 
-    def __init__(self, resolve: Resolve = system_resolve) -> None:
+    def __init__(
+        self, resolve: Resolve = system_resolve, *, socket_path: str | None = None
+    ) -> None:
+        """With `socket_path` every connection goes to that Unix socket, without TLS."""
         self.resolve = resolve
+        self._socket_path = socket_path
         # A pool lives as long as somebody has a route to it or it has a connection.
         self._pools: WeakValueDictionary[tuple[UrlOrigin, Reach], ConnectionPool] = (
             WeakValueDictionary()
@@ -89,7 +93,8 @@ class OutboundHttp:
     def pool(self, url: Url, reach: Reach) -> ConnectionPool:
         pool = self._pools.get((url.origin, reach))
         if pool is None:
-            pool = self._pools[url.origin, reach] = ConnectionPool(reach, self.resolve, self._tls)
+            pool = ConnectionPool(reach, self.resolve, self._tls, self._socket_path)
+            self._pools[url.origin, reach] = pool
             if self._closed:
                 pool.close()
         return pool

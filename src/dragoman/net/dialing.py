@@ -71,11 +71,16 @@ async def dial(
     tls: Callable[[], ssl.SSLContext],
     make: Callable[[], P],
     seconds: float,
+    socket_path: str | None = None,
 ) -> P:
-    """A connection to the host of `url` within `seconds`. What it raises says `sent=False`."""
-    deadline = asyncio.get_running_loop().time() + seconds
+    """A connection to the host of `url` within `seconds`, or to a Unix socket instead, whatever the
+    URL says. What it raises says `sent=False`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
     try:
         async with asyncio.timeout_at(deadline):
+            if socket_path is not None:
+                return (await loop.create_unix_connection(make, socket_path))[1]
             addresses = await _list_permitted(url, reach, resolve)
             return await _connect(url, addresses, tls, make, deadline)
     except TimeoutError:

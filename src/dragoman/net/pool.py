@@ -19,17 +19,24 @@ CONNECTIONS = 512
 
 class ConnectionPool:
     __slots__ = (
-        "__weakref__", "_closed", "_dialling", "_idle", "_open", "_reach", "_resolve", "_sweep",
-        "_tls", "gone", "loop",
+        "__weakref__", "_closed", "_dialling", "_idle", "_open", "_reach", "_resolve",
+        "_socket_path", "_sweep", "_tls", "gone", "loop",
     )  # fmt: skip
 
-    def __init__(self, reach: Reach, resolve: Resolve, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(
+        self,
+        reach: Reach,
+        resolve: Resolve,
+        tls: Callable[[], ssl.SSLContext],
+        socket_path: str | None = None,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
         """Set once the pool is closed and its last connection is gone."""
         self._reach = reach
         self._resolve = resolve
         self._tls = tls
+        self._socket_path = socket_path
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._dialling = 0
@@ -63,6 +70,7 @@ class ConnectionPool:
                 self._tls,
                 lambda: Connection(self, self.loop),
                 min(seconds, CONNECT_SECONDS),
+                self._socket_path,
             )
         finally:
             self._dialling -= 1

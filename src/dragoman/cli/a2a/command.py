@@ -1,4 +1,4 @@
-"""`a2a`: agents, by their name at the hub or by their URL, and the tasks they have."""
+"""`a2a`: talks to A2A agents, by their name at the hub or by URL."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from dragoman.core.urls import render_url
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 MAX_SENT = 7 * 1024 * 1024
-"""Bytes of all files: in base64, and with the rest, it is what a message may have."""
+"""Bytes of all files: base64 and the envelope then fit into the largest message."""
 
 
 def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What every command takes to reach an agent, handed to it as `options`."""
+    """Adds the options of a connection to a command, which receives them as `options`."""
 
     @functools.wraps(command)
     def taken(
@@ -50,11 +50,11 @@ def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         home_option,
         click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=30.0,
-                     show_default=True, help="Seconds to wait for each answer."),
+                     show_default=True, help="Seconds to wait for each response."),
         click.option("--allow-private", is_flag=True,
-                     help="A URL's name may lead to a private address."),
+                     help="Allow the host in a URL to resolve to a private address."),
         click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
-                     help="Send this header to the URL's origin, and to no other."),
+                     help="Header to send to the origin of the URL only."),
     ):  # fmt: skip
         taken = option(taken)
     return taken
@@ -62,25 +62,25 @@ def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def a2a() -> None:
-    """Talk to A2A agents, whichever dialect they speak (0.1, 0.2, 0.3, 1.0).
+    """Talk to A2A agents of any version (0.1, 0.2, 0.3, 1.0).
 
-    TARGET is the name of an agent at the hub, or the URL of any agent; without one it is the hub.
+    TARGET is the name of an agent at the hub or the URL of any agent; the default is the hub.
 
     \b
-    dragoman a2a discover http://localhost:9999     what it is, speaks and can do
+    dragoman a2a discover http://localhost:9999     show an agent's card
     dragoman a2a send echo "hello"                  send a message, print the answer
-    dragoman a2a send echo --no-wait "long work"    only the task's id
-    dragoman a2a tasks                              the tasks there are
-    dragoman a2a watch TASK                         follow one to its end
+    dragoman a2a send echo --no-wait "long work"    print only the task id
+    dragoman a2a tasks                              list tasks
+    dragoman a2a watch TASK                         follow a task to its end
 
     \b
-    Exit codes: 0 done, 1 the task failed, was rejected or cancelled, 2 what was asked does not fit,
-    4 refused, 5 no such agent or task, 6 the agent did not answer, or not well, or asks something
-    that nobody is here to answer.
+    Exit codes: 0 done, 1 the task failed, was rejected or cancelled, 2 invalid request, 4 refused,
+    5 unknown agent or task, 6 the agent failed, timed out or sent an invalid response, or asks a
+    question that was not answered.
     """
 
 
-@a2a.command(short_help="The card of an agent, and what it speaks.")
+@a2a.command(short_help="Show an agent's card and its dialect.")
 @click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
 @add_connection_options
 @json_option
@@ -89,14 +89,14 @@ def discover(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Read the card of TARGET, and find out which dialect it really speaks.
+    """Show the card of TARGET and probe which dialect it really speaks.
 
     \b
     dragoman a2a discover https://agents.example.com/weather
     dragoman a2a discover echo --json
 
-    A finding is something that its card says and its answers deny, or that looks wrong. With --json
-    the card is printed as it came.
+    A finding is a contradiction between its card and its responses, or a likely mistake. --json
+    prints the original card.
     """
 
     async def work(agent: AgentConnection) -> None:
@@ -105,13 +105,13 @@ def discover(
             print_json(found.raw)
             return
         peer = await agent.client.find_agent(agent.url)
-        way = "could not be found out"
+        endpoint = "unknown"
         try:
             spoken = (await agent.client.find_probed(agent.url)).endpoint
-            way = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
+            endpoint = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
         except HubError as error:
             peer.add_finding(str(error))
-        print_card(found.card, found.url, way, peer.findings, target or "''")
+        print_card(found.card, found.url, endpoint, peer.findings, target or "''")
 
     run_with_agent(target, options, work)
 
@@ -119,14 +119,14 @@ def discover(
 @a2a.command(short_help="Send a message and print the answer.")
 @click.argument("target", shell_complete=complete_agents)
 @click.argument("text", default="", metavar="[TEXT | -]")
-@click.option("--data", multiple=True, metavar="JSON", help="Send this as data too.")
+@click.option("--data", multiple=True, metavar="JSON", help="Add a data part; may be repeated.")
 @click.option("--file", "files", multiple=True, metavar="PATH", type=click.Path(dir_okay=False),
-              help="Send this file too.")  # fmt: skip
-@click.option("--skill", metavar="ID", help="Which of its skills is meant.")
-@click.option("--context", metavar="ID", help="Go on with this conversation.")
-@click.option("--task", metavar="ID", help="Go on with this task, which asked something.")
-@click.option("--no-wait", is_flag=True, help="Print the task's id and do not wait for its end.")
-@click.option("--stream", is_flag=True, help="Print what the agent makes while it makes it.")
+              help="Add a file; may be repeated.")  # fmt: skip
+@click.option("--skill", metavar="ID", help="Skill to use.")
+@click.option("--context", metavar="ID", help="Continue this conversation.")
+@click.option("--task", metavar="ID", help="Continue this task, which asked a question.")
+@click.option("--no-wait", is_flag=True, help="Print the task id and do not wait for its end.")
+@click.option("--stream", is_flag=True, help="Print artifacts as they arrive.")
 @add_connection_options
 @json_option
 def send(
@@ -142,7 +142,7 @@ def send(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Send TEXT to TARGET and print the answer; how it goes is told on stderr.
+    """Send TEXT to TARGET and print the answer; status messages go to stderr.
 
     \b
     dragoman a2a send echo "hello"
@@ -151,7 +151,7 @@ def send(
     dragoman a2a send https://agents.example.com "summarize" --file report.pdf
     dragoman a2a send echo --task TASK "the answer to what it asked"
 
-    What the agent asks is asked here, on a terminal; elsewhere the command says how to go on.
+    On a terminal the agent's questions are asked here; otherwise the command prints how to answer.
     """
     if no_wait and stream:
         fail("--no-wait and --stream exclude each other", USAGE)
@@ -171,9 +171,9 @@ def send(
 
 @a2a.command(short_help="List tasks.")
 @click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
-@click.option("--context", metavar="ID", help="Only those of this conversation.")
+@click.option("--context", metavar="ID", help="Only tasks of this conversation.")
 @click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True,
-              help="So many at most, the latest first.")  # fmt: skip
+              help="Maximum number, newest first.")  # fmt: skip
 @add_connection_options
 @json_option
 def tasks(
@@ -183,7 +183,7 @@ def tasks(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """List your tasks, at TARGET or all of the hub's. Agents before 1.0 cannot list theirs.
+    """List your tasks at TARGET, or at the hub. Agents before A2A 1.0 cannot list tasks.
 
     \b
     dragoman a2a tasks
@@ -205,14 +205,14 @@ _TARGET_AND_ID = click.argument("where", nargs=-1, required=True, metavar="[TARG
 
 def _split_target(where: tuple[str, ...]) -> tuple[str, str]:
     if len(where) > 2:
-        fail(f'"{where[2][:60]}" is too much: write [TARGET] TASK', USAGE)
+        fail(f'unexpected argument "{where[2][:60]}": write [TARGET] TASK', USAGE)
     return (where[0], where[1]) if len(where) == 2 else ("", where[0])
 
 
 @a2a.command(short_help="Show a task.")
 @_TARGET_AND_ID
 @click.option("--history", type=click.IntRange(0, 10_000), metavar="N",
-              help="So many of its messages.")  # fmt: skip
+              help="Number of messages to include.")  # fmt: skip
 @add_connection_options
 @json_option
 def task(
@@ -221,13 +221,13 @@ def task(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Show TASK of TARGET: its state, what was said, what was made.
+    """Show TASK of TARGET: its state, messages and artifacts.
 
     \b
     dragoman a2a task TASK
     dragoman a2a task echo TASK --history 10
 
-    Without TARGET it is a task of the hub.
+    Without TARGET it is a task at the hub.
     """
     target, id = _split_target(where)
 
@@ -250,12 +250,12 @@ def cancel(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Cancel TASK of TARGET, and what it has started. One that has ended cannot be.
+    """Cancel TASK of TARGET and the calls it started. An ended task cannot be cancelled.
 
     \b
     dragoman a2a cancel TASK
 
-    Without TARGET it is a task of the hub.
+    Without TARGET it is a task at the hub.
     """
     target, id = _split_target(where)
 
@@ -278,14 +278,14 @@ def watch(
     options: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Follow TASK of TARGET, or of the hub, until it ends or asks something; print what it made.
+    """Follow TASK of TARGET, or of the hub, until it ends or asks a question; print its artifacts.
 
     \b
     dragoman a2a watch TASK
     dragoman a2a watch echo TASK --json
 
-    With --json every event is printed as it comes, one a line. A line that breaks is taken up again
-    where it was, as far as the agent can.
+    --json prints every event on a line of its own. A broken stream is resumed where it stopped, if
+    the agent supports it.
     """
     target, id = _split_target(where)
 
@@ -297,14 +297,11 @@ def watch(
     run_with_agent(target, options, work)
 
 
-# --- what is sent -------------------------------------------------------------------------------
-
-
 def _build_parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> list[dict[str, Any]]:
     if text == "-":
         text = sys.stdin.buffer.read(MAX_SENT + 1).decode("utf-8", "replace")
         if len(text) > MAX_SENT:
-            fail(f"the message has more than {MAX_SENT >> 20} MB", USAGE)
+            fail(f"the message is too large, over {MAX_SENT >> 20} MB", USAGE)
     parts: list[dict[str, Any]] = [{"text": text}] if text else []
     for each in data:
         try:
@@ -317,12 +314,12 @@ def _build_parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> li
             content = file.read(left + 1)
         left -= len(content)
         if left < 0:
-            fail(f"the files have more than {MAX_SENT >> 20} MB", USAGE)
+            fail(f"the files are too large, over {MAX_SENT >> 20} MB", USAGE)
         kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
         raw = base64.b64encode(content).decode()
         parts.append({"raw": raw, "filename": Path(path).name, "mediaType": kind})
     if not parts:
-        fail("there is nothing to send: give a text, --data or --file", USAGE)
+        fail("nothing to send: give TEXT, --data or --file", USAGE)
     return parts
 
 

@@ -1,29 +1,34 @@
-"""Whom an `a2a` command talks to: an agent of the hub, over its Unix socket, or any by its URL."""
+"""Connects an `a2a` command to an agent: of the hub, over its Unix socket, or any agent by URL."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail, fail_with
-from dragoman.cli.base.hub_client import HubClient, connect_hub, find_running_hub, suggest
-from dragoman.core.errors import BadReply, ConfigError, HubError, TimedOut, Unreachable
-from dragoman.core.ports import NO_HEADERS, Reply
+from dragoman.cli.base.hub_client import (
+    HubClient,
+    HubProblem,
+    HubUnavailable,
+    connect_hub,
+    find_running_hub,
+    request_json,
+    suggest,
+)
+from dragoman.core.errors import BadReply, ConfigError, HubError
+from dragoman.core.ports import NO_HEADERS, HttpClient, Reply
 
 if TYPE_CHECKING:
     from dragoman.app.app import A2aClient
 
-MAX_HEAD = 64 * 1024
-CHUNK = 64 * 1024
 SECONDS = 30.0
 FIND_SECONDS = 10.0
-"""How long an agent that a hub has just begun to look for is waited for."""
-HERE = "http://localhost"
+"""How long to wait for a configured agent that the hub has not reached yet."""
+LOCAL_URL = "http://localhost"
 
 CODES = {
     "TASK_NOT_FOUND": NOT_FOUND,
@@ -36,16 +41,17 @@ CODES = {
     "PERMISSION_DENIED": 4,
     "RESOURCE_EXHAUSTED": 4,
 }
-"""The exit code of each reason that A2A has for an error; 6 for the others."""
+"""The exit code of each A2A error reason; 6 for the others."""
 
 T = TypeVar("T")
+Work = Callable[["AgentConnection"], Awaitable[T]]
 
 
 class AgentConnection(NamedTuple):
     client: A2aClient
     url: str
     target: str
-    """As it was typed; empty for the hub itself."""
+    """As typed; empty for the hub itself."""
 
 
 class ConnectionOptions(NamedTuple):
@@ -56,19 +62,17 @@ class ConnectionOptions(NamedTuple):
     extensions: tuple[str, ...] = ()
 
 
-def run_with_agent(
-    target: str, options: ConnectionOptions, work: Callable[[AgentConnection], Awaitable[T]]
-) -> T:
-    """Does `work` with the agent, and ends the command with one sentence where that fails."""
+def run_with_agent(target: str, options: ConnectionOptions, work: Work[T]) -> T:
+    """Connects to the agent and runs `work`; a failure ends the command with one line."""
     from dragoman.app.app import A2aError
 
     try:
         if "://" in target:
             return asyncio.run(_run_with_url(target, options, work))
         if ":" in target or "/" in target:
-            fail(f'"{target}" is no name of an agent; for a URL write http://{target}', USAGE)
+            fail(f'invalid agent name "{target}"; for a URL write http://{target}', USAGE)
         if options.headers:
-            fail("--header is for agents that are named by their URL", USAGE)
+            fail("--header needs an agent given by URL", USAGE)
         with connect_hub(options.home) as hub:
             return asyncio.run(_run_with_hub(target, options, hub, work))
     except A2aError as error:
@@ -77,15 +81,13 @@ def run_with_agent(
         fail_with(error)
 
 
-async def _run_with_url(
-    target: str, options: ConnectionOptions, work: Callable[[AgentConnection], Awaitable[T]]
-) -> T:
+async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) -> T:
     from dragoman.app.app import A2aClient, OutboundHttp
 
     net = OutboundHttp()
     try:
         http = net.open_configured(target, allow_private=options.allow_private)
-    except ConfigError as error:  # here it is no file that is wrong
+    except ConfigError as error:  # the argument is wrong, not a file
         fail(str(error), USAGE)
     try:
         client = A2aClient(
@@ -108,50 +110,48 @@ def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            fail(f'--header "{name[:40]}" is not of the form "Name: value"', USAGE)
+            fail(f'invalid --header "{name[:40]}": write "Name: value"', USAGE)
         headers[name.strip()] = value.strip()
     return headers
 
 
-# --- the hub --------------------------------------------------------------------------------------
-
-
 async def _run_with_hub(
-    target: str,
-    options: ConnectionOptions,
-    hub: HubClient,
-    work: Callable[[AgentConnection], Awaitable[T]],
+    target: str, options: ConnectionOptions, hub: HubClient, work: Work[T]
 ) -> T:
-    from dragoman.app.app import A2aClient
+    from dragoman.app.app import A2aClient, OutboundHttp
 
     settings = _load_settings(hub)
     path = settings.listen_path.rstrip("/")
     daemon = find_running_hub(hub.home)
     if daemon is None:
         fail("the hub did not answer; see: dragoman status", NO_HUB)
-    here = daemon.url or HERE
-    http = SocketHttp(daemon.socket, urlsplit(here).netloc)
-    # By its card's own address: what is not there is not looked for at the origin.
+    origin = daemon.url or LOCAL_URL
+    net = OutboundHttp(socket_path=daemon.socket)
+    http = HubHttpClient(net.open_configured(origin, allow_private=True), origin)
+    # The URL of the card itself, so that a missing card is not looked for at the origin.
     name = f"/{quote(target, safe='')}" if target else ""
-    url = f"{here}{path}{name}/.well-known/agent-card.json"
+    url = f"{origin}{path}{name}/.well-known/agent-card.json"
     client = A2aClient(http, {}, options.timeout, extensions=options.extensions)
-    awaited = any(one.name == target and one.enabled for one in settings.external_agents)
-    until = time.monotonic() + (FIND_SECONDS if awaited else 0)
-    while True:
-        try:
-            await client.discover(url)
-            break
-        except BadReply:
-            if time.monotonic() < until:
-                await asyncio.sleep(0.1)
-                continue
-            if not target:
-                raise
-            names = await list_hub_agents(http, path)
-            near = suggest(target, names)
-            hint = near or (f"there are: {', '.join(names[:20])}" if names else "it has none")
-            fail(f'there is no agent "{target}" at this hub; {hint}', NOT_FOUND)
-    return await work(AgentConnection(client, url, target))
+    is_configured = any(one.name == target and one.enabled for one in settings.external_agents)
+    until = time.monotonic() + (FIND_SECONDS if is_configured else 0)
+    try:
+        while True:
+            try:
+                await client.discover(url)
+                break
+            except BadReply:
+                if time.monotonic() < until:
+                    await asyncio.sleep(0.1)
+                    continue
+                if not target:
+                    raise
+                names = list_hub_agents(daemon.socket, path)
+                hint = suggest(target, names) or f"known: {', '.join(names[:20]) or 'none'}"
+                fail(f'the hub has no agent "{target}"; {hint}', NOT_FOUND)
+        return await work(AgentConnection(client, url, target))
+    finally:
+        await client.close()
+        await net.close()
 
 
 def _load_settings(hub: HubClient) -> Any:
@@ -162,27 +162,25 @@ def _load_settings(hub: HubClient) -> Any:
     except HubError as error:
         fail_with(error)
     if not settings.enabled:
-        fail("this hub does not speak A2A; set enabled = true in [a2a] of its config.toml", 7)
+        fail("A2A is off: set enabled = true below [a2a] in config.toml", 7)
     return settings
 
 
-async def list_hub_agents(http: SocketHttp, path: str) -> list[str]:
+def list_hub_agents(socket_path: str, path: str) -> list[str]:
     try:
-        reply = await http.request("GET", f"{HERE}{path}/agents", {}, timeout=SECONDS)
-        listed = json.loads(await reply.body.read(10 * CHUNK * 16)).get("agents", [])
-    except (HubError, ValueError, AttributeError):
+        listed = request_json(socket_path, "GET", f"{path}/agents", None, SECONDS)["agents"]
+        return [str(agent["name"]) for agent in listed]
+    except (HubUnavailable, HubProblem, KeyError, TypeError):
         return []
-    return [str(agent.get("name")) for agent in listed if isinstance(agent, dict)]
 
 
-class SocketHttp:
-    """Implements `ports.HttpClient`: whatever the host, it is the hub behind this socket. One
-    connection a request; the hub's answers have a length or come in chunks."""
+class HubHttpClient:
+    """Implements `ports.HttpClient` over the hub's socket. Cards may name the hub's public URL, so
+    every request goes to `origin`, the hub's own address."""
 
-    def __init__(self, path: str, host: str = "localhost") -> None:
-        """`host` is the hub's own name: addresses in its cards begin with it."""
-        self._path = path
-        self._host = host
+    def __init__(self, http: HttpClient, origin: str) -> None:
+        self._http = http
+        self._origin = origin
 
     async def request(
         self,
@@ -195,70 +193,7 @@ class SocketHttp:
         extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
         parts = urlsplit(url)
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
-        lines = [f"{method} {target} HTTP/1.1", f"host: {self._host}", "connection: close"]
-        lines += [f"{name}: {value}" for name, value in {**headers, **extra_headers}.items()]
-        lines += [f"content-length: {len(body)}", "", ""]
-        try:
-            async with asyncio.timeout(timeout):
-                reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_HEAD)
-                writer.write("\r\n".join(lines).encode("latin-1") + body)
-                head = await reader.readuntil(b"\r\n\r\n")
-        except TimeoutError:
-            raise TimedOut(f"the hub did not answer within {timeout:g} s") from None
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise Unreachable(f"the hub did not answer: {error}") from None
-        status, fields = _head(head)
-        return Reply(status, fields, _Body(reader, writer, fields))
-
-
-def _head(head: bytes) -> tuple[int, dict[str, str]]:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    fields = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        fields[name.strip().lower()] = value.strip()
-    try:
-        return int(first.split(" ")[1]), fields
-    except (IndexError, ValueError):
-        raise BadReply("the hub answered with what is no HTTP") from None
-
-
-class _Body:
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fields: Mapping[str, str]
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        self._length = int(fields.get("content-length") or 0)
-
-    async def read(self, limit: int) -> bytes:
-        data = b""
-        async for chunk in self.chunks():
-            data += chunk
-            if len(data) > limit:
-                raise BadReply(f"the hub answered with more than {limit} bytes")
-        return data
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        try:
-            while self._chunked:
-                size = int((await self._reader.readline()).strip() or b"0", 16)
-                if size == 0:
-                    return
-                chunk = await self._reader.readexactly(size + 2)
-                yield chunk[:-2]
-            while self._length > 0:
-                chunk = await self._reader.read(min(self._length, CHUNK))
-                if not chunk:
-                    raise Unreachable("the hub broke its answer off")
-                self._length -= len(chunk)
-                yield chunk
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            raise Unreachable(f"the connection to the hub was lost: {error}") from None
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self._writer.close()
+        own = f"{self._origin}{parts.path}" + (f"?{parts.query}" if parts.query else "")
+        return await self._http.request(
+            method, own, headers, body, timeout=timeout, extra_headers=extra_headers
+        )

@@ -1,5 +1,5 @@
-"""One conversation with an agent: a message goes out, or a task is taken up, and is followed to its
-end; events are told, questions asked, the answer printed."""
+"""Sends a message to an agent or watches a task until it ends: prints events and the answer, and
+asks the user the agent's questions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from dragoman.cli.a2a.output import (
 from dragoman.cli.base import prompt
 from dragoman.cli.base.errors import FAILED, fail, say
 from dragoman.cli.base.output import print_json, print_json_line
+from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError, TimedOut, Unreachable
 
 _KEPT = ("artifacts", "history")
@@ -34,23 +35,23 @@ class ObservedTask:
     def __init__(self, id: str = "") -> None:
         self.id = id
         self.message: Mapping[str, Any] | None = None
-        """The event of an answer in words, instead of a task."""
+        """The event of a direct answer, instead of a task."""
         self._task: dict[str, Any] = {}
 
     @property
     def answer(self) -> Mapping[str, Any]:
-        """`{"message": …}`, `{"task": …}`, or nothing where nothing was heard."""
+        """`{"message": …}`, `{"task": …}`, or {} before the first event."""
         if self.message is not None:
             return self.message
         return {"task": self._task} if self._task else {}
 
     @property
     def has_content(self) -> bool:
-        """Whether it was told what came of the task, and not only that it ended."""
+        """Whether the task has an artifact or a status message."""
         return bool(self._task.get("artifacts") or list_status_parts(self._task))
 
     def apply_event(self, event: Mapping[str, Any]) -> None:
-        """A StreamResponse. What it says of another task is none of this one's."""
+        """Applies a StreamResponse; ignores events of other tasks."""
         if "message" in event:
             self.message = event
         elif isinstance(task := event.get("task"), dict):
@@ -66,7 +67,7 @@ class ObservedTask:
             self._add_artifact(update.get("artifact"), update.get("append") is True)
 
     def start_turn(self) -> None:
-        """A question was answered: what was asked is heard no more."""
+        """Drops the status after a question was answered."""
         self._task.pop("status", None)
 
     def _is_own(self, id: Any) -> bool:
@@ -99,7 +100,7 @@ class ObservedTask:
 
 
 def _append_parts(one: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Text that comes in pieces is one text."""
+    """Appends parts to an artifact, joining adjacent text parts."""
     parts = list(list_parts(one))
     for part in list_parts(more):
         if parts and set(part) == {"text"} == set(parts[-1]):
@@ -109,10 +110,10 @@ def _append_parts(one: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, 
     return {**one, "parts": parts}
 
 
-RESUMES = 5
+MAX_RESUMES = 5
 FIRST_POLL, LONGEST_POLL = 0.1, 3.0
-ASKED = 6
-"""The agent asks something, and nobody is here to answer."""
+INPUT_REQUIRED = 6
+"""Exit code: the agent asks a question that was not answered."""
 
 
 def build_message(
@@ -129,21 +130,21 @@ def build_message(
 
 
 class AgentConversation:
-    """From a message, or a task, to its end: events told, questions asked, the answer printed."""
+    """Follows one message or task to its end."""
 
     def __init__(
-        self, agent: AgentConnection, as_json: bool, aloud: bool, *, events: bool = False
+        self, agent: AgentConnection, as_json: bool, streams: bool, *, events: bool = False
     ) -> None:
         self._agent = agent
         self._as_json = as_json
         self._events = events
-        self._progress = ProgressPrinter(aloud and not events)
+        self._progress = ProgressPrinter(streams and not events)
         self._task = ObservedTask()
 
     async def run(self, message: dict[str, Any]) -> None:
         client, url = self._agent.client, self._agent.url
         streams = (await client.find_probed(url)).can_stream
-        # Without a stream it is asked how far it is, however long it takes.
+        # An agent without streaming is polled.
         how = {} if streams else {"configuration": {"returnImmediately": True}}
         for _ in range(prompt.MAX_ROUNDS):
             stream = await client.stream_message(url, {"message": message, **how})
@@ -161,21 +162,20 @@ class AgentConversation:
         self._task = ObservedTask(id)
         await self._follow(None)
 
-    # --- following -----------------------------------------------------------------------------
-
     async def _read_stream(self, stream: Any) -> bool:
-        """Whether anything came. A line that breaks is no error yet."""
-        heard = False
+        """Handles the events of a stream; returns whether any came. A lost connection is an error
+        only before the task is known."""
+        has_events = False
         try:
             async for event in stream:
-                heard = True
+                has_events = True
                 self._handle_event(event)
         except (Unreachable, TimedOut):
             if not self._task.id:
                 raise
         finally:
             await stream.close()
-        return heard
+        return has_events
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         if self._events:
@@ -194,46 +194,43 @@ class AgentConversation:
         return read_state(self._answer.get("task", {})) in (*ENDED, *WAITING)
 
     async def _follow(self, last: str | None) -> None:
-        """By its stream again where that broke, else by asking. A task that has ended is asked for
-        only where nothing was heard of what came of it: agents need not keep it."""
+        """Follows the task to its end: resubscribes to a broken stream, else polls. Fetches an
+        ended task only if no result was seen, because agents need not keep it."""
         from dragoman.app.app import A2aError
 
         client, url = self._agent.client, self._agent.url
-        fruitless = 0
+        failures = 0
+        retry = Backoff(0.4, LONGEST_POLL)
         id = self._task.id
-        while not self._is_settled() and id and fruitless < RESUMES:
+        while not self._is_settled() and id and failures < MAX_RESUMES:
             try:
                 stream = await client.subscribe(url, id, last)
             except (Unreachable, TimedOut):
-                fruitless += 1
-                await asyncio.sleep(min(0.2 * 2**fruitless, LONGEST_POLL))
+                failures += 1
+                await asyncio.sleep(retry.delay(failures))
                 continue
-            except A2aError:  # it has none
+            except A2aError:  # it cannot stream
                 break
-            fruitless = (
-                0 if await self._read_stream(stream) and stream.last_id != last else fruitless + 1
-            )
+            has_events = await self._read_stream(stream)
+            failures = 0 if has_events and stream.last_id != last else failures + 1
             last = stream.last_id or last
-        pause = FIRST_POLL
+        poll = Backoff(FIRST_POLL, LONGEST_POLL, factor=1.6)
         while id and not self._is_settled():
             self._task.apply_event({"task": await client.get_task(url, id)})
             if self._is_settled():
                 return
             self._progress.handle_event(self._answer)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.6, LONGEST_POLL)
+            await asyncio.sleep(poll.next_delay())
         if id and "message" not in self._answer and not self._task.has_content:
             with contextlib.suppress(A2aError, HubError):
                 self._task.apply_event({"task": await client.get_task(url, id)})
-
-    # --- asking --------------------------------------------------------------------------------
 
     def _ask_user(self, task: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._progress.end()
         answer = prompt.ask_questions({"reply": _build_question(task)})["reply"]
         if answer["action"] != "accept":
-            say(f"the task waits; {self._render_next_command(task)}")
-            raise SystemExit(ASKED)
+            say(f"the task waits for input; {self._render_next_command(task)}")
+            raise SystemExit(INPUT_REQUIRED)
         content = answer.get("content") or {"reply": "It is done; please go on."}
         if set(content) == {"reply"}:
             return [{"text": str(content["reply"])}]
@@ -242,8 +239,6 @@ class AgentConversation:
     def _render_next_command(self, task: Mapping[str, Any]) -> str:
         target = self._agent.target or "''"
         return f'answer with: dragoman a2a send {target} --task {task.get("id")} "…"'
-
-    # --- the end -------------------------------------------------------------------------------
 
     def finish(self) -> None:
         self._progress.end()
@@ -256,9 +251,9 @@ class AgentConversation:
         task = self._answer.get("task", {})
         state = read_state(task)
         if state in WAITING:
-            words = join_text(list_status_parts(task)) or "the agent does not say what"
+            words = join_text(list_status_parts(task)) or "no question given"
             say(f"{state}: {words}; {self._render_next_command(task)}")
-            raise SystemExit(ASKED)
+            raise SystemExit(INPUT_REQUIRED)
         if not self._as_json and not self._events and not self._progress.has_output:
             self._print(task, state)
         if state != "completed":
@@ -286,4 +281,4 @@ def _build_question(task: Mapping[str, Any]) -> dict[str, Any]:
 def _fail_task(task: Mapping[str, Any], state: str) -> NoReturn:
     words = join_text(list_status_parts(task))
     ended = state if state == "failed" else f"was {state}"
-    fail(f"the task {ended}" + (f": {words}" if words else "; no reason is given"), FAILED)
+    fail(f"the task {ended}" + (f": {words}" if words else " without a reason"), FAILED)

@@ -1,4 +1,4 @@
-"""What agents say, for people: cards, tasks, answers. All of it comes from others."""
+"""Prints cards, tasks and answers of agents, with control characters escaped."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def join_text(parts: list[Mapping[str, Any]]) -> str:
 
 
 def print_card(
-    card: Mapping[str, Any], found_at: str, way: str, findings: list[str], target: str
+    card: Mapping[str, Any], found_at: str, endpoint: str, findings: list[str], target: str
 ) -> None:
     print(f"{style(clean(card['name']), bold=True)}  (version {clean(card['version'])})")
     if card.get("description"):
         print(f"  {clean(card['description'])}")
     print(f"  card      {clean(render_url(found_at))}")
-    print(f"  speaks    {clean(way)}")
+    print(f"  uses      {clean(endpoint)}")
     for one in card["supportedInterfaces"]:
         tenant = f", tenant {clean(one['tenant'])}" if one.get("tenant") else ""
         print(
             f"  declares  A2A {clean(one['protocolVersion'])} over {clean(one['protocolBinding'])} "
             f"at {clean(render_url(one['url']))}{tenant}"
         )
-    print(f"  can       {', '.join(_list_features(card['capabilities'])) or 'answer, and no more'}")
-    print(f"  takes     {clean(', '.join(map(str, card['defaultInputModes'])))}")
-    print(f"  gives     {clean(', '.join(map(str, card['defaultOutputModes'])))}")
+    print(f"  features  {', '.join(_list_features(card['capabilities'])) or 'none'}")
+    print(f"  input     {clean(', '.join(map(str, card['defaultInputModes'])))}")
+    print(f"  output    {clean(', '.join(map(str, card['defaultOutputModes'])))}")
     if card.get("securitySchemes"):
-        print(f"  wants     {clean(', '.join(card['securitySchemes']))} (see --json)")
+        print(f"  requires  {clean(', '.join(card['securitySchemes']))} (see --json)")
     print(f"  signed    {'yes' if card.get('signatures') else 'no'}")
     for finding in findings:
         print(f"  finding   {clean(finding)}")
@@ -76,7 +76,7 @@ def print_card(
     if skills:
         print()
         rows = [(skill["id"], skill["description"] or skill["name"]) for skill in skills]
-        print_table(["SKILL", "WHAT IT IS GOOD FOR"], rows[:SHOWN_SKILLS])
+        print_table(["SKILL", "DESCRIPTION"], rows[:SHOWN_SKILLS])
         if len(skills) > SHOWN_SKILLS:
             print(f"and {len(skills) - SHOWN_SKILLS} more; see --json")
     print(f'\ntry: dragoman a2a send {clean(target)} "…"')
@@ -84,9 +84,9 @@ def print_card(
 
 def _list_features(capabilities: Mapping[str, Any]) -> Iterator[str]:
     names = {
-        "streaming": "stream",
-        "pushNotifications": "call webhooks",
-        "extendedAgentCard": "tell more to those it knows",
+        "streaming": "streaming",
+        "pushNotifications": "push notifications",
+        "extendedAgentCard": "extended card",
     }
     for name, words in names.items():
         if capabilities.get(name):
@@ -109,9 +109,9 @@ def print_tasks(tasks: list[Mapping[str, Any]], more: bool) -> None:
         when = str(status.get("timestamp") or "-")[:19].replace("T", " ")
         words = join_text(list_status_parts(task))
         rows.append((task.get("id"), read_state(task), when, task.get("contextId"), words))
-    print_table(["TASK", "STATE", "SINCE (UTC)", "CONTEXT", "LAST WORDS"], rows)
+    print_table(["TASK", "STATE", "SINCE (UTC)", "CONTEXT", "LAST MESSAGE"], rows)
     if more:
-        print("there are more; see --limit")
+        print("more tasks exist; see --limit")
 
 
 def print_task(task: Mapping[str, Any]) -> None:
@@ -130,9 +130,8 @@ def print_task(task: Mapping[str, Any]) -> None:
 
 
 def print_answer(task: Mapping[str, Any], out: TextIO) -> None:
-    """What a task has made; where it has made nothing, what it said last."""
-    artifacts = [one for one in task.get("artifacts") or [] if isinstance(one, dict)]
-    for artifact in artifacts:
+    """Prints the artifacts of a task."""
+    for artifact in task.get("artifacts") or []:
         print_parts(list_parts(artifact), out)
 
 
@@ -154,15 +153,15 @@ def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
 
 
 class ProgressPrinter:
-    """Says on stderr what happens to a task, and nothing twice; with `aloud` what is made goes to
-    stdout as it comes."""
+    """Prints status messages of a task on stderr, each once; with `streams`, also its artifacts on
+    stdout as they arrive."""
 
-    def __init__(self, aloud: bool) -> None:
-        self._streams = aloud
+    def __init__(self, streams: bool) -> None:
+        self._streams = streams
         self._words = ""
         self._open = ""
         self.has_output = False
-        """Whether anything of the answer was printed."""
+        """Whether a part of the answer was printed."""
 
     def handle_event(self, event: Mapping[str, Any]) -> None:
         for member in ("task", "statusUpdate"):
@@ -179,7 +178,7 @@ class ProgressPrinter:
             self._words = words
 
     def _print_artifact(self, update: Mapping[str, Any]) -> None:
-        """Text in pieces goes on where the last one ended."""
+        """Prints an artifact update; text chunks continue the line of the previous one."""
         artifact = update.get("artifact") or {}
         id = str(artifact.get("artifactId"))
         if self._open and self._open != id:
