@@ -10,7 +10,7 @@ import pytest
 from dragoman.cli.policy import policy
 from dragoman.policy.config import PolicySettings
 from dragoman.policy.context import NAMES
-from dragoman.policy.loader import check, check_texts, texts_in
+from dragoman.policy.loader import check_folder, check_texts, read_texts
 from dragoman.policy.policy_set import ACTIONS
 from dragoman.web.api_policies import OPERATIONS
 
@@ -26,15 +26,15 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SETS)
 def test_an_example_can_be_put_in_force_and_decides_as_it_says(name: str) -> None:
-    checked = check(EXAMPLES / name)
-    assert checked.snapshot is not None, checked.findings
+    checked = check_folder(EXAMPLES / name)
+    assert checked.policy_set is not None, checked.findings
     assert not checked.findings
     assert len(checked.outcomes) >= 5 and all(each.passed for each in checked.outcomes)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_each_policy_of_an_example_is_needed_for_what_it_says(name: str) -> None:
-    texts = texts_in(EXAMPLES / name)
+    texts = read_texts(EXAMPLES / name)
     own = next(file for file in texts if file.endswith(".cedar") and file != "default.cedar")
     policies = [part for part in re.split(r"(?=@id\()", texts[own]) if part.startswith("@id(")]
     assert policies
@@ -63,7 +63,7 @@ def test_the_page_names_every_example_action_guardrail_and_attribute_of_the_cont
         assert f"examples/policies/{name}/" in PAGE
     for action in ACTIONS:
         assert f"`{action}`" in PAGE
-    snapshot = check_texts(None).snapshot
+    snapshot = check_texts(None).policy_set
     assert snapshot is not None
     for each in snapshot.policies:
         assert not each.guardrail or f"`{each.id}`" in PAGE

@@ -20,8 +20,8 @@ from dragoman.core.call import NOTHING, Call
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.trace import Trace
-from dragoman.policy.engine import Policies
-from dragoman.policy.loader import load
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.loader import load_policies
 
 ROUNDS, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 ANEW = 2_000  # decisions, each of a chain that was not there before
@@ -100,14 +100,14 @@ class Set:
     def __init__(self, text: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "own.cedar").write_text(text, encoding="utf-8")
-            self.snapshot = load(Path(folder))
+            self.policy_set = load_policies(Path(folder))
         with recorded() as self.questions:
             policies = self.fresh()
             assert all(policies.decide(one).allowed for one in NEW_CALLS)
 
-    def fresh(self) -> Policies:
-        policies = Policies(
-            self.snapshot, facts=lambda name: SERVER.traits.facts, intact=lambda tool: True
+    def fresh(self) -> PolicyEngine:
+        policies = PolicyEngine(
+            self.policy_set, facts=lambda name: SERVER.traits.facts, intact=lambda tool: True
         )
         assert policies.decide(OLD_CALLS[0]).allowed  # what a set prepares once is prepared
         return policies
@@ -178,7 +178,7 @@ def kept(policies: Set) -> float:
 def main() -> None:
     ten, hundred = Set(texts(10)), Set(texts(100))
     times = Set(texts(10, TIMED))
-    assert [len(one.snapshot.policies) for one in (ten, hundred, times)] == [10, 100, 10]
+    assert [len(one.policy_set.policies) for one in (ten, hundred, times)] == [10, 100, 10]
     rows = {
         "bare, 10": lambda: bare(ten),
         "anew, 10": lambda: anew(ten),

@@ -38,7 +38,7 @@ from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
-from dragoman.policy.engine import Policies
+from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.loader import PolicyError, check_texts
 
 __all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
@@ -175,12 +175,12 @@ def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str
     return peer
 
 
-def _judge(policies: str | None, agent: RemoteAgent) -> Policies:
+def _judge(policies: str | None, agent: RemoteAgent) -> PolicyEngine:
     checked = check_texts(None if policies is None else {"test.cedar": policies})
-    if checked.snapshot is None:
+    if checked.policy_set is None:
         raise PolicyError(checked.findings)
     facts = agent.traits.facts
-    return Policies(checked.snapshot, facts=lambda name: facts, intact=lambda tool: True)
+    return PolicyEngine(checked.policy_set, facts=lambda name: facts, intact=lambda tool: True)
 
 
 class _Unrecorded:

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from tests.policy.policy_ground import call, key, policies, tool
+from tests.policy.policy_cases import call, key, policies, tool
 
 _CHECK = """
 import sys, threading
@@ -15,7 +15,7 @@ from dragoman.policy.loader import check_texts
 text = sys.stdin.read()
 def run():
     checked = check_texts({"mine.cedar": text})
-    print("usable" if checked.snapshot else checked.findings[0].words)
+    print("usable" if checked.policy_set else checked.findings[0].words)
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()

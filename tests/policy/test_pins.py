@@ -38,11 +38,11 @@ from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quaranti
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
 from dragoman.pins import review
-from dragoman.pins.approvals import Approvals
-from dragoman.pins.diff import difference
-from dragoman.pins.digest import card_members, digest, members, normal
-from dragoman.pins.review import Pins
-from dragoman.pins.sanitize import clean, clean_text, hidden, visible
+from dragoman.pins.approvals import PinApprovals
+from dragoman.pins.diff import render_diff
+from dragoman.pins.digest import compute_digest, normalize, select_pinned, select_pinned_of_card
+from dragoman.pins.review import PinReviewer
+from dragoman.pins.sanitize import clean_text, clean_value, escape_hidden, has_hidden
 from dragoman.stores.pins import SqlitePins
 from dragoman.wire.json import encode
 
@@ -110,10 +110,10 @@ class Board:
         self.store = SqlitePins(place)
         self.mode = mode
         self.now = 1_790_000_000.0
-        self.pins = Pins(self.store, lambda target: self.mode, lambda: self.now)
+        self.pins = PinReviewer(self.store, lambda target: self.mode, lambda: self.now)
         self.changed: list[str] = []
         self.decided: list[PinDecision] = []
-        self.people = Approvals(self.pins, self.changed.append, self.decided.append)
+        self.people = PinApprovals(self.pins, self.changed.append, self.decided.append)
 
     def held(self, *tools: Tool, target: str = "files") -> dict[str, str]:
         admitted, held, _ = self.pins.review(target, tools)
@@ -158,8 +158,8 @@ def test_each_of_many_small_changes_is_held(board: Board) -> None:
     for card, changes in ((CARD, CHANGES_OF_A_CARD), (CARD_03, CHANGES_OF_AN_OLD_CARD)):
         for number, (path, new) in enumerate(changes):
             agent = f"{card is CARD}{number}"
-            assert board.pins.card(agent, card, "first") is None
-            assert board.pins.card(agent, at(card, path, new), "first"), (path, new)
+            assert board.pins.review_card(agent, card, "first") is None
+            assert board.pins.review_card(agent, at(card, path, new), "first"), (path, new)
 
 
 @pytest.mark.promise("R9")
@@ -187,8 +187,10 @@ def test_none_of_many_reorderings_is_held(board: Board) -> None:
     assert board.held(*skill_tools(*after), target="weather") == {}
 
     for number, (path, new) in enumerate(REORDERINGS_OF_A_CARD):
-        assert board.pins.card(str(number), CARD, "first") is None
-        assert board.pins.card(str(number), turned(at(CARD, path, new)), "first") is None, path
+        assert board.pins.review_card(str(number), CARD, "first") is None
+        assert board.pins.review_card(str(number), turned(at(CARD, path, new)), "first") is None, (
+            path
+        )
 
 
 LEAVES = some.none() | some.booleans() | some.integers() | some.text(max_size=8)
@@ -217,9 +219,13 @@ def test_whatever_is_shuffled_is_the_same_and_whatever_is_added_is_not(
     schema: dict[str, Any], chance: random.Random
 ) -> None:
     before = {"name": "x", "inputSchema": schema}
-    assert digest({"name": "x", "inputSchema": shuffled(schema, chance)}) == digest(before)
-    assert digest({"name": "x", "inputSchema": {**schema, "c": 1}}) != digest(before)
-    assert difference(before, {"inputSchema": shuffled(schema, chance), "name": "x"}) == ""
+    assert compute_digest({"name": "x", "inputSchema": shuffled(schema, chance)}) == compute_digest(
+        before
+    )
+    assert compute_digest({"name": "x", "inputSchema": {**schema, "c": 1}}) != compute_digest(
+        before
+    )
+    assert render_diff(before, {"inputSchema": shuffled(schema, chance), "name": "x"}) == ""
 
 
 @settings(max_examples=150, deadline=None)
@@ -227,19 +233,19 @@ def test_whatever_is_shuffled_is_the_same_and_whatever_is_added_is_not(
 def test_a_difference_is_shown_if_and_only_if_there_is_one(
     old: dict[str, Any], new: dict[str, Any]
 ) -> None:
-    assert bool(difference(old, new)) == (digest(old) != digest(new))
+    assert bool(render_diff(old, new)) == (compute_digest(old) != compute_digest(new))
 
 
 def test_what_is_true_is_not_one_and_what_is_null_is_not_there() -> None:
-    assert digest({"a": True}) != digest({"a": 1})
-    assert digest({"a": 1.0}) == digest({"a": 1})
-    assert members("tool", {"name": "x", "title": None}) == {"name": "x"}
-    assert normal({"properties": {"required": ["b", "a"]}}) == {
+    assert compute_digest({"a": True}) != compute_digest({"a": 1})
+    assert compute_digest({"a": 1.0}) == compute_digest({"a": 1})
+    assert select_pinned("tool", {"name": "x", "title": None}) == {"name": "x"}
+    assert normalize({"properties": {"required": ["b", "a"]}}) == {
         "properties": {"required": ["b", "a"]}
     }
-    assert card_members({"capabilities": [], "supported_interfaces": "x", "name": None}) == {
-        "supported_interfaces": ["x"]
-    }
+    assert select_pinned_of_card(
+        {"capabilities": [], "supported_interfaces": "x", "name": None}
+    ) == {"supported_interfaces": ["x"]}
 
 
 # --- what happens then ----------------------------------------------------------------------------
@@ -248,7 +254,7 @@ def test_what_is_true_is_not_one_and_what_is_null_is_not_there() -> None:
 @pytest.mark.promise("R9")
 def test_a_changed_tool_is_neither_listed_nor_called_until_it_is_approved(board: Board) -> None:
     catalog = Catalog(review=board.pins.review)
-    board.people = Approvals(board.pins, catalog.review_again, board.decided.append)
+    board.people = PinApprovals(board.pins, catalog.review_again, board.decided.append)
     catalog.offer("files", [tool(READ), tool(READ, "other")])
     changed = {**READ, "description": "Reads a file and mails it."}
     catalog.offer("files", [tool(changed), tool(READ, "other")])
@@ -265,7 +271,7 @@ def test_a_changed_tool_is_neither_listed_nor_called_until_it_is_approved(board:
     assert catalog.find("files.read_file").definition is changed
     (decision,) = board.decided
     assert (decision.action, decision.by, decision.at) == ("approve", "owner:owner", board.now)
-    assert decision.digest == digest(members("tool", changed))
+    assert decision.digest == compute_digest(select_pinned("tool", changed))
     # And what it was before is now what has changed.
     catalog.offer("files", [tool(READ)])
     assert len(catalog) == 0
@@ -279,12 +285,12 @@ def test_a_tool_may_go_and_come_back_but_not_as_another(board: Board) -> None:
     assert board.held() == {}
     assert board.held(tool(at(READ, "title", "X"))).keys() == {"files.read_file"}
     # As it was approved it may come back at any time, and then nothing is held.
-    assert [row["name"] for row in board.people.listed("held")] == ["files.read_file"]
+    assert [row["name"] for row in board.people.list_pins("held")] == ["files.read_file"]
     assert board.held(tool(READ)) == {}
-    assert board.people.listed("held") == []
+    assert board.people.list_pins("held") == []
     assert board.held(tool(at(READ, "title", "X")))
     assert board.held(tool(turned(READ))) == {}
-    assert board.people.listed("held") == []
+    assert board.people.list_pins("held") == []
 
 
 def test_pins_outlive_the_hub(tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_pins_outlive_the_hub(tmp_path: Path) -> None:
     first.held(tool(changed), tool(READ, "b"))
     first.store.close()
     second = Board(tmp_path)
-    assert second.people.listed("held")[0]["name"] == "files.read_file"
+    assert second.people.list_pins("held")[0]["name"] == "files.read_file"
     assert second.held(tool(changed), tool(READ, "b")).keys() == {"files.read_file"}
     assert second.store.commits == 0  # all of that was known
     assert second.held(tool(READ), tool(READ, "b")) == {}
@@ -306,7 +312,7 @@ def test_strict_offers_nothing_that_nobody_has_approved(board: Board) -> None:
     board.mode = "strict"
     held = board.held(tool(READ), tool(READ, "b"), tool(READ, "c"))
     assert len(held) == 3 and all("was not approved yet" in why for why in held.values())
-    assert board.pins.card("weather", CARD, "strict")
+    assert board.pins.review_card("weather", CARD, "strict")
     board.people.approve("files.b", "ann")
     assert board.held(tool(READ), tool(READ, "b"), tool(READ, "c")).keys() == {
         "files.read_file",
@@ -315,7 +321,7 @@ def test_strict_offers_nothing_that_nobody_has_approved(board: Board) -> None:
     assert board.people.approve_all("ann", "files") == (["files.c", "files.read_file"], [])
     assert board.held(tool(READ), tool(READ, "b"), tool(READ, "c")) == {}
     assert board.people.approve_all("ann", None) == (["weather"], [])
-    assert board.pins.card("weather", CARD, "strict") is None
+    assert board.pins.review_card("weather", CARD, "strict") is None
     assert board.changed == ["files", "files", "weather"]
     # A mode that is none holds what it does not know.
     board.mode = "of"
@@ -329,14 +335,14 @@ def test_what_is_not_pinned_is_cleaned_and_offered_and_nothing_is_kept(board: Bo
         assert board.held(tool(definition)) == {}
     (shown,), *_ = board.pins.review("files", [tool(dirty)])
     assert shown.definition["description"] == "ab"
-    assert board.pins.card("weather", CARD, "off") is None
+    assert board.pins.review_card("weather", CARD, "off") is None
     assert board.store.load(None) == []
     # What was held is not any more, and is again when it is pinned again.
     board.mode = "first"
     board.held(tool(READ))
     assert board.held(tool(dirty))
     board.mode = "off"
-    assert board.held(tool(dirty)) == {} and board.people.listed("held") == []
+    assert board.held(tool(dirty)) == {} and board.people.list_pins("held") == []
     board.mode = "first"
     assert board.held(tool(dirty))
 
@@ -349,7 +355,7 @@ def test_what_was_seen_counts_when_first_sight_does_not_any_more_and_the_other_w
     assert board.held(tool(READ), tool(READ, "b")).keys() == {"files.b"}
     board.mode = "first"
     assert board.held(tool(READ), tool(READ, "b")) == {}
-    assert board.people.listed("held") == []
+    assert board.people.list_pins("held") == []
 
 
 @pytest.mark.promise("R9")
@@ -360,7 +366,7 @@ def test_what_was_rejected_stays_held_whenever_it_comes(board: Board) -> None:
     assert board.people.reject("files.read_file", "ann") == ["files.read_file"]
     assert board.changed == ["files"] and board.decided[0].action == "reject"
     assert "was rejected on 2026-09-21 by ann" in board.held(tool(evil))["files.read_file"]
-    assert board.people.listed("held")[0]["state"] == "rejected"
+    assert board.people.list_pins("held")[0]["state"] == "rejected"
     assert board.held(tool(READ)) == {}
     why = board.held(tool(turned(evil)))["files.read_file"]
     assert "was rejected on 2026-09-21 by ann" in why
@@ -399,11 +405,11 @@ def test_names_are_found_or_explained(board: Board) -> None:
     for one in both:
         board.pins.review("files", [one], one.kind)
     with pytest.raises(AmbiguousName, match=r'"prompt:files.read_file" or "tool:files.read_file"'):
-        board.people.diff("files.read_file")
+        board.people.render_diff("files.read_file")
     board.people.approve("prompt:files.read_file", "ann")
     assert board.people.show("files.read_file")["kind"] == "tool"  # the one that is held
     with pytest.raises(NotFound, match=r'did you mean "files.read_file"'):
-        board.people.diff("files.read_fil")
+        board.people.render_diff("files.read_fil")
     with pytest.raises(NotFound, match="dragoman pins list"):
         board.people.approve("x", "ann")
     with pytest.raises(InvalidInput, match="nothing is held"):
@@ -411,12 +417,12 @@ def test_names_are_found_or_explained(board: Board) -> None:
     with pytest.raises(InvalidInput, match="nothing is held"):
         board.people.reject("prompt:files.read_file", "ann")
     with pytest.raises(InvalidInput, match='"held" or "all"'):
-        board.people.listed("x")
+        board.people.list_pins("x")
     with pytest.raises(NotFound):
         board.people.forget("nobody", "ann")
     with pytest.raises(NotFound):
         board.people.approve_all("ann", "nobody")
-    assert "is what was approved" in board.people.diff("prompt:files.read_file")
+    assert "is what was approved" in board.people.render_diff("prompt:files.read_file")
 
 
 def test_a_prompt_is_pinned_beside_a_tool_of_the_same_name(board: Board) -> None:
@@ -465,7 +471,7 @@ def test_the_difference_is_readable_and_safe_for_a_terminal(board: Board) -> Non
     del evil["annotations"]["readOnlyHint"]
     board.now += 86_400
     board.held(tool(turned(evil)))
-    assert board.people.diff("files.read_file").split("\n") == [
+    assert board.people.render_diff("files.read_file").split("\n") == [
         'tool "files.read_file" is held since 2026-09-22; - was approved on 2026-09-21 by first '
         "sight, + is offered now",
         "",
@@ -485,8 +491,12 @@ def test_the_difference_is_readable_and_safe_for_a_terminal(board: Board) -> Non
         "  + note",
     ]
     shown = board.people.show("files.read_file")
-    assert shown["was"] == members("tool", READ) and shown["now"] == members("tool", evil)
-    assert shown["digest"] == digest(evil) and shown["approved_digest"] == digest(READ)
+    assert shown["was"] == select_pinned("tool", READ) and shown["now"] == select_pinned(
+        "tool", evil
+    )
+    assert shown["digest"] == compute_digest(evil) and shown["approved_digest"] == compute_digest(
+        READ
+    )
 
 
 def test_a_difference_of_any_size_is_shown_in_bounds() -> None:
@@ -494,7 +504,7 @@ def test_a_difference_of_any_size_is_shown_in_bounds() -> None:
     new = {"description": old["description"].replace("9", "8"), "title": "b" * 1_000_000}
     many = {f"k{n}": n for n in range(2_000)}
     begun = time.process_time()
-    text = difference({"inputSchema": {}, **old}, {"inputSchema": many, **new})
+    text = render_diff({"inputSchema": {}, **old}, {"inputSchema": many, **new})
     assert time.process_time() - begun < 1
     assert len(text) < 200_000
     assert "more characters; see --json" in text and "and more; see it whole" in text
@@ -532,12 +542,12 @@ class Broken(SqlitePins):
 def test_nothing_is_offered_while_the_pins_cannot_be_read(tmp_path: Path) -> None:
     store = Broken(tmp_path)
     store.reading = False
-    pins = Pins(store, lambda target: "first")
+    pins = PinReviewer(store, lambda target: "first")
     for _ in range(2):
         admitted, held, _ = pins.review("files", [tool(READ), tool(READ, "b")])
         assert admitted == [] and len(held) == 2
         assert all('"pins.db" cannot be read' in why for why in held.values())
-        assert "cannot be read" in str(pins.card("weather", CARD, "first"))
+        assert "cannot be read" in str(pins.review_card("weather", CARD, "first"))
     store.reading = True
     assert len(pins.review("files", [tool(READ), tool(READ, "b")])[0]) == 2
     store.reading = False  # in the middle of it: what is as it was is known
@@ -551,7 +561,7 @@ def test_what_cannot_be_recorded_is_not_offered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Broken(tmp_path)
-    pins = Pins(store, lambda target: "first")
+    pins = PinReviewer(store, lambda target: "first")
     pins.review("files", [tool(READ)])
     store.writing = False
     with caplog.at_level(logging.ERROR):
@@ -559,13 +569,13 @@ def test_what_cannot_be_recorded_is_not_offered(
     assert "could not be recorded" in caplog.text
     assert [one.remote_name for one in admitted] == ["read_file"]
     assert '"pins.db" cannot be written' in held["files.new"]
-    assert "cannot be written" in str(pins.card("weather", CARD, "first"))
+    assert "cannot be written" in str(pins.review_card("weather", CARD, "first"))
     assert pins.review("files", [tool(READ, "new")])[1].keys() == {"files.new"}
     changed = [tool(at(READ, "title", "X"))]
     assert pins.review("files", changed)[1].keys() == {"files.read_file"}
     store.writing = True
     assert pins.review("files", [tool(READ), tool(READ, "new")])[1] == {}
-    assert pins.card("weather", CARD, "first") is None
+    assert pins.review_card("weather", CARD, "first") is None
     assert pins.review("files", changed)[1].keys() == {"files.read_file"}
     store.close()
 
@@ -611,12 +621,12 @@ DIRTY = {
 @pytest.mark.parametrize("what", DIRTY)
 def test_texts_are_cleaned_of_what_nobody_sees(what: str) -> None:
     text = DIRTY[what]
-    assert hidden(encode({"x": text}))
+    assert has_hidden(encode({"x": text}))
     done = clean_text(text)
     assert "".join(one for one in done if one.isalnum()) in ("ab", "a", "a0b")
-    assert not hidden(encode(done)) and clean_text(done) == done
-    assert visible(text).count("<U+") or what == "carriage returns"
-    assert not hidden(encode(visible(text)))
+    assert not has_hidden(encode(done)) and clean_text(done) == done
+    assert escape_hidden(text).count("<U+") or what == "carriage returns"
+    assert not has_hidden(encode(escape_hidden(text)))
 
 
 def test_texts_that_can_be_seen_are_left() -> None:
@@ -627,15 +637,15 @@ def test_texts_that_can_be_seen_are_left() -> None:
         "\u2028 “quoted” … €\u00a0",
     ):
         definition = {"description": text}
-        assert clean(definition) is definition and clean_text(text) == text
+        assert clean_value(definition) is definition and clean_text(text) == text
 
 
 @settings(max_examples=300, deadline=None)
 @given(some.text(some.characters(exclude_categories=["Cs"]) | some.sampled_from("\x1b[]m\ufe0f\\")))
 def test_cleaning_is_done_at_once(text: str) -> None:
     done = clean_text(text)
-    assert clean_text(done) == done and not hidden(encode({"x": done}))
-    assert (done == text) == (not hidden(encode({"x": text})))
+    assert clean_text(done) == done and not has_hidden(encode({"x": done}))
+    assert (done == text) == (not has_hidden(encode({"x": text})))
 
 
 @pytest.mark.promise("R2")
@@ -652,7 +662,7 @@ def test_a_definition_is_passed_on_as_it_is_unless_it_hides_something(board: Boa
     schema = shown.definition["inputSchema"]
     assert schema["properties"]["path"]["description"] == "here"
     assert schema["properties"]["enum"]["description"] == "xy"
-    assert not hidden(encode(shown.definition))
+    assert not has_hidden(encode(shown.definition))
     assert dirty["description"] == "a\u200bb \x1b[31mred"  # what came is not touched
     # The digest is over what the far side said: to leave out what was cleaned is a change.
     assert board.held(tool(shown.definition, "dirty"))
@@ -674,7 +684,7 @@ def test_what_hides_something_that_cannot_be_taken_out_waits_for_somebody(
     dirty = tool(at(READ, path, new), "x")
     why = board.held(dirty)["files.x"]
     assert "characters that nobody sees" in why
-    assert "<U+" in board.people.diff("files.x")
+    assert "<U+" in board.people.render_diff("files.x")
     board.people.approve("files.x", "ann")
     assert board.held(dirty) == {}
 
@@ -705,12 +715,12 @@ def test_a_resource_whose_text_has_changed_is_shown_as_it_was_approved(board: Bo
         ({"size": "EVIL", "annotations": {"lastModified": "EVIL now", "priority": 1}}, False),
     ):
         (shown,), held, _ = board.pins.review("files", [resource(**more)], RESOURCE)
-        assert held == {} and board.people.listed("held") == []
+        assert held == {} and board.people.list_pins("held") == []
         assert "EVIL" not in repr(shown.definition) and ("size" in shown.definition) is passes
     evil = resource("EVIL", annotations={"priority": 1})
     (shown,), held, _ = board.pins.review("files", [evil], RESOURCE)
     assert held == {} and shown.definition["description"] == shown.description == "Notes."
-    (waiting,) = board.people.listed("held")
+    (waiting,) = board.people.list_pins("held")
     assert (waiting["kind"], waiting["name"], waiting["offered"]) == (
         "resource", "files.x://A", True,
     )  # fmt: skip
@@ -739,15 +749,17 @@ def test_pins_of_fewer_members_are_compared_by_those_once(board: Board) -> None:
     meta = {**READ, "_meta": {"tags": ["x"]}, "icons": [{"src": "https://a.example"}]}
     assert board.held(tool(READ), tool(READ, "b")) == {}
     card = {**CARD, "defaultInputModes": ["text/plain"]}
-    assert board.pins.card("weather", card, "first") is None
+    assert board.pins.review_card("weather", card, "first") is None
     for row in board.store.load(None):  # as the version before wrote them
         body = encode(
-            card_members(card, 1) if row.kind == "card" else members("tool", READ, scheme=1)
+            select_pinned_of_card(card, 1)
+            if row.kind == "card"
+            else select_pinned("tool", READ, scheme=1)
         )
         board.store.save([PinChange(replace(row, scheme=1), approved=body)], ())
     board.pins._known.clear()
     assert board.held(tool(meta), tool(at(READ, "description", "EVIL"), "b")).keys() == {"files.b"}
-    assert board.pins.card("weather", card, "first") is None
+    assert board.pins.review_card("weather", card, "first") is None
     assert {pin.scheme for pin in board.store.load(None) if pin.id != "b"} == {2}
     assert board.held(tool(at(meta, "icons 0 src", "javascript:0"))).keys() == {"files.read_file"}
     board.people.approve("files.read_file", "ann")
@@ -798,7 +810,9 @@ def test_no_order_of_keys_and_no_spacing_is_a_change(random: random.Random) -> N
             return value.replace(" ", random.choice([" ", "  ", "\n", "\t ", " \u3000"]))
         return float(value) if type(value) is int and random.random() < 0.5 else value
 
-    assert digest(members("tool", shuffled(whole))) == digest(members("tool", whole))
+    assert compute_digest(select_pinned("tool", shuffled(whole))) == compute_digest(
+        select_pinned("tool", whole)
+    )
 
 
 # --- what comes later -----------------------------------------------------------------------------
@@ -809,17 +823,17 @@ def test_what_is_added_later_is_new_and_is_held_where_that_is_wanted(board: Boar
     board.pins._told_added = lambda target, name, why: added.append(name)
     assert board.held(tool(READ)) == {}
     assert board.pins.review("files", [], PROMPT).quarantined == {}
-    assert board.people.listed("new") == [] and added == []
+    assert board.people.list_pins("new") == [] and added == []
     later = tool(READ, "later"), tool({"name": "ask"}, kind=PROMPT)
     assert board.held(tool(READ), later[0]) == {}
     assert board.pins.review("files", [later[1]], PROMPT).quarantined == {}
     assert added == ["files.later", "files.ask"]
-    assert [one["name"] for one in board.people.listed("new")] == ["files.ask", "files.later"]
-    assert "nobody has looked at it" in board.people.diff("files.later")
+    assert [one["name"] for one in board.people.list_pins("new")] == ["files.ask", "files.later"]
+    assert "not approved by a person yet" in board.people.render_diff("files.later")
     board.people.reject("files.later", "ann")
     assert board.held(tool(READ), later[0]).keys() == {"files.later"}
     assert board.people.approve_all("ann", "files") == (["files.ask"], [])
-    assert board.people.listed("new") == []
+    assert board.people.list_pins("new") == []
 
     board.pins._holds_additions = lambda target: True
     assert board.held(tool(READ), tool(READ, "held")).keys() == {"files.held"}
@@ -832,13 +846,13 @@ def test_only_what_is_offered_now_is_approved(board: Board) -> None:
     assert board.held(tool(READ), tool(READ, "b")) == {}
     board.held(tool(evil), tool(evil, "b"))
     board.held(tool(READ, "b"))  # the one is gone, the other is what it was
-    assert [one["offered"] for one in board.people.listed("held")] == [False]
-    assert "is not offered now" in board.people.diff("files.read_file")
+    assert [one["offered"] for one in board.people.list_pins("held")] == [False]
+    assert "is not offered now" in board.people.render_diff("files.read_file")
     with pytest.raises(InvalidInput, match="is not offered any more"):
         board.people.approve("files.read_file", "ann")
     assert board.people.approve_all("ann", "files") == ([], ["files.read_file"])
     assert board.held(tool(evil), tool(READ, "b")).keys() == {"files.read_file"}
-    (row,) = board.people.listed("held", "files", whole=True)
+    (row,) = board.people.list_pins("held", "files", whole=True)
     assert "EVIL" in row["diff"]
     stale = {"tool:files.read_file": "0" * 64}
     assert board.people.approve_all("ann", "files", stale) == ([], ["files.read_file"])
@@ -848,10 +862,10 @@ def test_only_what_is_offered_now_is_approved(board: Board) -> None:
 
 def test_skills_of_a_card_that_is_held_are_not_approved_with_it(board: Board) -> None:
     evil = {**SKILL, "description": "EVIL"}
-    assert board.pins.card("weather", CARD, "first") is None
+    assert board.pins.review_card("weather", CARD, "first") is None
     assert board.held(*skill_tools(SKILL), target="weather") == {}
     assert board.held(*skill_tools(evil), target="weather")
-    assert board.pins.card("weather", at(CARD, "description", "Other words."), "first")
+    assert board.pins.review_card("weather", at(CARD, "description", "Other words."), "first")
     name = f"weather.{SKILL['id']}"
     assert board.people.approve_all("ann", "weather") == (["weather"], [name])
     assert board.held(*skill_tools(evil), target="weather").keys() == {name}

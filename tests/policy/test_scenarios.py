@@ -7,16 +7,21 @@ import logging
 
 import pytest
 from cedarpy import Entities
-from policy_ground import agent, call, key, policies, skill, snapshot, tool
+from policy_cases import agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ
 from dragoman.core.principal import LOCAL, OWNER
 from dragoman.core.tool import DEFAULT_TRAITS, TargetFacts
-from dragoman.policy.cedar import Judge
-from dragoman.policy.context import Context
-from dragoman.policy.entities import reference, slice_of, what_from_tool, who_from_caller
-from dragoman.policy.loader import load
+from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.context import CallContext
+from dragoman.policy.entities import (
+    build_slice,
+    entity_from_principal,
+    entity_from_tool,
+    render_reference,
+)
+from dragoman.policy.loader import load_policies
 
 GRANTS = """
 @id("org-default")
@@ -62,19 +67,19 @@ def test_what_may_be_called_is_what_the_table_says(
     decision = engine.decide(asked)
     assert (decision.allowed, decision.errors) == (allowed, ())
     assert decision.policies == ((by,) if by else ())
-    assert decision.snapshot == engine.snapshot.hash
+    assert decision.snapshot == engine.policy_set.hash
 
 
 @pytest.mark.promise("R7")
 def test_what_was_approved_may_write_although_strangers_wrote_it() -> None:
     engine = policies(GRANTS)
     tainted = frozenset({"untrusted_agent"})
-    first = engine.beginning(OPS, "mcp-http")
+    first = engine.build_first_context(OPS, "mcp-http")
     for approved, allowed in ((None, False), (False, False), (True, True)):
-        context = Context(
+        context = CallContext(
             max_depth=5, taints=tainted, scopes=first.scopes, via=first.via, approved=approved
         )
-        assert engine.would(OPS, DEPLOY, context).allowed is allowed
+        assert engine.decide_hypothetical(OPS, DEPLOY, context).allowed is allowed
 
 
 @pytest.mark.promise("R7")
@@ -86,9 +91,9 @@ def test_a_caller_of_whom_nothing_is_known_may_nothing(caplog: pytest.LogCapture
     assert not decision.allowed
     assert "ghost" in decision.errors[0]
     assert "ghost" in caplog.text
-    assert not engine.lists(ghost, STATUS)
-    assert not engine.sees(ghost, STATUS, "mcp-http")
-    assert not engine.may(ghost, ADMIN).allowed
+    assert not engine.can_list(ghost, STATUS)
+    assert not engine.can_see(ghost, STATUS, "mcp-http")
+    assert not engine.decide_action(ghost, ADMIN).allowed
 
 
 @pytest.mark.promise("R7")
@@ -97,12 +102,15 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
     # What is said about it only fails, and a policy that fails is none: the permit would be left.
     every = '@id("a") permit (principal, action == Hub::Action::"mcp_call", resource);'
     fs = tool("fs.read")
-    who, what = who_from_caller(key("ci"), None), what_from_tool(fs, fs.target.traits.facts, True)
-    context = Context(max_depth=5).written((), "")
-    assert Judge(snapshot(every)).decide(who, "mcp_call", what, context).allowed
-    judge = Judge(snapshot(every))
-    gone = reference(who.uid if missing == "principal" else what.uid)
-    left = [entity for entity in slice_of(who, what) if entity["uid"] != gone]
+    who, what = (
+        entity_from_principal(key("ci"), None),
+        entity_from_tool(fs, fs.target.traits.facts, True),
+    )
+    context = CallContext(max_depth=5).render((), "")
+    assert CedarEvaluator(snapshot(every)).decide(who, "mcp_call", what, context).allowed
+    judge = CedarEvaluator(snapshot(every))
+    gone = render_reference(who.uid if missing == "principal" else what.uid)
+    left = [entity for entity in build_slice(who, what) if entity["uid"] != gone]
     judge._slices[who, what] = Entities.from_json_str(json.dumps(left))
     decision = judge.decide(who, "mcp_call", what, context)
     assert not decision.allowed
@@ -125,10 +133,10 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
     ],
 )
 def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str, object]) -> None:
-    judge = Judge(snapshot(GRANTS))
-    who = who_from_caller(OPS, TargetFacts(type="Agent"))
-    what = what_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
-    fits = json.loads(Context(max_depth=5, scopes=frozenset(OPS.scopes)).written((), ""))
+    judge = CedarEvaluator(snapshot(GRANTS))
+    who = entity_from_principal(OPS, TargetFacts(type="Agent"))
+    what = entity_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
+    fits = json.loads(CallContext(max_depth=5, scopes=frozenset(OPS.scopes)).render((), ""))
     assert judge.decide(who, "a2a_invoke", what, json.dumps(fits)).allowed
     decision = judge.decide(who, "a2a_invoke", what, json.dumps({**fits, **wrong}))
     assert not decision.allowed
@@ -138,9 +146,9 @@ def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str,
 @pytest.mark.promise("R7")
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"depth": 1}'])
 def test_a_context_that_is_none_denies(text: str) -> None:
-    judge = Judge(snapshot(GRANTS))
-    who = who_from_caller(OPS, TargetFacts(type="Agent"))
-    what = what_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
+    judge = CedarEvaluator(snapshot(GRANTS))
+    who = entity_from_principal(OPS, TargetFacts(type="Agent"))
+    what = entity_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
     assert judge.decide(who, "a2a_invoke", what, text).errors
 
 
@@ -164,11 +172,11 @@ def test_an_engine_that_breaks_denies(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("out of order")
 
     engine = policies(GRANTS)
-    monkeypatch.setattr(engine._force.judge, "_ask", broken)
+    monkeypatch.setattr(engine._active.evaluator, "_ask", broken)
     decision = engine.decide(call(PLANNER, STATUS))
     assert not decision.allowed
     assert decision.errors == ("RuntimeError: out of order",)
-    assert not engine.sees(PLANNER, STATUS, "mcp-http")
+    assert not engine.can_see(PLANNER, STATUS, "mcp-http")
     monkeypatch.undo()
     assert engine.decide(call(PLANNER, STATUS)).allowed, "what could not be decided is not kept"
 
@@ -211,7 +219,7 @@ def test_a_name_that_cannot_be_written_denies_for_every_caller_alike() -> None:
 
 
 def test_a_target_of_no_known_type_denies() -> None:
-    engine = policies(load(None))
+    engine = policies(load_policies(None))
     assert not engine.decide(call(OWNER, tool("fs.read", "Oracle"))).allowed
 
 
@@ -228,31 +236,31 @@ def test_a_target_that_says_nothing_of_itself_is_an_external_server() -> None:
 
 @pytest.mark.promise("R7")
 def test_the_default_policies_let_everybody_work_and_the_owner_rule() -> None:
-    engine = policies(load(None))
+    engine = policies(load_policies(None))
     fs, deploy = tool("fs.read"), skill("vercel_ops.deploy", destructive=True)
-    assert engine.snapshot.default
+    assert engine.policy_set.default
     for caller in (OWNER, LOCAL, key("ci"), agent("planner")):
         for one in (fs, deploy):
             assert engine.decide(call(caller, one)).allowed
-            assert engine.sees(caller, one, "mcp-http")
-            assert engine.may(caller, TASK_READ, one, owner=True).allowed
-        assert engine.may(caller, A2A_DISCOVER, deploy).allowed
-        assert engine.may(caller, A2A_DISCOVER, tool("planner.message", "Agent")).allowed
-    assert engine.may(OWNER, ADMIN).allowed
-    assert engine.may(LOCAL, ADMIN).allowed
-    assert not engine.may(key("ci"), ADMIN).allowed
-    assert not engine.may(agent("planner"), ADMIN).allowed
+            assert engine.can_see(caller, one, "mcp-http")
+            assert engine.decide_action(caller, TASK_READ, one, owner=True).allowed
+        assert engine.decide_action(caller, A2A_DISCOVER, deploy).allowed
+        assert engine.decide_action(caller, A2A_DISCOVER, tool("planner.message", "Agent")).allowed
+    assert engine.decide_action(OWNER, ADMIN).allowed
+    assert engine.decide_action(LOCAL, ADMIN).allowed
+    assert not engine.decide_action(key("ci"), ADMIN).allowed
+    assert not engine.decide_action(agent("planner"), ADMIN).allowed
     stranger = key("eve", "owner", org="evil")
     assert engine.decide(call(stranger, fs)).policies == ("tenant-wall",)
-    assert not engine.sees(stranger, fs, "mcp-http")
-    assert not engine.may(stranger, A2A_DISCOVER, deploy).allowed
+    assert not engine.can_see(stranger, fs, "mcp-http")
+    assert not engine.decide_action(stranger, A2A_DISCOVER, deploy).allowed
 
 
 def test_what_is_no_action_or_names_nothing_is_denied() -> None:
-    engine = policies(load(None))
-    assert not engine.may(OWNER, "everything").allowed
-    assert not engine.may(OWNER, TASK_READ).allowed
-    assert not engine.may(OWNER, "mcp_call", tool("fs.read")).allowed
+    engine = policies(load_policies(None))
+    assert not engine.decide_action(OWNER, "everything").allowed
+    assert not engine.decide_action(OWNER, TASK_READ).allowed
+    assert not engine.decide_action(OWNER, "mcp_call", tool("fs.read")).allowed
 
 
 def test_tasks_of_others_can_be_kept_from_a_caller() -> None:
@@ -261,15 +269,15 @@ def test_tasks_of_others_can_be_kept_from_a_caller() -> None:
         "when { context.owner };"
     )
     fs = tool("fs.read")
-    assert engine.may(key("ci"), TASK_READ, fs, owner=True).allowed
-    assert not engine.may(key("ci"), TASK_READ, fs, owner=False).allowed
-    assert not engine.may(key("ci"), TASK_READ, fs).allowed
+    assert engine.decide_action(key("ci"), TASK_READ, fs, owner=True).allowed
+    assert not engine.decide_action(key("ci"), TASK_READ, fs, owner=False).allowed
+    assert not engine.decide_action(key("ci"), TASK_READ, fs).allowed
 
 
 def test_the_depth_that_is_allowed_is_the_configured_one() -> None:
     deep = call(OWNER, tool("fs.read"), chain=STEPS)
-    assert not policies(load(None)).decide(deep).allowed
-    assert policies(load(None), depth=6).decide(deep).allowed
+    assert not policies(load_policies(None)).decide(deep).allowed
+    assert policies(load_policies(None), depth=6).decide(deep).allowed
 
 
 def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
@@ -285,7 +293,7 @@ def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
     assert would.allowed
     assert would.shadow is not None
     assert (would.shadow.allowed, would.shadow.policies) == (False, ())
-    assert engine.sees(key("other"), fs, "mcp-http")
+    assert engine.can_see(key("other"), fs, "mcp-http")
     held = engine.decide(call(key("ci"), fs, chain=STEPS))
     assert not held.allowed
     assert held.policies == ("depth-breaker",)
@@ -297,7 +305,7 @@ def test_in_shadow_nothing_is_refused_for_arguments_that_policies_read() -> None
     assert policies(rule).reads_arguments(tool("fs.read"))
     shadow = policies(rule, mode="shadow")
     assert not shadow.reads_arguments(tool("fs.read"))
-    guardrails = [one for one in shadow.snapshot.policies if one.guardrail]
+    guardrails = [one for one in shadow.policy_set.policies if one.guardrail]
     assert guardrails and not any("args" in one.read.context for one in guardrails)
 
 
@@ -305,13 +313,13 @@ def test_in_shadow_who_may_change_the_hub_is_decided_all_the_same() -> None:
     engine = policies(
         '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"
     )
-    assert engine.may(key("ci"), ADMIN).allowed
-    assert not engine.may(key("other"), ADMIN).allowed
+    assert engine.decide_action(key("ci"), ADMIN).allowed
+    assert not engine.decide_action(key("other"), ADMIN).allowed
 
 
 def test_a_mode_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="enforced or in shadow"):
-        policies(load(None), mode="off")
+    with pytest.raises(ValueError, match="unknown policy mode"):
+        policies(load_policies(None), mode="off")
 
 
 def test_arguments_can_be_read_and_none_of_them_hides() -> None:

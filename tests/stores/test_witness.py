@@ -179,7 +179,7 @@ async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Pa
     shutil.rmtree(folder)
     with pytest.raises(StorageFailed, match="is gone"):  # or a new folder began with the defaults
         await instance.guards.policies.write("new", "", OWNER, force=True)
-    assert not instance.guards.policies.policies.snapshot.default and not folder.exists()
+    assert not instance.guards.policies.policies.policy_set.default and not folder.exists()
     await instance.stop()
     with pytest.raises(ConfigError, match="accept-loss policies"):
         await run_hub(home)

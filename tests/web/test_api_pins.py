@@ -21,8 +21,8 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
-from dragoman.pins.approvals import Approvals
-from dragoman.pins.review import Pins
+from dragoman.pins.approvals import PinApprovals
+from dragoman.pins.review import PinReviewer
 from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import Api
 from dragoman.web.api_pins import OPERATIONS, PinsApi
@@ -74,10 +74,10 @@ class Ground:
 @asynccontextmanager
 async def ground(home: Path) -> AsyncIterator[Ground]:
     store = SqlitePins(home)
-    pins = Pins(store, lambda target: "first")
+    pins = PinReviewer(store, lambda target: "first")
     catalog = Catalog(review=pins.review)
     hub = Hub(complete_catalogs(catalog), Bus(), [], CallChains(bytes(32)), AliceAlone())
-    people = Approvals(pins, catalog.review_again, lambda decision: None)
+    people = PinApprovals(pins, catalog.review_again, lambda decision: None)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

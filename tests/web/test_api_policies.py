@@ -245,7 +245,7 @@ async def test_files_are_taken_up_as_one_and_bad_ones_never(tmp_path: Path) -> N
         at.side.folder.init()
         (at.policies / "mine.cedar").write_text(NO_WIPING)
         await seen(at)
-        good = at.side.policies.snapshot.hash
+        good = at.side.policies.policy_set.hash
         assert not await at.permitted("work.wipe") and heard[-1] == PolicyChanged(good, "")
         assert lists == [1]  # whoever has a list looks again
 
@@ -297,7 +297,7 @@ async def test_every_route_is_described_and_the_reverse(tmp_path: Path) -> None:
 
 async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        old = at.side.policies.snapshot.hash
+        old = at.side.policies.policy_set.hash
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
         (at.policies / "mine.cedar").write_text(NO_WIPING.replace("wipe", "read"))
         await seen(at)
@@ -306,7 +306,7 @@ async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
         assert by_api.conclusion["added"] == ["no-wiping"]
         assert by_hand.intent["caller"] == "files"
         assert by_hand.conclusion["changed"] == ["no-wiping"]
-        assert by_hand.conclusion["policy_set"] == at.side.policies.snapshot.hash
+        assert by_hand.conclusion["policy_set"] == at.side.policies.policy_set.hash
 
 
 async def test_nobody_locks_himself_out_by_mistake(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ async def test_what_does_not_fit_is_refused(
 @pytest.mark.promise("R11")
 async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        before = at.side.policies.snapshot.hash
+        before = at.side.policies.policy_set.hash
         fine = await at.ask("POST", "/api/policies/validate", {"text": NO_WIPING})
         assert fine["ok"] and fine["policies"] == 1 and fine["findings"] == []
         unknown = await at.ask(
@@ -392,7 +392,7 @@ async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path)
         assert slow["uncached"] == [{"id": "no-wiping", "reads": ["context.now"]}]
 
         assert (await at.ask("POST", "/api/policies/test", {}))["tests"] == []
-        assert at.side.policies.snapshot.hash == before and not at.policies.exists()
+        assert at.side.policies.policy_set.hash == before and not at.policies.exists()
 
 
 async def test_a_context_that_cannot_be_is_the_mistake_of_who_asks(tmp_path: Path) -> None:
@@ -602,7 +602,7 @@ async def test_changes_at_one_time_do_not_undo_each_other(tmp_path: Path) -> Non
             return int(answer["status"])
 
         assert await asyncio.gather(*map(write, range(6))) == [200] * 6
-        ids = {each.id for each in at.side.policies.snapshot.policies}
+        ids = {each.id for each in at.side.policies.policy_set.policies}
         assert {f"no-wiping-{number}" for number in range(6)} <= ids
         listed = await at.ask("GET", "/api/policies")
         assert len(listed["files"]) == 7 and listed["problem"] == ""

@@ -28,8 +28,8 @@ from dragoman.core.ports import AuditLog, PinDecision
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.config import Limits
-from dragoman.pins.approvals import Approvals
-from dragoman.pins.review import Pins
+from dragoman.pins.approvals import PinApprovals
+from dragoman.pins.review import PinReviewer
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import ApiPart
@@ -61,14 +61,14 @@ class GuardSide:
         self.bus = Bus(config.bus.gate_secs)
         self.policies = PolicySide(place, config, keys, audit, _intact)
         self._pin_store = SqlitePins(place)
-        self.pins = Pins(
+        self.pins = PinReviewer(
             self._pin_store,
             pin_of,
             told=self._held,
             holds_additions=holds_additions,
             told_added=self._added,
         )
-        self.approvals = Approvals(self.pins, self._approved, self._decided, self.release_names)
+        self.approvals = PinApprovals(self.pins, self._approved, self._decided, self.release_names)
         self._chains = chains = CallChains(
             key,
             depth=limits.chain_depth,

@@ -167,11 +167,11 @@ def _list_optional_rows(hub: Instance) -> Iterator[tuple[str, str]]:
             f"{_render_names(names)}, connecting in the background (dragoman agents)",
         )
     policies = hub.guards.policies
-    if not policies.policies.snapshot.default:
-        count = sum(not each.guardrail for each in policies.policies.snapshot.policies)
+    if not policies.policies.policy_set.default:
+        count = sum(not each.guardrail for each in policies.policies.policy_set.policies)
         shadow = ", shadow mode: not enforced" if policies.policies.mode == "shadow" else ""
         yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
-    if held := [pin["name"] for pin in hub.guards.approvals.listed("held")]:
+    if held := [pin["name"] for pin in hub.guards.approvals.list_pins("held")]:
         yield "quarantined", f"{_render_names(held)}, until you approve it (dragoman pins list)"
 
 

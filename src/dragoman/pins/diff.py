@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dragoman.core.call import ABSENT
-from dragoman.pins.digest import normal
-from dragoman.pins.sanitize import visible
+from dragoman.pins.digest import normalize
+from dragoman.pins.sanitize import escape_hidden
 from dragoman.wire.json import encode
 
 MAX_VALUE = 20_000
@@ -23,26 +23,28 @@ MAX_LINES = 400
 MAX_STRANGE = 8
 
 
-class Change(NamedTuple):
+class DefinitionChange(NamedTuple):
     path: tuple[str, ...]
     old: Any
     """ABSENT where there was none."""
     new: Any
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[DefinitionChange]:
     """Each place where they differ, in order. Lists are compared as a whole."""
-    yield from _changes(old, new, normal(old), normal(new), ())
+    yield from _find_changes(old, new, normalize(old), normalize(new), ())
 
 
-def _changes(old: Any, new: Any, was: Any, now: Any, path: tuple[str, ...]) -> Iterator[Change]:
+def _find_changes(
+    old: Any, new: Any, was: Any, now: Any, path: tuple[str, ...]
+) -> Iterator[DefinitionChange]:
     """`was` and `now` are the normal forms of `old` and `new`."""
     if not isinstance(was, dict) or not isinstance(now, dict):
         if ABSENT in (was, now) or encode(was) != encode(now):
-            yield Change(path, old, new)
+            yield DefinitionChange(path, old, new)
         return
     for name in sorted(was.keys() | now.keys()):
-        yield from _changes(
+        yield from _find_changes(
             old.get(name, ABSENT),
             new.get(name, ABSENT),
             was.get(name, ABSENT),
@@ -51,61 +53,63 @@ def _changes(old: Any, new: Any, was: Any, now: Any, path: tuple[str, ...]) -> I
         )
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def render_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """A place a paragraph: what was there with `-`, what is there with `+`."""
     paragraphs = []
-    for count, change in enumerate(changes(old, new)):
+    for count, change in enumerate(find_changes(old, new)):
         if count == MAX_CHANGES:
             paragraphs.append("… and more; see it whole with --json")
             break
-        lines = [_place(change.path), *(f"  {line}" for line in _lines(change))]
-        if strange := _strange(change):
+        lines = [_render_path(change.path), *(f"  {line}" for line in _render_change(change))]
+        if strange := _find_strange(change):
             lines.append(f"  ! new characters: {strange}")
         paragraphs.append("\n".join(lines))
     return "\n\n".join(paragraphs)
 
 
-def _place(path: tuple[str, ...]) -> str:
-    return visible(".".join(name if name.isidentifier() else _json(name) for name in path))
+def _render_path(path: tuple[str, ...]) -> str:
+    return escape_hidden(
+        ".".join(name if name.isidentifier() else _encode_text(name) for name in path)
+    )
 
 
-def _lines(change: Change) -> list[str]:
+def _render_change(change: DefinitionChange) -> list[str]:
     old, new = change.old, change.new
     if isinstance(old, str) and isinstance(new, str):
-        return _text_lines(old.split("\n"), new.split("\n"))
+        return _render_text_change(old.split("\n"), new.split("\n"))
     if isinstance(old, list) and isinstance(new, list):
-        return _list_lines(old, new)
-    return _marked("-", old) + _marked("+", new)
+        return _render_list_change(old, new)
+    return _render_value("-", old) + _render_value("+", new)
 
 
-def _text_lines(old: list[str], new: list[str]) -> list[str]:
+def _render_text_change(old: list[str], new: list[str]) -> list[str]:
     if max(len(old), len(new)) > MAX_LINES:
-        return _marked("-", "\n".join(old)) + _marked("+", "\n".join(new))
+        return _render_value("-", "\n".join(old)) + _render_value("+", "\n".join(new))
     found: list[str] = []
     for line in list(difflib.unified_diff(old, new, n=1, lineterm=""))[2:]:
         found += ["  …"] if line.startswith("@@") and found else []
         if not line.startswith("@@"):
-            found.append(f"{line[0]} {_cut(visible(line[1:]))}")
+            found.append(f"{line[0]} {_cut(escape_hidden(line[1:]))}")
     return found
 
 
-def _list_lines(old: list[Any], new: list[Any]) -> list[str]:
+def _render_list_change(old: list[Any], new: list[Any]) -> list[str]:
     """What has gone and what has come; all of it where that is nothing but the order."""
-    before, after = ([encode(normal(item)) for item in side] for side in (old, new))
+    before, after = ([encode(normalize(item)) for item in side] for side in (old, new))
     gone = [item for item, code in zip(old, before, strict=True) if code not in set(after)]
     come = [item for item, code in zip(new, after, strict=True) if code not in set(before)]
     if not gone and not come:
         gone, come = [old], [new]
-    return [line for item in gone for line in _marked("-", item)] + [
-        line for item in come for line in _marked("+", item)
+    return [line for item in gone for line in _render_value("-", item)] + [
+        line for item in come for line in _render_value("+", item)
     ]
 
 
-def _marked(sign: str, value: Any) -> list[str]:
+def _render_value(sign: str, value: Any) -> list[str]:
     if value is ABSENT:
         return []
-    text = value if isinstance(value, str) else _json(value)
-    return [f"{sign} {line}" for line in visible(_cut(text)).split("\n")]
+    text = value if isinstance(value, str) else _encode_text(value)
+    return [f"{sign} {line}" for line in escape_hidden(_cut(text)).split("\n")]
 
 
 def _cut(text: str) -> str:
@@ -114,16 +118,16 @@ def _cut(text: str) -> str:
     return f"{text[:MAX_VALUE]}\n… and {len(text) - MAX_VALUE} more characters; see --json"
 
 
-def _json(value: Any) -> str:
+def _encode_text(value: Any) -> str:
     return encode(value).decode()
 
 
-def _strange(change: Change) -> str:
+def _find_strange(change: DefinitionChange) -> str:
     """Letters that may look like those that were there before."""
     if change.new is ABSENT:
         return ""
-    old = set() if change.old is ABSENT else set(_json(change.old))
-    come = sorted({one for one in _json(change.new) if not one.isascii()} - old)
+    old = set() if change.old is ABSENT else set(_encode_text(change.old))
+    come = sorted({one for one in _encode_text(change.new) if not one.isascii()} - old)
     names = [f"U+{ord(one):04X} {unicodedata.name(one, '')}".strip() for one in come]
     more = [f"and {len(names) - MAX_STRANGE} more"] if len(names) > MAX_STRANGE else []
     return ", ".join(names[:MAX_STRANGE] + more)

@@ -56,7 +56,7 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "
 """There keys are names, which mean nothing by themselves."""
 
 
-def members(
+def select_pinned(
     kind: str, definition: Mapping[str, Any], skill: Any = None, scheme: int = SCHEME
 ) -> dict[str, Any]:
     """What is pinned of a definition; of a skill's what the card says of it as well."""
@@ -67,13 +67,13 @@ def members(
         if definition.get(name) is not None and name != _OWN
     }
     if kind in ADDRESSED:
-        found = without_measures(found)
+        found = remove_measures(found)
     if isinstance(skill, Mapping):
-        found |= _picked(skill, _SKILL) if scheme == 1 else {**skill}
+        found |= _pick_members(skill, _SKILL) if scheme == 1 else {**skill}
     return found
 
 
-def without_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
+def remove_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
     """A resource without its size and the time of its last change, which are no words of its
     server's and change with every write."""
     found = {name: value for name, value in definition.items() if name != "size"}
@@ -85,7 +85,7 @@ def without_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def with_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def add_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """A resource as it was approved with the size and the time that it has now, where they are
     such."""
     found = dict(approved)
@@ -98,20 +98,20 @@ def with_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> di
     return found
 
 
-def card_members(card: Mapping[str, Any], scheme: int = SCHEME) -> dict[str, Any]:
+def select_pinned_of_card(card: Mapping[str, Any], scheme: int = SCHEME) -> dict[str, Any]:
     """The same of a card, of any version of A2A and in whichever spelling."""
-    found = _picked(card, _CARD if scheme == 1 else _CARD | _MODES)
-    for name, value in _picked(card, _INTERFACES).items():
+    found = _pick_members(card, _CARD if scheme == 1 else _CARD | _MODES)
+    for name, value in _pick_members(card, _INTERFACES).items():
         places = value if isinstance(value, list) else [value]
-        found[name] = [_without_version(place) for place in places]
+        found[name] = [_remove_version(place) for place in places]
     required = []
-    for capabilities in _picked(card, {"capabilities"}).values():
+    for capabilities in _pick_members(card, {"capabilities"}).values():
         if isinstance(capabilities, Mapping):
-            required += _required(capabilities.get("extensions"))
+            required += _list_required(capabilities.get("extensions"))
     return found | {"extensions": required} if required else found
 
 
-def _picked(value: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+def _pick_members(value: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
     """Both spellings count, `inputModes` and `input_modes`: whoever reads it may take either."""
     return {
         name: inner
@@ -120,7 +120,7 @@ def _picked(value: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _without_version(place: Any) -> Any:
+def _remove_version(place: Any) -> Any:
     if not isinstance(place, Mapping):
         return place
     return {
@@ -130,24 +130,24 @@ def _without_version(place: Any) -> Any:
     }
 
 
-def _required(extensions: Any) -> list[Any]:
+def _list_required(extensions: Any) -> list[Any]:
     if not isinstance(extensions, list):
         return []
     return [one for one in extensions if isinstance(one, Mapping) and one.get("required")]
 
 
-def normal(value: Any, key: str = "") -> Any:
+def normalize(value: Any, key: str = "") -> Any:
     """The form in which those that are the same are equal; `key` is where it stands."""
     if isinstance(value, str):
         return " ".join(value.split()) if key in _TEXTS else value
     if isinstance(value, Mapping):
         if key in _NAMED:
-            return {name: normal(value[name]) for name in sorted(value)}
+            return {name: normalize(value[name]) for name in sorted(value)}
         within = key if key in _SETS_WITHIN else ""
-        return {name: normal(value[name], within or name) for name in sorted(value)}
+        return {name: normalize(value[name], within or name) for name in sorted(value)}
     if isinstance(value, list | tuple):
         inner = key if key in _SETS_WITHIN or key in _TEXTS else ""
-        items = [normal(item, inner) for item in value]
+        items = [normalize(item, inner) for item in value]
         if key in _SETS or key in _SETS_WITHIN:
             items.sort(key=encode)
         return items
@@ -156,6 +156,6 @@ def normal(value: Any, key: str = "") -> Any:
     return value
 
 
-def digest(pinned: Mapping[str, Any]) -> str:
+def compute_digest(pinned: Mapping[str, Any]) -> str:
     """SHA-256 over the canonical JSON of `members`."""
-    return hashlib.sha256(encode(normal(pinned))).hexdigest()
+    return hashlib.sha256(encode(normalize(pinned))).hexdigest()

@@ -29,19 +29,19 @@ from dragoman.pins.digest import (
     LASTING,
     SCHEME,
     SKILL,
-    card_members,
-    digest,
-    members,
-    with_measures,
-    without_measures,
+    add_measures,
+    compute_digest,
+    remove_measures,
+    select_pinned,
+    select_pinned_of_card,
 )
 from dragoman.pins.sanitize import (
     EXACT,
     MAX_DESCRIPTION,
     SHOWN,
-    clean,
     clean_text,
-    hidden,
+    clean_value,
+    has_hidden,
     is_short,
     shorten,
     shorten_text,
@@ -64,14 +64,14 @@ MAX_REMEMBERED = 1_000
 MAX_SAID = 10
 """Lines in the log about one review."""
 
-ModeOf = Callable[[str], str]
-Told = Callable[[str, str, str], None]
+FindMode = Callable[[str], str]
+OnPinEvent = Callable[[str, str, str], None]
 """Hears of a target, of what was seen, and why."""
 Key = tuple[str, str]
 """A kind, and the identity of one of that kind within its target."""
 
 
-class Seen(NamedTuple):
+class OfferedDefinition(NamedTuple):
     """A definition that is offered now."""
 
     target: str
@@ -89,14 +89,14 @@ class Seen(NamedTuple):
     def key(self) -> Key:
         return self.kind, self.id
 
-    def unseen(self) -> Pin:
+    def build_pin(self) -> Pin:
         """The pin of one that was never seen."""
         return Pin(
             self.target, self.kind, self.id, self.name, spelling=self.spelling, scheme=SCHEME
         )
 
 
-class Known:
+class TargetPins:
     """The pins of one target."""
 
     def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
@@ -119,7 +119,7 @@ class Known:
 
     def has_spelling(self, tool: Tool) -> bool:
         """Whether the tool is spelled as it was when it was approved."""
-        pin = self.pins.get(key_of(tool))
+        pin = self.pins.get(key_from_tool(tool))
         return pin is not None and bool(pin.mark) and pin.spelling == tool.remote_name
 
     def has_room(self, key: Key, size: int) -> bool:
@@ -129,7 +129,7 @@ class Known:
         )
 
 
-class Judged(NamedTuple):
+class PinVerdict(NamedTuple):
     why: str | None
     """It is held; None where it is not."""
     change: PinChange | None = None
@@ -137,15 +137,15 @@ class Judged(NamedTuple):
     """Whether it is seen for the first time; then it is offered only if that is stored."""
 
 
-class Pins:
+class PinReviewer:
     def __init__(
         self,
         store: PinStore,
-        mode_of: ModeOf,
+        mode_of: FindMode,
         clock: Callable[[], float] = time.time,
-        told: Told = lambda target, name, why: None,
+        told: OnPinEvent = lambda target, name, why: None,
         holds_additions: Callable[[str], bool] = lambda target: False,
-        told_added: Told = lambda target, name, why: None,
+        told_added: OnPinEvent = lambda target, name, why: None,
     ) -> None:
         """`mode_of` is asked for the mode of a target at every review, `holds_additions` whether
         what it adds to its first list is held; `told` hears of what is held that was not before,
@@ -156,7 +156,7 @@ class Pins:
         self.store = store
         self.clock = clock
         self.mode_of = mode_of
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, TargetPins] = {}
         """By target, from its first review on."""
         self.unreviewed: dict[str, str] = {}
         """The targets of which something is not offered because the store failed, and why. Who
@@ -173,39 +173,41 @@ class Pins:
         self._waiting.pop((target, kind), None)
         if mode == OFF:
             tools, remarks = choose_spellings(tools, lambda tool: False)
-            shown = [_shown(tool, encode(tool.definition), remarks) for tool in tools]
+            shown = [_sanitize_tool(tool, encode(tool.definition), remarks) for tool in tools]
             return ReviewResult(shown, {}, remarks)
         try:
-            known = self._of(target)
+            known = self._find_pins(target)
         except HubError as error:
             self.unreviewed[target] = str(error)
-            return ReviewResult([], {tool.name: _unsure(tool.name, error) for tool in tools})
+            return ReviewResult(
+                [], {tool.name: _explain_uncertainty(tool.name, error) for tool in tools}
+            )
         tools, remarks = choose_spellings(tools, known.has_spelling)
-        review = _Review(target, mode, kind in known.listed, _skills(tools), remarks)
+        review = _Review(target, mode, kind in known.listed, _list_skills(tools), remarks)
         for tool in tools:
-            self._look_at(tool, known, review)
+            self._review_tool(tool, known, review)
         self._waiting[target, kind] = review.waiting
-        self._say(review)
-        if problem := self._saved(target, review.changes, kind):
-            review.held |= {name: _unsure(name, problem) for name in review.new}
+        self._report(review)
+        if problem := self._save(target, review.changes, kind):
+            review.held |= {name: _explain_uncertainty(name, problem) for name in review.new}
             admitted = [tool for tool in review.admitted if tool.name not in review.new]
-            return ReviewResult(_as_admitted(admitted), review.held, remarks)
-        return ReviewResult(_as_admitted(review.admitted), review.held, remarks)
+            return ReviewResult(_limit_skills(admitted), review.held, remarks)
+        return ReviewResult(_limit_skills(review.admitted), review.held, remarks)
 
-    def _look_at(self, tool: Tool, known: Known, review: _Review) -> None:
+    def _review_tool(self, tool: Tool, known: TargetPins, review: _Review) -> None:
         skill = review.skills.get(tool.bridged.skill_id) if tool.bridged is not None else None
-        kind = kind_of(tool)
+        kind = find_pinned_kind(tool)
         said: Any = tool.definition if skill is None else [tool.definition, skill]
         if kind in ADDRESSED:
-            said = without_measures(tool.definition)
+            said = remove_measures(tool.definition)
         data = encode(said)
         if tool.agent is None or kind == SKILL:  # an agent as such is its card
             mark = hashlib.sha256(data).digest()
-            key = key_of(tool)
+            key = key_from_tool(tool)
             pin = known.pins.get(key)
             if pin is None or pin.mark != mark or pin.held_mark or pin.scheme != SCHEME:
-                seen = _seen(review, kind, tool, mark, skill)
-                judged = self._judged(pin, seen, review.mode)
+                seen = _build_offered(review, kind, tool, mark, skill)
+                judged = self._judge(pin, seen, review.mode)
                 if judged.change is not None:
                     review.changes.append(judged.change)
                 if judged.why is not None:
@@ -216,17 +218,17 @@ class Pins:
                     if not shows or review.mode == STRICT:
                         review.held[tool.name] = judged.why
                         return
-                    tool = self._as_approved(tool, now)
+                    tool = self._restore_approved(tool, now)
                     data = encode(tool.definition)
                 elif judged.new:
                     review.new.add(tool.name)
         if kind in ADDRESSED:
-            measured = with_measures(without_measures(tool.definition), tool.definition)
+            measured = add_measures(remove_measures(tool.definition), tool.definition)
             if measured != tool.definition:
                 tool = replace(tool, definition=measured)
-        review.admitted.append(_shown(tool, data, review.remarks))
+        review.admitted.append(_sanitize_tool(tool, data, review.remarks))
 
-    def _as_approved(self, tool: Tool, pin: Pin | None) -> Tool:
+    def _restore_approved(self, tool: Tool, pin: Pin | None) -> Tool:
         """With the text that was approved; where there is none or it cannot be read, a resource
         with its address alone, and instructions without a word."""
         member = "uriTemplate" if tool.kind == TEMPLATE else "uri"
@@ -238,7 +240,7 @@ class Pins:
             said = decode_reply(body) if body else said
         except (HubError, Malformed) as error:
             log.error('what was approved of "%s" cannot be read: %s', tool.name, error)
-        definition = with_measures(said, tool.definition)
+        definition = add_measures(said, tool.definition)
         return replace(
             tool, definition=definition, description=str(definition.get("description") or "")
         )
@@ -249,21 +251,23 @@ class Pins:
         waiting = self._waiting.get((pin.target, kind), {})
         return bool(pin.held_mark) and waiting.get((pin.kind, pin.id)) == pin.held_mark
 
-    def card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
+    def review_card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
         """Why an agent's card is held; None where it is not."""
         self._waiting.pop((agent, CARD), None)
         if mode == OFF:
             return None
         mark = hashlib.sha256(encode(card)).digest()
-        seen = Seen(agent, CARD, "", agent, mark, "", lambda scheme: card_members(card, scheme))
+        seen = OfferedDefinition(
+            agent, CARD, "", agent, mark, "", lambda scheme: select_pinned_of_card(card, scheme)
+        )
         try:
-            pin = self._of(agent).pins.get(seen.key)
+            pin = self._find_pins(agent).pins.get(seen.key)
         except HubError as error:
             self.unreviewed[agent] = str(error)
-            return _unsure(agent, error)
+            return _explain_uncertainty(agent, error)
         if pin is not None and pin.mark == mark and not pin.held_mark and pin.scheme == SCHEME:
             return None
-        judged = self._judged(pin, seen, mode)
+        judged = self._judge(pin, seen, mode)
         review = _Review(agent, mode)
         if judged.change is not None:
             review.changes.append(judged.change)
@@ -271,13 +275,13 @@ class Pins:
             review.why[agent] = judged.why
             self._waiting[agent, CARD] = {seen.key: mark}
             self._waiting.pop((agent, TOOL), None)  # its skills are not what this card says
-        self._say(review)
-        problem = self._saved(agent, review.changes)
+        self._report(review)
+        problem = self._save(agent, review.changes)
         if problem is not None and judged.new:
-            return _unsure(agent, problem)
+            return _explain_uncertainty(agent, problem)
         return judged.why
 
-    def _say(self, review: _Review) -> None:
+    def _report(self, review: _Review) -> None:
         held = [one.pin.name for one in review.changes if one.held is not None]
         added = [one.pin.name for one in review.changes if one.pin.approved_by == ADDITION]
         for name in held[:MAX_SAID]:
@@ -293,32 +297,34 @@ class Pins:
 
     # --- one definition ---------------------------------------------------------------------------
 
-    def _judged(self, pin: Pin | None, seen: Seen, mode: str) -> Judged:
+    def _judge(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
         """Of one that is not what was seen last."""
         try:
-            judged = self._compared(pin, seen, mode)
+            judged = self._compare(pin, seen, mode)
         except (HubError, Malformed) as error:
             if isinstance(error, HubError):
                 self.unreviewed[seen.target] = str(error)
-            judged = Judged(_unsure(seen.name, error))
+            judged = PinVerdict(_explain_uncertainty(seen.name, error))
         if judged.change is not None:
             self._known[seen.target].put(judged.change.pin)
         return judged
 
-    def _compared(self, pin: Pin | None, seen: Seen, mode: str) -> Judged:
+    def _compare(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
         pinned = seen.pinned(SCHEME)
         body = encode(pinned)
         named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
-        secretive = hidden(body) and hidden(encode(clean(pinned, named)))  # where that must stay
+        secretive = has_hidden(body) and has_hidden(
+            encode(clean_value(pinned, named))
+        )  # where that must stay
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
-                return Judged(why_held(pin, secretive))
-            if pin.mark == seen.mark or self._is(pin, 0, seen):
-                same = _nothing_held(pin, name=seen.name, mark=seen.mark)
+                return PinVerdict(explain_hold(pin, secretive))
+            if pin.mark == seen.mark or self._is_same(pin, 0, seen):
+                same = _release(pin, name=seen.name, mark=seen.mark)
                 if pin.scheme == SCHEME:
-                    return Judged(None, PinChange(same))
+                    return PinVerdict(None, PinChange(same))
                 same = replace(same, scheme=SCHEME, size=len(body))
-                return Judged(None, PinChange(same, approved=body))
+                return PinVerdict(None, PinChange(same, approved=body))
         elif (
             mode == FIRST
             and not secretive
@@ -326,47 +332,47 @@ class Pins:
             and not (seen.added and self._holds_additions(seen.target))
         ):
             if not self._known[seen.target].has_room(seen.key, len(body)):
-                return Judged(_no_room(seen))
+                return PinVerdict(_explain_no_room(seen))
             made = replace(
-                seen.unseen(), mark=seen.mark, approved_at=self.clock(), size=len(body),
+                seen.build_pin(), mark=seen.mark, approved_at=self.clock(), size=len(body),
                 approved_by=ADDITION if seen.added else FIRST_SIGHT,
             )  # fmt: skip
-            return Judged(None, PinChange(made, approved=body), new=True)
-        held, stored = self._held(pin or seen.unseen(), seen, pinned, body)
+            return PinVerdict(None, PinChange(made, approved=body), new=True)
+        held, stored = self._hold(pin or seen.build_pin(), seen, pinned, body)
         if held is None:
-            return Judged(_no_room(seen))
-        why = why_held(held, secretive)
-        return Judged(why, PinChange(held, held=stored) if held is not pin else None)
+            return PinVerdict(_explain_no_room(seen))
+        why = explain_hold(held, secretive)
+        return PinVerdict(why, PinChange(held, held=stored) if held is not pin else None)
 
-    def _held(
-        self, pin: Pin, seen: Seen, pinned: dict[str, Any], body: bytes
+    def _hold(
+        self, pin: Pin, seen: OfferedDefinition, pinned: dict[str, Any], body: bytes
     ) -> tuple[Pin | None, bytes | None]:
         """The pin with what is offered in its place, and what is new to be stored of that. No pin
         where there is no room."""
-        if pin.held_mark and (pin.held_mark == seen.mark or self._is(pin, 1, seen)):
+        if pin.held_mark and (pin.held_mark == seen.mark or self._is_same(pin, 1, seen)):
             if pin.scheme == SCHEME or self.store.load_bodies(pin)[1] == body:
                 same = pin.held_mark == seen.mark
                 return (pin if same else replace(pin, held_mark=seen.mark)), None
             return replace(pin, held_mark=seen.mark, held_size=len(body)), body
         if not self._known[seen.target].has_room(seen.key, len(body)):
             return None, None
-        by, at = self._rejected(pin, {digest(pinned), digest(seen.pinned(1))})
+        by, at = self._find_rejection(pin, {compute_digest(pinned), compute_digest(seen.pinned(1))})
         pin = replace(
             pin, name=seen.name, held_mark=seen.mark, held_at=self.clock(),
             rejected_at=at, rejected_by=by, held_size=len(body),
         )  # fmt: skip
         return pin, body
 
-    def _is(self, pin: Pin, which: int, seen: Seen) -> bool:
+    def _is_same(self, pin: Pin, which: int, seen: OfferedDefinition) -> bool:
         """Whether what is stored of it, approved (0) or held (1), says the same. A pin of an older
         scheme is compared by what was pinned then."""
         body = self.store.load_bodies(pin)[which]
         if not body:
             return False
-        code = digest(decode_reply(body))
-        return any(code == digest(seen.pinned(one)) for one in {pin.scheme, SCHEME})
+        code = compute_digest(decode_reply(body))
+        return any(code == compute_digest(seen.pinned(one)) for one in {pin.scheme, SCHEME})
 
-    def _rejected(self, pin: Pin, codes: Collection[str]) -> tuple[str, float]:
+    def _find_rejection(self, pin: Pin, codes: Collection[str]) -> tuple[str, float]:
         """Whether somebody has said no to exactly this before, and nobody yes since."""
         for decision in self.store.load_decisions(pin, MAX_REMEMBERED):
             if decision.digest in codes:
@@ -375,24 +381,26 @@ class Pins:
 
     # --- what is stored ---------------------------------------------------------------------------
 
-    def keep(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+    def save_decisions(
+        self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]
+    ) -> None:
         """What people have decided."""
         self.store.save(changes, decisions)
         for change in changes:
-            self._of(change.pin.target).put(change.pin)
+            self._find_pins(change.pin.target).put(change.pin)
 
     def forget(self, target: str, decision: PinDecision) -> None:
         self.store.forget(target, decision)
         self._known.pop(target, None)
 
-    def _of(self, target: str) -> Known:
+    def _find_pins(self, target: str) -> TargetPins:
         known = self._known.get(target)
         if known is None:
             pins = self.store.load(target)
-            known = self._known[target] = Known(pins, self.store.load_listed_kinds(target))
+            known = self._known[target] = TargetPins(pins, self.store.load_listed_kinds(target))
         return known
 
-    def _saved(
+    def _save(
         self, target: str, changes: Sequence[PinChange], kind: str = ""
     ) -> StorageFailed | None:
         """Together, and that a list of `kind` was given; why not, where they are not."""
@@ -410,18 +418,18 @@ class Pins:
         return None
 
 
-def _nothing_held(pin: Pin, **more: Any) -> Pin:
+def _release(pin: Pin, **more: Any) -> Pin:
     return replace(
         pin, held_mark=b"", held_at=0.0, held_size=0, rejected_at=0.0, rejected_by="", **more
     )
 
 
-def approved(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
+def approve_pin(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
     """With what is held, which says `said`, in the place of what was approved."""
     spelling = said.get("id" if pin.kind == SKILL else "name", "") if pin.kind != CARD else ""
     if pin.kind in LASTING:
         spelling = pin.spelling
-    return _nothing_held(
+    return _release(
         pin, mark=pin.held_mark, size=pin.held_size, approved_at=at, approved_by=by,
         spelling=spelling, scheme=SCHEME,
     )  # fmt: skip
@@ -430,18 +438,18 @@ def approved(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def date(when: float) -> str:
+def render_date(when: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(when))
 
 
-def why_held(pin: Pin, secretive: bool = False) -> str:
+def explain_hold(pin: Pin, secretive: bool = False) -> str:
     its = "its card" if pin.kind == CARD else "it"
     if pin.rejected_by:
-        why = f"what {its} says was rejected on {date(pin.rejected_at)} by {pin.rejected_by}"
+        why = f"what {its} says was rejected on {render_date(pin.rejected_at)} by {pin.rejected_by}"
     elif pin.mark and pin.kind in LASTING:
-        why = f"its text has changed since that was approved on {date(pin.approved_at)}"
+        why = f"its text has changed since that was approved on {render_date(pin.approved_at)}"
     elif pin.mark:
-        why = f"{its} has changed since it was approved on {date(pin.approved_at)}"
+        why = f"{its} has changed since it was approved on {render_date(pin.approved_at)}"
     elif secretive:
         why = f"{its} has characters that nobody sees, in places where they cannot be taken out"
     else:
@@ -453,11 +461,11 @@ def why_held(pin: Pin, secretive: bool = False) -> str:
     )
 
 
-def _unsure(name: str, problem: Exception) -> str:
+def _explain_uncertainty(name: str, problem: Exception) -> str:
     return f'"{name}" is held: whether it has changed cannot be told: {problem}'
 
 
-def _no_room(seen: Seen) -> str:
+def _explain_no_room(seen: OfferedDefinition) -> str:
     # What nobody can compare again is not approved: so no flood washes away what was.
     return (
         f'"{seen.name}" is held: "{seen.target}" has offered more different things than are kept '
@@ -493,33 +501,35 @@ class _Review:
         self.new: set[str] = set()
 
 
-def kind_of(tool: Tool) -> str:
+def find_pinned_kind(tool: Tool) -> str:
     """The kind under which it is pinned."""
     return SKILL if tool.bridged is not None else tool.kind
 
 
-def key_of(tool: Tool) -> Key:
-    return kind_of(tool), _id_of(tool)
+def key_from_tool(tool: Tool) -> Key:
+    return find_pinned_kind(tool), _id_from_tool(tool)
 
 
-def _id_of(tool: Tool) -> str:
+def _id_from_tool(tool: Tool) -> str:
     return tool.remote_name if tool.kind in ADDRESSED else fold_name(tool.remote_name)
 
 
-def _seen(review: _Review, kind: str, tool: Tool, mark: bytes, skill: Any) -> Seen:
-    return Seen(
+def _build_offered(
+    review: _Review, kind: str, tool: Tool, mark: bytes, skill: Any
+) -> OfferedDefinition:
+    return OfferedDefinition(
         review.target,
         kind,
-        _id_of(tool),
+        _id_from_tool(tool),
         tool.name,
         mark,
         tool.remote_name,
-        lambda scheme: members(kind, tool.definition, skill, scheme),
+        lambda scheme: select_pinned(kind, tool.definition, skill, scheme),
         review.again,
     )
 
 
-def _skills(tools: Sequence[Tool]) -> dict[str, Any]:
+def _list_skills(tools: Sequence[Tool]) -> dict[str, Any]:
     """What the agent among them says of its skills, by their ids."""
     return {
         skill["id"]: skill
@@ -530,16 +540,16 @@ def _skills(tools: Sequence[Tool]) -> dict[str, Any]:
     }
 
 
-def _shown(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
+def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
     """As models may read it; the same object where there is nothing to clean or to cut. `data` is
     all that the far side says of it."""
-    if tool.agent is None and tool.bridged is None and not hidden(data) and is_short(data):
+    if tool.agent is None and tool.bridged is None and not has_hidden(data) and is_short(data):
         return tool
     named = SHOWN if tool.kind in ADDRESSED else EXACT
     facts, description = tool.agent, clean_text(tool.description)
-    definition = shorten(clean(tool.definition, named))
+    definition = shorten(clean_value(tool.definition, named))
     # What the hub puts before a description does not count.
-    most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_said(tool)))
+    most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_find_description(tool)))
     short = shorten_text(description, most)
     if len(short) == most and short != description:
         remarks.append(
@@ -548,7 +558,7 @@ def _shown(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
         )
     if facts is not None:
         about = shorten_text(clean_text(facts.description), MAX_DESCRIPTION)
-        skills = [shorten(skill) for skill in clean(list(facts.skills), SHOWN)]
+        skills = [shorten(skill) for skill in clean_value(list(facts.skills), SHOWN)]
         if (about, skills) != (facts.description, list(facts.skills)):
             facts = replace(facts, description=about, skills=skills)
     if (short, definition, facts) == (tool.description, tool.definition, tool.agent):
@@ -556,12 +566,12 @@ def _shown(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
     return replace(tool, description=short, definition=definition, agent=facts)
 
 
-def _said(tool: Tool) -> str:
+def _find_description(tool: Tool) -> str:
     said = tool.definition.get("description")
     return said if isinstance(said, str) else ""
 
 
-def _as_admitted(admitted: list[Tool]) -> list[Tool]:
+def _limit_skills(admitted: list[Tool]) -> list[Tool]:
     """An agent's own list of its skills has those that are admitted: neither what is held, nor what
     nobody has looked at because it is no tool."""
     ids = {tool.bridged.skill_id for tool in admitted if tool.bridged is not None}

@@ -58,16 +58,16 @@ def clean_text(text: str) -> str:
     return _SELECTORS.sub("", _HIDDEN.sub("", _ESCAPES.sub("", text)))
 
 
-def visible(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """With what nobody would see written out, for people and their terminals."""
-    return _HIDDEN.sub(_written_out, _SELECTORS.sub(_written_out, text))
+    return _HIDDEN.sub(_escape_match, _SELECTORS.sub(_escape_match, text))
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     return "".join(f"<U+{ord(one):04X}>" for one in found[0])
 
 
-def hidden(data: bytes) -> bool:
+def has_hidden(data: bytes) -> bool:
     """Whether JSON, as `wire.json.encode` writes it, has anything in it that nobody sees."""
     if b"\\u00" in data or b"\\r" in data or b"\\b" in data or b"\\f" in data:
         left = data.replace(b"\\\\", b"")  # what begins an escape now is one
@@ -81,12 +81,12 @@ def hidden(data: bytes) -> bool:
     return _SELECTORS.search(rest) is not None and _SELECTORS.search(data.decode()) is not None
 
 
-def clean(value: Any, exact: frozenset[str] = EXACT) -> Any:
+def clean_value(value: Any, exact: frozenset[str] = EXACT) -> Any:
     """`value` without what can be taken out; the same object where there is no such."""
-    return _cleaned(value, exact) if hidden(encode(value)) else value
+    return _clean_value(value, exact) if has_hidden(encode(value)) else value
 
 
-def _cleaned(value: Any, exact: frozenset[str], key: str = "") -> Any:
+def _clean_value(value: Any, exact: frozenset[str], key: str = "") -> Any:
     if key in exact:
         return value
     if isinstance(value, str):
@@ -94,10 +94,10 @@ def _cleaned(value: Any, exact: frozenset[str], key: str = "") -> Any:
     if isinstance(value, Mapping):
         named = key in ("properties", "$defs", "definitions")  # what is called "enum" there is none
         return {
-            name: _cleaned(inner, exact, "" if named else name) for name, inner in value.items()
+            name: _clean_value(inner, exact, "" if named else name) for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_cleaned(item, exact) for item in value]
+        return [_clean_value(item, exact) for item in value]
     return value
 
 
@@ -121,30 +121,30 @@ def is_short(data: bytes) -> bool:
 def shorten(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """A definition with its descriptions, titles and examples shortened; the same object where
     nothing is too long. What is used, and not only read, stays as it is."""
-    return _changed(definition, {
+    return _keep_equal(definition, {
         name: shorten_text(value, MAX_DESCRIPTION)
         if name in _TEXTS and isinstance(value, str)
-        else _shortened(value, name)
+        else _shorten_value(value, name)
         for name, value in definition.items()
     })  # fmt: skip
 
 
-def _shortened(value: Any, key: str = "") -> Any:
+def _shorten_value(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         return shorten_text(value, MAX_NESTED) if key in _TEXTS else value
     if key in EXACT or key == "default":
         return value
     if isinstance(value, Mapping):
         named = key in ("properties", "$defs", "definitions", "patternProperties")
-        return _changed(value, {
-            name: _shortened(inner, "" if named else name) for name, inner in value.items()
+        return _keep_equal(value, {
+            name: _shorten_value(inner, "" if named else name) for name, inner in value.items()
         })  # fmt: skip
     if isinstance(value, list | tuple):
         words = "description" if key == "examples" else ""
-        items = [_shortened(item, words) for item in value]
+        items = [_shorten_value(item, words) for item in value]
         return items if items != list(value) else value
     return value
 
 
-def _changed(value: Mapping[str, Any], found: dict[str, Any]) -> Mapping[str, Any]:
+def _keep_equal(value: Mapping[str, Any], found: dict[str, Any]) -> Mapping[str, Any]:
     return found if found != value else value

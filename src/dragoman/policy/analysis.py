@@ -43,7 +43,7 @@ _TAGS = frozenset({"getTag", "hasTag"})
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class PolicyReads:
     attributes: frozenset[str] = frozenset()
     """Names that are read of anything but the context itself, of whatever entity."""
     context: frozenset[str] = frozenset()
@@ -60,8 +60,8 @@ class Reads:
     longest: int = 0
     """Characters of the longest text in it."""
 
-    def __or__(self, other: Reads) -> Reads:
-        return Reads(
+    def __or__(self, other: PolicyReads) -> PolicyReads:
+        return PolicyReads(
             self.attributes | other.attributes,
             self.context | other.context,
             self.uids | other.uids,
@@ -74,7 +74,7 @@ class Reads:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ReadsCollector:
     attributes: set[str] = field(default_factory=set)
     context: set[str] = field(default_factory=set)
     uids: set[Uid] = field(default_factory=set)
@@ -84,31 +84,31 @@ class _Reading:
     opaque: bool = False
     longest: int = 0
 
-    def expression(self, body: Any) -> None:
+    def add_expression(self, body: Any) -> None:
         left = [body]
         while left:
-            left += self._one(left.pop())
+            left += self._add_node(left.pop())
 
-    def _one(self, node: Any) -> Iterable[Any]:
+    def _add_node(self, node: Any) -> Iterable[Any]:
         """Notes what this node reads; returns its parts."""
         if not isinstance(node, dict) or len(node) != 1:
             self.opaque = True
             return ()
         (op, at), *_ = node.items()
         if op == "Value":
-            self._value(at)
+            self._add_value(at)
             return ()
         if op == "Var":
             self.variables.add(str(at))
             self.opaque |= at == "context"  # as a whole: it may be compared
             return ()
         if op in (".", "has"):
-            return self._attribute(at)
-        return self._parts(op, at)
+            return self._add_attribute(at)
+        return self._list_parts(op, at)
 
-    def _attribute(self, at: Any) -> Iterable[Any]:
+    def _add_attribute(self, at: Any) -> Iterable[Any]:
         base, name = at["left"], str(at["attr"])
-        self.paths.add(f"{_path(base)}.{name}")
+        self.paths.add(f"{_render_path(base)}.{name}")
         if base == {"Var": "context"}:
             self.variables.add("context")
             self.context.add(name)
@@ -116,7 +116,7 @@ class _Reading:
         self.attributes.add(name)
         return (base,)
 
-    def _parts(self, op: str, at: Any) -> Iterable[Any]:
+    def _list_parts(self, op: str, at: Any) -> Iterable[Any]:
         if op in _PAIRS:
             self.opaque |= op in _TAGS
             return at["left"], at["right"]
@@ -135,19 +135,19 @@ class _Reading:
         self.opaque = True
         return ()
 
-    def _value(self, value: Any) -> None:
+    def _add_value(self, value: Any) -> None:
         if isinstance(value, str):
             self.longest = max(self.longest, len(value))
         elif isinstance(value, dict):
             if set(value) == {"__entity"}:
-                self.uids.add(_uid(value["__entity"]))
+                self.uids.add(_parse_uid(value["__entity"]))
             else:
                 self.opaque = True
         elif not isinstance(value, bool | int):
             self.opaque = True
 
-    def done(self) -> Reads:
-        return Reads(
+    def build(self) -> PolicyReads:
+        return PolicyReads(
             frozenset(self.attributes),
             frozenset(self.context),
             frozenset(self.uids | self.scoped),
@@ -159,19 +159,19 @@ class _Reading:
         )
 
 
-def reads(policy: Mapping[str, Any]) -> Reads:
+def analyze(policy: Mapping[str, Any]) -> PolicyReads:
     """Of one policy in Cedar's JSON form. Never raises for what it does not know."""
-    found = _Reading()
+    found = _ReadsCollector()
     try:
-        found.scoped.update(_scope_uids(policy))
+        found.scoped.update(_list_scope_uids(policy))
         for condition in policy["conditions"]:
-            found.expression(condition["body"])
+            found.add_expression(condition["body"])
     except (KeyError, TypeError, AttributeError):
         found.opaque = True
-    return found.done()
+    return found.build()
 
 
-def _scope_uids(policy: Mapping[str, Any]) -> Iterator[Uid]:
+def _list_scope_uids(policy: Mapping[str, Any]) -> Iterator[Uid]:
     for part in ("principal", "action", "resource"):
         scope = policy[part]
         inner = scope.get("in", {})
@@ -180,33 +180,33 @@ def _scope_uids(policy: Mapping[str, Any]) -> Iterator[Uid]:
             *scope.get("entities", ()),
             *(inner[name] for name in ("entity",) if name in inner),
         ):
-            yield _uid(one)
+            yield _parse_uid(one)
 
 
-def admits(scope: Mapping[str, Any], uid: Uid, ancestors: Collection[Uid]) -> bool:
+def can_match(scope: Mapping[str, Any], uid: Uid, ancestors: Collection[Uid]) -> bool:
     """Whether that part of a policy's head, `principal`, `action` or `resource`, fits an entity.
     Where it does not, Cedar looks at no condition of the policy."""
     op = scope["op"]
     if op == "All":
         return True
     if op == "==":
-        return "entity" in scope and _uid(scope["entity"]) == uid
+        return "entity" in scope and _parse_uid(scope["entity"]) == uid
     if op == "in":
         named = [scope["entity"]] if "entity" in scope else scope.get("entities", [])
-        return any(_uid(one) == uid or _uid(one) in ancestors for one in named)
+        return any(_parse_uid(one) == uid or _parse_uid(one) in ancestors for one in named)
     if op == "is":
         if scope["entity_type"] != NAMESPACE + uid[0]:
             return False
         inner = scope.get("in")
-        return inner is None or admits({"op": "in", **inner}, uid, ancestors)
+        return inner is None or can_match({"op": "in", **inner}, uid, ancestors)
     return True  # not known: let Cedar look
 
 
-def _uid(entity: Mapping[str, Any]) -> Uid:
+def _parse_uid(entity: Mapping[str, Any]) -> Uid:
     return str(entity["type"]).removeprefix(NAMESPACE), str(entity["id"])
 
 
-def _path(node: Any) -> str:
+def _render_path(node: Any) -> str:
     names: list[str] = []
     while isinstance(node, dict) and "." in node:
         names.append(str(node["."]["attr"]))

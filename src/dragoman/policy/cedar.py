@@ -9,105 +9,128 @@ from typing import Any
 
 from dragoman.core.ports import Decision
 from dragoman.core.urls import render_uri
-from dragoman.policy.entities import What, Who, reference, slice_of, written
-from dragoman.policy.policy_set import ACTIONS, Policy, Snapshot, action_uid
+from dragoman.policy.entities import (
+    PrincipalEntity,
+    ResourceEntity,
+    build_slice,
+    render_reference,
+    render_uid,
+)
+from dragoman.policy.policy_set import ACTIONS, Policy, PolicySet, render_action_uid
 
 log = logging.getLogger(__name__)
 
 MAX_SLICES = 2_048
 MAX_ERROR = 300
-_ACTION_UIDS = {action: action_uid(action) for action in ACTIONS}
+_ACTION_UIDS = {action: render_action_uid(action) for action in ACTIONS}
 
 
-class Judge:
+class CedarEvaluator:
     """Of one snapshot. Keeps what it has prepared of entities, and no decisions."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: PolicySet) -> None:
         import cedarpy  # here: it takes longer to load than all the rest of the hub's start
 
-        self.snapshot = snapshot
+        self.policy_set = snapshot
         self._ask = cedarpy.is_authorized
         self._prepare = cedarpy.Entities.from_json_str
         self._allow = cedarpy.Decision.Allow
-        self._deny = cedarpy.Decision.Deny
-        self._slices: dict[tuple[Who, What], Any] = {}
+        self._denied = cedarpy.Decision.Deny
+        self._slices: dict[tuple[PrincipalEntity, ResourceEntity], Any] = {}
 
-    def decide(self, who: Who, action: str, what: What, context: str) -> Decision:
-        decision = self._by(self.snapshot.all, who, action, what, context)
-        if decision.allowed and what.plain is not None and what.plain in self.snapshot.read.uids:
-            return self._narrowed(decision, who, action, what, context)
+    def decide(
+        self, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
+    ) -> Decision:
+        decision = self._evaluate(self.policy_set.all, who, action, what, context)
+        if decision.allowed and what.plain is not None and what.plain in self.policy_set.read.uids:
+            return self._narrow(decision, who, action, what, context)
         return decision
 
-    def _narrowed(
-        self, permitted: Decision, who: Who, action: str, what: What, context: str
+    def _narrow(
+        self,
+        permitted: Decision,
+        who: PrincipalEntity,
+        action: str,
+        what: ResourceEntity,
+        context: str,
     ) -> Decision:
         """A policy names the tool that is called as this prompt, resource or template is. What it
         forbids of that is forbidden of this too, and a permit that excepts it excepts this."""
         assert what.plain is not None
         plain = replace(what, uid=what.plain, plain=None)
-        decision = self._by(self.snapshot.all, who, action, plain, context)
+        decision = self._evaluate(self.policy_set.all, who, action, plain, context)
         if decision.errors or (not decision.allowed and decision.policies):
             return decision
-        excepting = {one.id for one in self.snapshot.policies if what.plain in one.read.tested}
+        excepting = {one.id for one in self.policy_set.policies if what.plain in one.read.tested}
         also = decision.policies if decision.allowed else ()
         if any(id not in excepting or id in also for id in permitted.policies):
             return permitted
-        return Decision(False, (), self.snapshot.hash)
+        return Decision(False, (), self.policy_set.hash)
 
-    def shadow(self, who: Who, action: str, what: What, context: str) -> Decision:
+    def decide_in_shadow(
+        self, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
+    ) -> Decision:
         """Only the guardrails decide; what all would have said is beside it."""
         would = self.decide(who, action, what, context)
-        held = self._by(self.snapshot.guardrails, who, action, what, context)
+        held = self._evaluate(self.policy_set.guardrails, who, action, what, context)
         return Decision(held.allowed, held.policies, held.snapshot, held.errors, would)
 
-    def alone(self, policy: Policy, who: Who, action: str, what: What, context: str) -> Decision:
+    def decide_alone(
+        self, policy: Policy, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
+    ) -> Decision:
         """What one policy would say alone: it is among `policies` where it applies."""
         from cedarpy import PolicySet
 
         form = {"staticPolicies": {"policy0": policy.form}, "templates": {}, "templateLinks": []}
         alone = PolicySet.from_json_str(json.dumps(form))
-        decision = self._by(alone, who, action, what, context)
+        decision = self._evaluate(alone, who, action, what, context)
         if policy.effect == "forbid" and what.plain is not None and not decision.policies:
-            return self._by(alone, who, action, replace(what, uid=what.plain), context)
+            return self._evaluate(alone, who, action, replace(what, uid=what.plain), context)
         return decision
 
-    def _by(self, policies: Any, who: Who, action: str, what: What, context: str) -> Decision:
+    def _evaluate(
+        self, policies: Any, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
+    ) -> Decision:
         try:
             request = {
-                "principal": reference(who.uid),
+                "principal": render_reference(who.uid),
                 "action": _ACTION_UIDS[action],
-                "resource": reference(what.uid),
+                "resource": render_reference(what.uid),
                 "context": context,
             }
             # With the schema: a context of the wrong type would else only skip a policy.
-            result = self._ask(request, policies, self._entities(who, what), self.snapshot.schema)
+            result = self._ask(
+                request, policies, self._prepare_entities(who, what), self.policy_set.schema
+            )
             said, answer = result.diagnostics, result.decision
         except Exception as error:
-            return self._undecided(who, action, what, [f"{type(error).__name__}: {error}"])
+            return self._deny(who, action, what, [f"{type(error).__name__}: {error}"])
         errors = said.errors
-        if errors or (answer is not self._allow and answer is not self._deny):
-            return self._undecided(who, action, what, errors or ["there was no decision"])
+        if errors or (answer is not self._allow and answer is not self._denied):
+            return self._deny(who, action, what, errors or ["there was no decision"])
         names = said.id_annotations_by_reason
         reasons = tuple(sorted([names.get(one, one) for one in said.reasons]))
-        return Decision(answer is self._allow, reasons, self.snapshot.hash)
+        return Decision(answer is self._allow, reasons, self.policy_set.hash)
 
-    def _entities(self, who: Who, what: What) -> Any:
+    def _prepare_entities(self, who: PrincipalEntity, what: ResourceEntity) -> Any:
         found = self._slices.get((who, what))
         if found is None:
             if len(self._slices) >= MAX_SLICES:
                 self._slices.clear()
-            text = json.dumps(slice_of(who, what))
-            found = self._prepare(text, self.snapshot.schema)
-            if what.short:
+            text = json.dumps(build_slice(who, what))
+            found = self._prepare(text, self.policy_set.schema)
+            if what.is_short:
                 self._slices[who, what] = found
         return found
 
-    def _undecided(self, who: Who, action: str, what: What, errors: list[str]) -> Decision:
+    def _deny(
+        self, who: PrincipalEntity, action: str, what: ResourceEntity, errors: list[str]
+    ) -> Decision:
         said = tuple(error[:MAX_ERROR] for error in errors[:8])
         kind, name = what.uid
         name = render_uri(name) if "://" in name else name
         log.warning(
             "denied, for it could not be decided: %s %s %s: %s",
-            written(who.uid), action, written((kind, name)), "; ".join(said),
+            render_uid(who.uid), action, render_uid((kind, name)), "; ".join(said),
         )  # fmt: skip
-        return Decision(False, (), self.snapshot.hash, said)
+        return Decision(False, (), self.policy_set.hash, said)

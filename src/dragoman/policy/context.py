@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Context:
+class CallContext:
     """The defaults are those of a first call."""
 
     chain: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Context:
     approved: bool | None = None
     args: Mapping[str, Any] = field(default_factory=empty_mapping)
 
-    def written(self, read: Collection[str], verb: str) -> str:
+    def render(self, read: Collection[str], verb: str) -> str:
         """Of a call of `verb`; `read` is what policies read of what changes with every call."""
         found: dict[str, Any] = {
             "trace_id": self.trace_id if "trace_id" in read else "",
@@ -57,22 +57,22 @@ class Context:
             "taints": list(self.taints),
             "scopes": list(self.scopes),
             "via": self.via,
-            "now": {"__extn": {"fn": "datetime", "arg": self._now(read)}},
-            "args": list(arguments_of(self.args)) if "args" in read else [],
+            "now": {"__extn": {"fn": "datetime", "arg": self._render_now(read)}},
+            "args": list(list_arguments(self.args)) if "args" in read else [],
         }
         if self.approved is not None:
             found["approved"] = self.approved
         return _encode(found).decode()
 
-    def _now(self, read: Collection[str]) -> str:
+    def _render_now(self, read: Collection[str]) -> str:
         if "now" not in read:
             return AT_REST
         return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def context_from_call(call: Call, max_depth: int, now: float) -> Context:
+def context_from_call(call: Call, max_depth: int, now: float) -> CallContext:
     trace = call.trace
-    return Context(
+    return CallContext(
         chain=trace.chain,
         max_depth=max_depth,
         taints=trace.labels,
@@ -84,17 +84,17 @@ def context_from_call(call: Call, max_depth: int, now: float) -> Context:
     )
 
 
-def arguments_of(arguments: Mapping[str, Any]) -> Iterator[str]:
+def list_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Each as `name=value`. None is left out, so that `only these` can be said of all of them."""
     if len(arguments) > MAX_ARGUMENTS:
         raise InvalidInput(f"more than {MAX_ARGUMENTS} arguments, of which policies read some")
     for name, value in arguments.items():
         # Else {"a=b": "c"} could pass for {"a": "b=c"}.
-        text = f"{str(name).replace('%', '%25').replace('=', '%3D')}={_text(value)}"
+        text = f"{str(name).replace('%', '%25').replace('=', '%3D')}={_render_argument(value)}"
         yield text if len(text) <= MAX_ARGUMENT else text[: MAX_ARGUMENT + 1]
 
 
-def _text(value: Any) -> str:
+def _render_argument(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float) or value is None:
@@ -116,7 +116,7 @@ EARLIEST, LATEST = -62_135_596_800, 253_402_300_799
 """The years 1 to 9999 in seconds since 1970: no calendar here knows others."""
 
 
-def context_from_words(words: Mapping[str, Any], first: Context) -> Context:
+def context_from_input(words: Mapping[str, Any], first: CallContext) -> CallContext:
     """What somebody says of a call that is not made; the rest is as in `first`. `owner` is not of a
     call and left alone."""
     found: dict[str, Any] = {name: getattr(first, name) for name in NAMES if name != "owner"}
@@ -126,13 +126,13 @@ def context_from_words(words: Mapping[str, Any], first: Context) -> Context:
             hint = f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(NAMES)}"
             raise InvalidInput(f'"{name}" is nothing that policies know of a call{hint}')
         if name != "owner":
-            found[name] = _word(name, value)
-    return Context(**found)
+            found[name] = _check_value(name, value)
+    return CallContext(**found)
 
 
-def _word(name: str, value: Any) -> Any:
+def _check_value(name: str, value: Any) -> Any:
     if name == "now":
-        return _seconds(value)
+        return _parse_seconds(value)
     if name in SETS and isinstance(value, list | tuple):
         if all(isinstance(one, str) for one in value):
             return tuple(map(fold_id, value)) if name == "chain" else frozenset(value)
@@ -141,7 +141,7 @@ def _word(name: str, value: Any) -> Any:
     raise InvalidInput(f'"{name}" of a call cannot be {value!r}')
 
 
-def _seconds(value: Any) -> float:
+def _parse_seconds(value: Any) -> float:
     """Of an RFC 3339 time, or as they are."""
     seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):

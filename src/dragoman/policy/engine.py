@@ -1,7 +1,7 @@
-"""Judges who may do what, by the policies in force, and keeps what it has decided.
+"""Decides by the active policies who may do what, and caches decisions.
 
-A decision is kept for all callers and tools that differ only in what no policy reads. Which set of
-policies is in force changes as one: a decision is made by one set from beginning to end.
+A cached decision applies to all principals and tools that differ only in what no policy reads. The
+active policy set changes atomically: each decision is made by one set from beginning to end.
 """
 
 from __future__ import annotations
@@ -9,309 +9,337 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
-from dragoman.policy.cedar import Judge
-from dragoman.policy.context import Context, context_from_call
+from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.context import CallContext, context_from_call
 from dragoman.policy.entities import (
     AGENT,
     LIST,
-    What,
-    Who,
+    PrincipalEntity,
+    ResourceEntity,
     check_writable,
-    facts_of,
-    what_from_org,
-    what_from_target,
-    what_from_tool,
-    who_from_caller,
+    entity_from_org,
+    entity_from_principal,
+    entity_from_target,
+    entity_from_tool,
+    find_facts,
 )
-from dragoman.policy.policy_set import Snapshot
+from dragoman.policy.policy_set import PolicySet
 
 log = logging.getLogger(__name__)
 
 ENFORCE, SHADOW = "enforce", "shadow"
 
 MAX_KEPT = 10_000
-"""Decisions, callers and tools that are kept, of each."""
+"""The most cached decisions, principals and tools, each."""
 NO_CONTEXT = "{}"
 OWNER_CONTEXT = {True: '{"owner":true}', False: '{"owner":false}'}
-MOVES = 60.0
-"""Seconds after which lists are judged anew where policies read the time."""
+TIME_STEP = 60.0
+"""Seconds after which lists are decided anew if policies read the time."""
 
-Facts = Callable[[str], TargetFacts | None]
+FindFacts = Callable[[str], TargetFacts | None]
+Args = ParamSpec("Args")
+Answer = TypeVar("Answer")
 
 
-class _Force:
-    """A set in force, and all that was made of it: left behind as one."""
+class _ActivePolicySet:
+    """The active policy set with everything derived from it: replaced as one."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
-        self.snapshot = judge.snapshot
-        self.read = judge.snapshot.read
-        self.via = "via" in self.read.context or self.read.opaque
+    def __init__(self, evaluator: CedarEvaluator) -> None:
+        self.evaluator = evaluator
+        self.policy_set = evaluator.policy_set
+        self.read = self.policy_set.read
+        self.reads_door = "via" in self.read.context or self.read.opaque
         self.decisions: dict[Hashable, Decision] = {}
-        self.whos: dict[Hashable, tuple[TargetFacts | None, Who]] = {}
-        self.latest: tuple[Principal | None, TargetFacts | None, Who | None] = None, None, None
-        """The caller that was looked up last: many calls in a row come from one."""
-        self.whats: dict[str, tuple[Tool, TargetFacts, What]] = {}
+        self.principals: dict[Hashable, tuple[TargetFacts | None, PrincipalEntity]] = {}
+        self.resources: dict[str, tuple[Tool, TargetFacts, ResourceEntity]] = {}
+        self.latest: tuple[Principal, TargetFacts | None, PrincipalEntity] | None = None
+        """The last principal: many calls in a row come from one."""
         self.numbers: dict[Hashable, int] = {}
-        self.last = 0
+        self._last = 0
 
-    def number(self, key: Hashable) -> int:
-        """Of a class of callers or tools."""
+    def assign_number(self, key: Hashable) -> int:
+        """Returns the number of a class of principals or tools."""
         found = self.numbers.get(key)
         if found is None:
-            self.last += 1  # never one that was given before: somebody may still hold that
-            found = self.numbers[key] = self.last
+            self._last += 1  # never reuse a number: an entity may still hold it
+            found = self.numbers[key] = self._last
         return found
 
-    def room(self) -> None:
-        most = max(len(self.whos), len(self.whats), len(self.decisions), len(self.numbers))
-        if most >= MAX_KEPT:
-            self.decisions, self.whos, self.whats, self.numbers = {}, {}, {}, {}
-            self.latest = None, None, None
+    def make_room(self) -> None:
+        principals, resources = len(self.principals), len(self.resources)
+        if max(principals, resources, len(self.decisions), len(self.numbers)) >= MAX_KEPT:
+            self.decisions, self.principals, self.resources, self.numbers = {}, {}, {}, {}
+            self.latest = None
+
+    def keep(self, key: Hashable, decision: Decision) -> None:
+        """Caches a decision that was made without errors."""
+        if not decision.errors and (decision.shadow is None or not decision.shadow.errors):
+            self.make_room()
+            self.decisions[key] = decision
 
 
-class Policies:
+class PolicyEngine:
     def __init__(
         self,
-        snapshot: Snapshot,
+        policy_set: PolicySet,
         *,
-        facts: Facts,
+        facts: FindFacts,
         intact: Callable[[Tool], bool],
         mode: str = ENFORCE,
         depth: int = 5,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`facts` are those of a target by its name, also of one that offers nothing now; `intact`
-        tells whether a tool is what was approved; `depth` is how deep chains may be."""
+        """`facts` returns the facts of a target by its name, even if it offers nothing now;
+        `intact` tells whether a tool is as approved; `depth` is the maximum depth of chains."""
         if mode not in (ENFORCE, SHADOW):
-            raise ValueError(f"policies are enforced or in shadow, not {mode!r}")
+            raise ValueError(f"unknown policy mode {mode!r}: use {ENFORCE} or {SHADOW}")
         self.mode = mode
         self._facts, self._intact, self._depth, self._clock = facts, intact, depth, clock
         self._version = 0
-        self._force = _Force(Judge(snapshot))
+        self._active = _ActivePolicySet(CedarEvaluator(policy_set))
 
     @property
-    def snapshot(self) -> Snapshot:
-        return self._force.snapshot
+    def policy_set(self) -> PolicySet:
+        return self._active.policy_set
 
     @property
     def version(self) -> int:
-        if self._force.snapshot.timed:
-            return self._version * 2**32 + int(self._clock() // MOVES)
+        if self._active.policy_set.reads_time:
+            return self._version * 2**32 + int(self._clock() // TIME_STEP)
         return self._version * 2**32
 
-    def swap(self, snapshot: Snapshot) -> None:
-        """From here on these policies decide."""
-        self._force = _Force(Judge(snapshot))
+    def swap(self, policy_set: PolicySet) -> None:
+        """Activates `policy_set` for all later decisions."""
+        self._active = _ActivePolicySet(CedarEvaluator(policy_set))
         self._version += 1
 
-    def touch(self) -> None:
-        """The facts of a target, or what is approved, have changed."""
-        self.swap(self.snapshot)
+    def invalidate(self) -> None:
+        """Drops cached decisions: the facts of a target, or approvals, have changed."""
+        self.swap(self.policy_set)
 
-    def beside(self, snapshot: Snapshot) -> Policies:
-        """The same hub under other policies: to try them."""
-        return Policies(
-            snapshot, facts=self._facts, intact=self._intact, depth=self._depth, clock=self._clock
+    def copy_with(self, policy_set: PolicySet) -> PolicyEngine:
+        """Returns an engine for the same hub with other policies, to try them."""
+        return PolicyEngine(
+            policy_set, facts=self._facts, intact=self._intact, depth=self._depth, clock=self._clock
         )
 
-    # --- what is asked ----------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def decide(self, call: Call) -> Decision:
-        force = self._force
-        try:
-            who, what = self._who(force, call.principal), self._what(force, call.tool)
+        active, tool = self._active, call.tool
+        try:  # as `_guard`, without its frames: every call passes here
+            who, what = (
+                self._find_principal(active, call.principal),
+                self._find_resource(active, tool),
+            )
             if what.volatile:
                 context = context_from_call(call, self._depth, self._clock())
-                text = context.written(what.volatile, call.tool.name)
-                return self._judged(force, who, what.action, what, text)
+                text = context.render(what.volatile, tool.name)
+                return self._evaluate(active, who, what.action, what, text)
             trace = call.trace
             chain = trace.chain
-            door = call.door if force.via else ""
-            cyclic = bool(chain) and call.tool.name in chain
+            door = call.door if active.reads_door else ""
+            cyclic = bool(chain) and tool.name in chain
             key = (
-                who.number, what.number, chain, cyclic, trace.labels, door, _itself(who, what),
+                who.number, what.number, chain, cyclic, trace.labels, door,
+                _calls_itself(who, what),
             )  # fmt: skip
-            decision = force.decisions.get(key)
+            decision = active.decisions.get(key)
             if decision is None:
-                context = context_from_call(call, self._depth, 0.0)
-                text = context.written((), call.tool.name)
-                decision = self._judged(force, who, what.action, what, text)
-                _keep(force, key, decision)
+                text = context_from_call(call, self._depth, 0.0).render((), tool.name)
+                decision = self._evaluate(active, who, what.action, what, text)
+                active.keep(key, decision)
             return decision
         except Exception as error:
-            return _failed(force, error)
+            return self._deny(active, error)
 
     def reads_arguments(self, tool: Tool) -> bool:
-        """Whether a call of the tool may be refused for its arguments. In shadow only guardrails
-        refuse, and none of these reads arguments."""
+        """Whether a call of the tool may be denied because of its arguments. In shadow mode only
+        guardrails deny, and they do not read arguments."""
         if self.mode == SHADOW:
             return False
-        try:
-            return "args" in self._what(self._force, tool).volatile
-        except Exception as error:
-            _failed(self._force, error)
-            return True
+        found = self._guard(self._find_resource, tool)
+        return isinstance(found, Decision) or "args" in found.volatile
 
     def can_list(self, caller: Principal, tool: Tool) -> bool:
-        return self._other(caller, LIST, lambda force: self._what(force, tool)).allowed
+        return self._guard(self._decide_about, caller, LIST, self._find_resource, tool).allowed
 
     def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
-        return self.can_list(caller, tool) and self.first(caller, tool, door).allowed
+        return self.can_list(caller, tool) and self.decide_first(caller, tool, door).allowed
 
-    def first(self, caller: Principal, tool: Tool, door: str) -> Decision:
-        """Of a call that nothing led to, by that door, with no arguments."""
-        return self.would(caller, tool, self.beginning(caller, door))
+    def decide_first(self, caller: Principal, tool: Tool, door: str) -> Decision:
+        """Decides on a first call in a chain, by that door, without arguments."""
+        return self.decide_hypothetical(caller, tool, self.build_first_context(caller, door))
+
+    def decide_hypothetical(self, caller: Principal, tool: Tool, context: CallContext) -> Decision:
+        """Decides on a call that is not made."""
+        return self._guard(self._decide_in_context, caller, tool, context)
 
     def group_of_principal(self, caller: Principal) -> Hashable:
-        force = self._force
-        try:
-            who = self._who(force, caller)
-            # An agent is told apart from others by what is its own.
-            return who.key(force.read), who.uid if who.uid[0] == AGENT else None
-        except Exception as error:
-            _failed(force, error)
-            return caller, "undecided"
+        found = self._guard(self._find_group, caller)
+        return (caller, "undecided") if isinstance(found, Decision) else found
 
     def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """`owner` is whether the task that is read or cancelled is the caller's own."""
+        """`owner` is whether the task to read or cancel is the principal's own."""
         if action == ADMIN:
-            return self._other(caller, action, lambda force: self._org(force, caller.org))
+            return self._guard(self._decide_about, caller, action, self._find_org, caller.org)
         if tool is None or action not in (A2A_DISCOVER, TASK_READ, TASK_CANCEL):
-            return _failed(self._force, LookupError(f"nothing is known of {action!r} of {tool!r}"))
+            return self._deny(self._active, LookupError(f"unknown action {action!r} of {tool!r}"))
         if action == A2A_DISCOVER:
-            return self._other(caller, action, lambda force: self._target(force, tool))
-        context = OWNER_CONTEXT[owner]
-        return self._other(caller, action, lambda force: self._what(force, tool), context)
+            return self._guard(self._decide_about, caller, action, self._find_target, tool)
+        return self._guard(
+            self._decide_about, caller, action, self._find_resource, tool, OWNER_CONTEXT[owner]
+        )
 
-    def would(self, caller: Principal, tool: Tool, context: Context) -> Decision:
-        """Of a call that is not made."""
-        force = self._force
-        try:
-            who, what = self._who(force, caller), self._what(force, tool)
-            text = context.written(what.volatile, tool.name)
-            if what.volatile:
-                return self._judged(force, who, what.action, what, text)
-            key = who.number, what.number, text, _itself(who, what)
-            decision = force.decisions.get(key)
-            if decision is None:
-                decision = self._judged(force, who, what.action, what, text)
-                _keep(force, key, decision)
-            return decision
-        except Exception as error:
-            return _failed(force, error)
-
-    def beginning(self, caller: Principal, door: str) -> Context:
-        """What is known of a call that nothing led to."""
-        return Context(
+    def build_first_context(self, caller: Principal, door: str) -> CallContext:
+        """Returns the context of a first call in a chain."""
+        return CallContext(
             max_depth=self._depth, scopes=frozenset(caller.scopes), via=door, now=self._clock()
         )
 
-    def who(self, caller: Principal) -> Who:
-        """The caller as policies see it. Raises LookupError where nothing is known of it."""
-        return self._who(self._force, caller)
+    # --- entities: these raise LookupError for what is unknown ------------------------------------
 
-    def what(self, tool: Tool) -> What:
-        return self._what(self._force, tool)
+    def find_principal(self, caller: Principal) -> PrincipalEntity:
+        return self._find_principal(self._active, caller)
 
-    def target(self, tool: Tool) -> What:
-        """What the tool belongs to."""
-        return self._target(self._force, tool)
+    def find_resource(self, tool: Tool) -> ResourceEntity:
+        return self._find_resource(self._active, tool)
 
-    def org(self, org: str) -> What:
-        return self._org(self._force, org)
+    def find_target(self, tool: Tool) -> ResourceEntity:
+        """Returns the server or agent of the tool."""
+        return self._find_target(self._active, tool)
+
+    def find_org(self, org: str) -> ResourceEntity:
+        return self._find_org(self._active, org)
 
     # --- how it is decided ------------------------------------------------------------------------
 
-    def _judged(self, force: _Force, who: Who, action: str, what: What, context: str) -> Decision:
-        # Who may change the hub is not tried out: it is in force from the first.
-        if self.mode == SHADOW and action != ADMIN:
-            return force.judge.shadow(who, action, what, context)
-        return force.judge.decide(who, action, what, context)
-
-    def _other(
+    def _guard(
         self,
+        work: Callable[Concatenate[_ActivePolicySet, Args], Answer],
+        *args: Args.args,
+        **named: Args.kwargs,
+    ) -> Answer | Decision:
+        """Runs `work` with the active policy set. Fails closed: an exception is a denial."""
+        active = self._active
+        try:
+            return work(active, *args, **named)
+        except Exception as error:
+            return self._deny(active, error)
+
+    @staticmethod
+    def _deny(active: _ActivePolicySet, error: Exception) -> Decision:
+        log.warning("denied, because the decision failed: %r", error)
+        words = f"{type(error).__name__}: {error}"[:300]
+        return Decision(False, (), active.policy_set.hash, (words,))
+
+    def _decide_in_context(
+        self, active: _ActivePolicySet, caller: Principal, tool: Tool, context: CallContext
+    ) -> Decision:
+        who, what = self._find_principal(active, caller), self._find_resource(active, tool)
+        text = context.render(what.volatile, tool.name)
+        if what.volatile:
+            return self._evaluate(active, who, what.action, what, text)
+        return self._decide_cached(active, who, what.action, what, text)
+
+    def _decide_about(
+        self,
+        active: _ActivePolicySet,
         caller: Principal,
         action: str,
-        find: Callable[[_Force], What],
+        find: Callable[[_ActivePolicySet, Any], ResourceEntity],
+        of: Tool | str,
         context: str = NO_CONTEXT,
     ) -> Decision:
-        force = self._force
-        try:
-            who, what = self._who(force, caller), find(force)
-            key = who.number, what.number, action, context, _itself(who, what)
-            decision = force.decisions.get(key)
-            if decision is None:
-                decision = self._judged(force, who, action, what, context)
-                _keep(force, key, decision)
-            return decision
-        except Exception as error:
-            return _failed(force, error)
+        who, what = self._find_principal(active, caller), find(active, of)
+        return self._decide_cached(active, who, action, what, context)
 
-    def _who(self, force: _Force, caller: Principal) -> Who:
+    def _decide_cached(
+        self,
+        active: _ActivePolicySet,
+        who: PrincipalEntity,
+        action: str,
+        what: ResourceEntity,
+        context: str,
+    ) -> Decision:
+        key = who.number, what.number, action, context, _calls_itself(who, what)
+        decision = active.decisions.get(key)
+        if decision is None:
+            decision = self._evaluate(active, who, action, what, context)
+            active.keep(key, decision)
+        return decision
+
+    def _evaluate(
+        self,
+        active: _ActivePolicySet,
+        who: PrincipalEntity,
+        action: str,
+        what: ResourceEntity,
+        context: str,
+    ) -> Decision:
+        # Shadow mode does not cover the administration of the hub: that is always enforced.
+        if self.mode == SHADOW and action != ADMIN:
+            return active.evaluator.decide_in_shadow(who, action, what, context)
+        return active.evaluator.decide(who, action, what, context)
+
+    def _find_group(self, active: _ActivePolicySet, caller: Principal) -> Hashable:
+        who = self._find_principal(active, caller)
+        # An agent differs from all others by the tools that are its own.
+        return who.build_key(active.read), who.uid if who.uid[0] == AGENT else None
+
+    def _find_principal(self, active: _ActivePolicySet, caller: Principal) -> PrincipalEntity:
         facts = self._facts(caller.serves) if caller.serves else None
-        latest = force.latest
-        if latest[0] is caller and latest[1] is facts and latest[2] is not None:
+        latest = active.latest
+        if latest is not None and latest[0] is caller and latest[1] is facts:
             return latest[2]
-        # Callers of one name are equal, and may yet have other roles than before.
+        # Principals of one name are equal, and may yet have other roles than before.
         key = caller, caller.roles, caller.scopes, caller.behalf, caller.serves
-        found = force.whos.get(key)
+        found = active.principals.get(key)
         if found is not None and found[0] is facts:
-            force.latest = caller, facts, found[1]
+            active.latest = caller, facts, found[1]
             return found[1]
-        force.room()
-        who = who_from_caller(caller, facts)
-        check_writable(who.entities())
-        who.number = force.number(("who", who.key(force.read)))
-        force.whos[key] = facts, who
+        active.make_room()
+        who = entity_from_principal(caller, facts)
+        check_writable(who.list_entities())
+        who.number = active.assign_number(("who", who.build_key(active.read)))
+        active.principals[key] = facts, who
         return who
 
-    def _what(self, force: _Force, tool: Tool) -> What:
-        facts = facts_of(tool)
-        found = force.whats.get(tool.name)
+    def _find_resource(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
+        facts = find_facts(tool)
+        found = active.resources.get(tool.name)
         if found is not None and found[0] is tool and found[1] is facts:
             return found[2]
-        force.room()
-        what = what_from_tool(tool, facts, self._intact(tool))
-        check_writable(what.entities())
-        what.number = force.number(("what", what.key(force.read)))
-        what.volatile = force.snapshot.volatile(what)
-        if what.short:
-            force.whats[tool.name] = tool, facts, what
+        active.make_room()
+        what = _number(active, entity_from_tool(tool, facts, self._intact(tool)))
+        what.volatile = active.policy_set.find_volatile(what)
+        if what.is_short:
+            active.resources[tool.name] = tool, facts, what
         return what
 
-    def _org(self, force: _Force, org: str) -> What:
-        what = what_from_org(org)
-        what.number = force.number(("what", what.key(force.read)))
-        return what
+    def _find_org(self, active: _ActivePolicySet, org: str) -> ResourceEntity:
+        return _number(active, entity_from_org(org))
 
-    def _target(self, force: _Force, tool: Tool) -> What:
-        force.room()
-        what = what_from_target(tool.target.name, facts_of(tool))
-        check_writable(what.entities())
-        what.number = force.number(("what", what.key(force.read)))
-        return what
+    def _find_target(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
+        active.make_room()
+        return _number(active, entity_from_target(tool.target.name, find_facts(tool)))
 
 
-def _itself(who: Who, what: What) -> bool:
-    """Whether an agent calls itself: the one thing policies can tell of two that is of neither."""
+def _number(active: _ActivePolicySet, what: ResourceEntity) -> ResourceEntity:
+    check_writable(what.list_entities())
+    what.number = active.assign_number(("what", what.build_key(active.read)))
+    return what
+
+
+def _calls_itself(who: PrincipalEntity, what: ResourceEntity) -> bool:
+    """Whether an agent calls itself: the only thing policies can tell of a pair that is not an
+    attribute of either."""
     return who.uid[0] == AGENT and who.uid in (what.parent, what.uid)
-
-
-def _keep(force: _Force, key: Any, decision: Decision) -> None:
-    if not decision.errors and (decision.shadow is None or not decision.shadow.errors):
-        force.room()
-        force.decisions[key] = decision
-
-
-def _failed(force: _Force, error: Exception) -> Decision:
-    log.warning("denied, for it could not be decided: %r", error)
-    return Decision(False, (), force.snapshot.hash, (f"{type(error).__name__}: {error}"[:300],))

@@ -14,8 +14,8 @@ from typing import Any
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.tool_identity import fold_id
-from dragoman.policy.analysis import NAMESPACE, Reads, Uid
-from dragoman.policy.ids import catalog_kind, entity_id
+from dragoman.policy.analysis import NAMESPACE, PolicyReads, Uid
+from dragoman.policy.ids import build_entity_id, find_catalog_kind
 
 MCP_CALL, A2A_INVOKE, LIST = "mcp_call", "a2a_invoke", "list"
 
@@ -29,7 +29,7 @@ Value = str | int | bool | frozenset[str] | tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class Who:
+class PrincipalEntity:
     """The principal of a request."""
 
     uid: Uid
@@ -44,28 +44,33 @@ class Who:
     def ancestors(self) -> frozenset[Uid]:
         return frozenset({("Org", self.org), *(("Role", role) for role in self.roles)})
 
-    def key(self, reads: Reads) -> Hashable:
+    def build_key(self, reads: PolicyReads) -> Hashable:
         if reads.opaque:
-            return self.uid, self.roles, self.scopes, _values(self.attributes, self.attributes)
+            return (
+                self.uid,
+                self.roles,
+                self.scopes,
+                _select_values(self.attributes, self.attributes),
+            )
         return (
             self.uid[0],
             self.uid if self.uid in reads.uids else None,
             self.ancestors & reads.uids,
             self.org,
             self.scopes if "scopes" in reads.context else None,
-            _values(self.attributes, reads.attributes),
+            _select_values(self.attributes, reads.attributes),
         )
 
-    def entities(self) -> Iterator[dict[str, Any]]:
+    def list_entities(self) -> Iterator[dict[str, Any]]:
         org = ("Org", self.org)
-        yield _entity(org)
+        yield _render_entity(org)
         for role in set(self.roles):
-            yield _entity(("Role", role), parents=[org])
-        yield _entity(self.uid, self.attributes, self.ancestors)
+            yield _render_entity(("Role", role), parents=[org])
+        yield _render_entity(self.uid, self.attributes, self.ancestors)
 
 
 @dataclass(slots=True, eq=False)
-class What:
+class ResourceEntity:
     """The resource of a request, and what it belongs to."""
 
     uid: Uid
@@ -86,7 +91,7 @@ class What:
         return str(self.attributes.get("name", self.uid[1]))
 
     @property
-    def short(self) -> bool:
+    def is_short(self) -> bool:
         """Whether to keep what was made of it: the addresses of resources are the caller's choice,
         and thousands of long ones would fill the memory."""
         return len(self.uid[1]) <= LONGEST_KEPT
@@ -101,10 +106,10 @@ class What:
         above = {("Org", self.org)} - {self.uid}
         return frozenset(above | {self.parent} if self.parent else above)
 
-    def key(self, reads: Reads) -> Hashable:
+    def build_key(self, reads: PolicyReads) -> Hashable:
         own, theirs = self.attributes, self.parent_attributes
         if reads.opaque:
-            return self.uid, self.parent, _values(own, own), _values(theirs, theirs)
+            return self.uid, self.parent, _select_values(own, own), _select_values(theirs, theirs)
         return (
             self.uid[0],
             self.uid if self.uid in reads.uids else None,
@@ -112,29 +117,29 @@ class What:
             self.parent and self.parent[0],
             self.ancestors & reads.uids,
             self.org,
-            _values(own, reads.attributes),
-            _values(theirs, reads.attributes),
+            _select_values(own, reads.attributes),
+            _select_values(theirs, reads.attributes),
         )
 
-    def entities(self) -> Iterator[dict[str, Any]]:
+    def list_entities(self) -> Iterator[dict[str, Any]]:
         org = ("Org", self.org)
-        yield _entity(org)
+        yield _render_entity(org)
         if self.uid == org:
             return
         if self.parent is not None:
-            yield _entity(self.parent, self.parent_attributes, [org])
-        yield _entity(self.uid, self.attributes, [self.parent or org])
+            yield _render_entity(self.parent, self.parent_attributes, [org])
+        yield _render_entity(self.uid, self.attributes, [self.parent or org])
 
 
-def who_from_caller(caller: Principal, facts: TargetFacts | None) -> Who:
+def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> PrincipalEntity:
     """`facts` are those of the target that the caller serves, if it does."""
     scopes = frozenset(caller.scopes)
     if caller.serves:
         if facts is None:
             raise LookupError(f'there is no "{caller.serves}" here, whose credential was used')
-        attributes = {**_agent(facts), "org": ("Org", caller.org)}
-        return Who((AGENT, caller.serves), caller.org, caller.roles, scopes, attributes)
-    return Who(
+        attributes = {**_build_agent_attributes(facts), "org": ("Org", caller.org)}
+        return PrincipalEntity((AGENT, caller.serves), caller.org, caller.roles, scopes, attributes)
+    return PrincipalEntity(
         ("User", caller.label),
         caller.org,
         caller.roles,
@@ -148,13 +153,13 @@ def who_from_caller(caller: Principal, facts: TargetFacts | None) -> Who:
     )
 
 
-def what_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> What:
-    return what(
+def entity_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> ResourceEntity:
+    return build_tool_entity(
         tool.name,
         tool.target.name,
         facts,
         kind=tool.kind,
-        about=catalog_kind(tool.kind, tool.definition),
+        about=find_catalog_kind(tool.kind, tool.definition),
         sink=frozenset(tool.sinks),
         source=frozenset(tool.sources),
         destructive=tool.destructive,
@@ -162,7 +167,7 @@ def what_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> What:
     )
 
 
-def what(
+def build_tool_entity(
     name: str,
     target: str,
     facts: TargetFacts,
@@ -173,9 +178,9 @@ def what(
     source: frozenset[str],
     destructive: bool,
     digest_ok: bool,
-) -> What:
+) -> ResourceEntity:
     """A tool of `target`, or a skill. `about` is the kind of what a call of `kind` is about."""
-    parent = target_uid(facts, target)
+    parent = build_target_uid(facts, target)
     attributes: dict[str, Value] = {
         "org": ("Org", facts.org),
         "name": name,
@@ -192,40 +197,42 @@ def what(
         type = "Skill"
         attributes["id"] = name
         attributes["agent"] = parent
-    uid = type, entity_id(about, name)
+    uid = type, build_entity_id(about, name)
     plain = (type, fold_id(name)) if uid[1] != name else None
-    return What(uid, facts.org, attributes, parent, target_attributes(facts), plain=plain)
+    return ResourceEntity(
+        uid, facts.org, attributes, parent, build_target_attributes(facts), plain=plain
+    )
 
 
-def what_from_target(name: str, facts: TargetFacts) -> What:
+def entity_from_target(name: str, facts: TargetFacts) -> ResourceEntity:
     """The target as such, to be discovered."""
-    return What(target_uid(facts, name), facts.org, target_attributes(facts))
+    return ResourceEntity(build_target_uid(facts, name), facts.org, build_target_attributes(facts))
 
 
-def what_from_org(org: str) -> What:
-    return What(("Org", org), org, {})
+def entity_from_org(org: str) -> ResourceEntity:
+    return ResourceEntity(("Org", org), org, {})
 
 
-def facts_of(tool: Tool) -> TargetFacts:
+def find_facts(tool: Tool) -> TargetFacts:
     return tool.target.traits.facts
 
 
-def target_uid(facts: TargetFacts, name: str) -> Uid:
+def build_target_uid(facts: TargetFacts, name: str) -> Uid:
     if facts.type not in KINDS:
         raise LookupError(f'the target "{name}" is of no known type: {facts.type!r}')
     return facts.type, name
 
 
-def target_attributes(facts: TargetFacts) -> dict[str, Value]:
+def build_target_attributes(facts: TargetFacts) -> dict[str, Value]:
     if facts.type == AGENT:
-        return _agent(facts)
+        return _build_agent_attributes(facts)
     found: dict[str, Value] = {"org": ("Org", facts.org), "trust": facts.trust}
     if facts.type == REMOTE_AGENT:
         return {**found, "signed_card": facts.signed, "healthy": facts.healthy}
     return {**found, "transport": facts.transport, "pinned": facts.pinned}
 
 
-def _agent(facts: TargetFacts) -> dict[str, Value]:
+def _build_agent_attributes(facts: TargetFacts) -> dict[str, Value]:
     return {
         "org": ("Org", facts.org),
         "trust": facts.trust,
@@ -233,11 +240,11 @@ def _agent(facts: TargetFacts) -> dict[str, Value]:
     }
 
 
-def slice_of(who: Who, what: What) -> list[dict[str, Any]]:
+def build_slice(who: PrincipalEntity, what: ResourceEntity) -> list[dict[str, Any]]:
     """All entities that a request of these two is about, in Cedar's JSON form. Where one is both,
     an agent that calls itself, it is what the caller is."""
     found: dict[Uid, dict[str, Any]] = {}
-    for entity in (*who.entities(), *what.entities()):
+    for entity in (*who.list_entities(), *what.list_entities()):
         found.setdefault((entity["uid"]["type"], entity["uid"]["id"]), entity)
     return list(found.values())
 
@@ -248,34 +255,34 @@ def check_writable(entities: Iterable[Mapping[str, Any]]) -> None:
     json.dumps(list(entities), ensure_ascii=False).encode()
 
 
-def reference(uid: Uid) -> dict[str, str]:
+def render_reference(uid: Uid) -> dict[str, str]:
     """As a request names it. Never as text, where an id could end its own quotes."""
     return {"type": NAMESPACE + uid[0], "id": uid[1]}
 
 
-def written(uid: Uid) -> str:
+def render_uid(uid: Uid) -> str:
     """As policies write it, for people."""
     quoted = uid[1].replace("\\", "\\\\").replace('"', '\\"')
     return f'{NAMESPACE}{uid[0]}::"{quoted}"'
 
 
-def _entity(
+def _render_entity(
     uid: Uid, attributes: Mapping[str, Value] | None = None, parents: Iterable[Uid] = ()
 ) -> dict[str, Any]:
     return {
-        "uid": reference(uid),
-        "attrs": {name: _json(value) for name, value in (attributes or {}).items()},
-        "parents": [reference(parent) for parent in parents],
+        "uid": render_reference(uid),
+        "attrs": {name: _render_value(value) for name, value in (attributes or {}).items()},
+        "parents": [render_reference(parent) for parent in parents],
     }
 
 
-def _json(value: Value) -> Any:
+def _render_value(value: Value) -> Any:
     if isinstance(value, tuple):
-        return {"__entity": reference(value)}
+        return {"__entity": render_reference(value)}
     return sorted(value) if isinstance(value, frozenset) else value
 
 
-def _values(attributes: Mapping[str, Value], names: Iterable[str]) -> Hashable:
+def _select_values(attributes: Mapping[str, Value], names: Iterable[str]) -> Hashable:
     # With their types: True and 1 are one key to Python and two things to Cedar.
     return frozenset(
         (name, type(attributes[name]), attributes[name]) for name in names if name in attributes

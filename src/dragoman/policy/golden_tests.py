@@ -17,26 +17,26 @@ from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Dec
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import Judge
-from dragoman.policy.context import Context, context_from_words
+from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.context import CallContext, context_from_input
 from dragoman.policy.entities import (
     AGENT,
     REMOTE_AGENT,
     SERVER,
-    What,
-    Who,
-    what,
-    what_from_org,
-    what_from_target,
-    who_from_caller,
+    PrincipalEntity,
+    ResourceEntity,
+    build_tool_entity,
+    entity_from_org,
+    entity_from_principal,
+    entity_from_target,
 )
-from dragoman.policy.ids import catalog_kind, entity_id, fold_entity_id, split_id
+from dragoman.policy.ids import build_entity_id, find_catalog_kind, fold_entity_id, split_id
 
 MAX_TESTS = 2_000
 PERMIT, DENY = "permit", "deny"
 
 
-class On(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TestedResource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is called: attributes of it and of its server or agent."""
 
     org: str = "default"
@@ -55,7 +55,7 @@ class On(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     digest_ok: bool = True
 
 
-class Test(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     expect: Literal["permit", "deny"]
     caller: str = ""
@@ -70,18 +70,18 @@ class Test(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: Literal["call", "list", "a2a_discover", "task_read", "task_cancel", "admin"] = "call"
     tool: str = ""
     skill: str = ""
-    resource: On = On()
+    resource: TestedResource = TestedResource()
     context: dict[str, Any] = {}
     by: list[str] = []
     """Ids that must be among those of the policies which decide."""
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    tests: list[Test] = []
+class _TestFile(Struct, frozen=True, forbid_unknown_fields=True):
+    tests: list[GoldenTest] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TestOutcome:
     name: str
     file: str
     passed: bool
@@ -89,28 +89,28 @@ class Outcome:
     """What was expected and what came; empty where it passed."""
 
 
-def tests_in(text: str) -> list[Test]:
+def parse_tests(text: str) -> list[GoldenTest]:
     """Raises ValueError for what is no such file."""
-    found = msgspec.convert(tomllib.loads(text), _File).tests
+    found = msgspec.convert(tomllib.loads(text), _TestFile).tests
     if len(found) > MAX_TESTS:
         raise ValueError(f"it has {len(found)} tests and may have {MAX_TESTS}")
     return found
 
 
-def run(judge: Judge, file: str, tests: list[Test]) -> Iterator[Outcome]:
+def run_tests(judge: CedarEvaluator, file: str, tests: list[GoldenTest]) -> Iterator[TestOutcome]:
     for test in tests:
         try:
-            words = _difference(test, _decided(judge, test))
+            words = _describe_difference(test, _decide(judge, test))
         except (InvalidInput, LookupError) as error:
             words = str(error)
-        yield Outcome(test.name, file, not words, words)
+        yield TestOutcome(test.name, file, not words, words)
 
 
-def _decided(judge: Judge, test: Test) -> Decision:
-    who, on = _who(test), _what(test)
+def _decide(judge: CedarEvaluator, test: GoldenTest) -> Decision:
+    who, on = _build_principal(test), _build_resource(test)
     if test.action == "call":
-        first = Context(max_depth=5, scopes=who.scopes)
-        context = context_from_words(test.context, first).written(VOLATILE, on.name)
+        first = CallContext(max_depth=5, scopes=who.scopes)
+        context = context_from_input(test.context, first).render(VOLATILE, on.name)
         return judge.decide(who, on.action, on, context)
     if test.action in (TASK_READ, TASK_CANCEL):
         owner = "true" if test.context.get("owner") is True else "false"
@@ -118,7 +118,7 @@ def _decided(judge: Judge, test: Test) -> Decision:
     return judge.decide(who, test.action, on, "{}")
 
 
-def _difference(test: Test, came: Decision) -> str:
+def _describe_difference(test: GoldenTest, came: Decision) -> str:
     said = PERMIT if came.allowed else DENY
     by = f" by {', '.join(came.policies)}" if came.policies else ""
     if came.errors:
@@ -131,7 +131,7 @@ def _difference(test: Test, came: Decision) -> str:
     return ""
 
 
-def _who(test: Test) -> Who:
+def _build_principal(test: GoldenTest) -> PrincipalEntity:
     if bool(test.caller) == bool(test.agent):
         raise InvalidInput("a test names either a caller or an agent")
     kind, _, id = test.caller.partition(":")
@@ -144,20 +144,22 @@ def _who(test: Test) -> Who:
         behalf=test.owner,
         serves=test.agent,
     )
-    return who_from_caller(caller, TargetFacts(type=AGENT, org=test.org, trust=test.agent_trust))
+    return entity_from_principal(
+        caller, TargetFacts(type=AGENT, org=test.org, trust=test.agent_trust)
+    )
 
 
-def _what(test: Test) -> What:
+def _build_resource(test: GoldenTest) -> ResourceEntity:
     if test.action == ADMIN:
-        return what_from_org(test.resource.org)
+        return entity_from_org(test.resource.org)
     if bool(test.tool) == bool(test.skill):
         raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')
     on = test.resource
     kind, name = split_id(test.tool or test.skill)
     if kind == TOOL:
         kind = on.kind
-    about = catalog_kind(kind, {})
-    name = split_id(fold_entity_id(entity_id(about, name)))[1]
+    about = find_catalog_kind(kind, {})
+    name = split_id(fold_entity_id(build_entity_id(about, name)))[1]
     facts = TargetFacts(
         type=REMOTE_AGENT if test.skill else on.type or SERVER,
         org=on.org,
@@ -169,8 +171,8 @@ def _what(test: Test) -> What:
     )
     target = on.target or name.partition(".")[0]
     if test.action == A2A_DISCOVER:
-        return what_from_target(target, facts)
-    return what(
+        return entity_from_target(target, facts)
+    return build_tool_entity(
         name,
         target,
         facts,

@@ -22,20 +22,20 @@ _COMPARED = frozenset({"==", "!=", "contains", "containsAll", "containsAny", "in
 WILDCARD = "*"
 
 
-def catalog_kind(kind: str, definition: Mapping[str, Any]) -> str:
+def find_catalog_kind(kind: str, definition: Mapping[str, Any]) -> str:
     """The kind of what a call of `kind` is about: a tool, prompt, resource or template."""
     if kind == COMPLETION and "uriTemplate" in definition:
         return TEMPLATE
     return _ABOUT.get(kind, kind)
 
 
-def entity_id(kind: str, name: str) -> str:
+def build_entity_id(kind: str, name: str) -> str:
     """The id of what is called `name`, by its kind."""
     return name if kind == TOOL else f"{kind}:{name}"
 
 
-def id_of(tool: Tool) -> str:
-    return entity_id(catalog_kind(tool.kind, tool.definition), tool.name)
+def id_from_tool(tool: Tool) -> str:
+    return build_entity_id(find_catalog_kind(tool.kind, tool.definition), tool.name)
 
 
 def split_id(id: str) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def split_id(id: str) -> tuple[str, str]:
 def fold_entity_id(id: str) -> str:
     """An id in whatever spelling, folded. Addresses are case-sensitive and stay as they are."""
     kind, name = split_id(id)
-    return id if kind in _ADDRESSED else entity_id(kind, fold_id(name))
+    return id if kind in _ADDRESSED else build_entity_id(kind, fold_id(name))
 
 
 def fold_form(node: Any) -> Any:
@@ -61,24 +61,24 @@ def fold_form(node: Any) -> Any:
     return {key: one if key == "annotations" else fold_form(one) for key, one in node.items()}
 
 
-def named_ids(node: Any) -> Iterator[tuple[str, str]]:
+def list_named_ids(node: Any) -> Iterator[tuple[str, str]]:
     """The types and ids of the tools and skills that a policy in that form names."""
     if isinstance(node, dict) and node.keys() == {"type", "id"} and node["type"] in _TYPES:
         yield str(node["type"]).removeprefix("Hub::"), str(node["id"])
     elif isinstance(node, dict | list):
         inner: Iterable[Any] = node.values() if isinstance(node, dict) else node
         for one in inner:
-            yield from named_ids(one)
+            yield from list_named_ids(one)
 
 
 # --- texts that are compared with names -----------------------------------------------------------
 
 
-def unmatched(form: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def find_unmatched(form: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The texts that a policy compares with a name and that no name can equal, each with what it
     should be."""
     for condition in form.get("conditions", ()):
-        for text in _compared(condition.get("body")):
+        for text in _list_compared(condition.get("body")):
             if (right := fold_text(text)) != text:
                 yield text, right
 
@@ -101,24 +101,24 @@ def _fold_pattern(text: str) -> str:
     return re.sub(r"[^a-z0-9_*]", "_", text.lower())
 
 
-def _compared(node: Any) -> Iterator[str]:
+def _list_compared(node: Any) -> Iterator[str]:
     if isinstance(node, list):
         for one in node:
-            yield from _compared(one)
+            yield from _list_compared(one)
     if not isinstance(node, dict):
         return
     for op, at in node.items():
         if op == "like" and isinstance(at, dict) and _is_name(at.get("left")):
-            yield "".join(_written(one) for one in at.get("pattern", ()))
+            yield "".join(_render_part(one) for one in at.get("pattern", ()))
         elif op in _COMPARED and isinstance(at, dict):
             left, right = at.get("left"), at.get("right")
             for side, other in ((left, right), (right, left)):
                 if _is_name(side):
-                    yield from _texts(other)
-        yield from _compared(at)
+                    yield from _list_texts(other)
+        yield from _list_compared(at)
 
 
-def _written(part: Any) -> str:
+def _render_part(part: Any) -> str:
     return WILDCARD if part == "Wildcard" else str(part["Literal"])
 
 
@@ -132,10 +132,10 @@ def _is_name(node: Any) -> bool:
     return at.get("attr") in ("name", "id")
 
 
-def _texts(node: Any) -> Iterator[str]:
+def _list_texts(node: Any) -> Iterator[str]:
     if isinstance(node, dict) and isinstance(node.get("Value"), str):
         yield node["Value"]
     elif isinstance(node, dict | list):
         inner: Iterable[Any] = node.values() if isinstance(node, dict) else node
         for one in inner:
-            yield from _texts(one)
+            yield from _list_texts(one)

@@ -17,24 +17,12 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import ConfigError
-from dragoman.policy.analysis import Reads, reads
-from dragoman.policy.cedar import Judge
-from dragoman.policy.golden_tests import Outcome, Test, run, tests_in
+from dragoman.policy.analysis import PolicyReads, analyze
+from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.golden_tests import GoldenTest, TestOutcome, parse_tests, run_tests
 from dragoman.policy.ids import fold_form
-from dragoman.policy.lint import Known, Parsed, lint, nesting, statements
-from dragoman.policy.policy_set import ERROR, Finding, Policy, Snapshot
-
-__all__ = [
-    "DEFAULT",
-    "Checked",
-    "Finding",
-    "Outcome",
-    "PolicyError",
-    "check",
-    "check_texts",
-    "load",
-    "texts_in",
-]
+from dragoman.policy.lint import EntityLookup, ParsedPolicy, find_excess, lint, split_statements
+from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
     "hub.cedarschema": "e5886efd5b0858ba14c443914c7fb0edbda15c0a0212049764da2cd6c87957d8",
@@ -59,110 +47,114 @@ class PolicyError(ConfigError, kind="PolicyError"):
 
     kind = "ConfigError"
 
-    def __init__(self, findings: tuple[Finding, ...]) -> None:
+    def __init__(self, findings: tuple[PolicyFinding, ...]) -> None:
         self.findings = tuple(one for one in findings if one.level == ERROR)
         lines = "\n  ".join(str(one) for one in self.findings)
         super().__init__(f"the policies cannot be used:\n  {lines}")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    snapshot: Snapshot | None
+class CheckedPolicies:
+    policy_set: PolicySet | None
     """None where there are errors."""
-    findings: tuple[Finding, ...]
-    outcomes: tuple[Outcome, ...]
+    findings: tuple[PolicyFinding, ...]
+    outcomes: tuple[TestOutcome, ...]
     """Of the golden decisions."""
 
 
-def load(folder: Path | None, known: Known | None = None) -> Snapshot:
-    checked = check(folder, known)
-    if checked.snapshot is None:
+def load_policies(folder: Path | None, known: EntityLookup | None = None) -> PolicySet:
+    checked = check_folder(folder, known)
+    if checked.policy_set is None:
         raise PolicyError(checked.findings)
-    return checked.snapshot
+    return checked.policy_set
 
 
-def check(folder: Path | None, known: Known | None = None) -> Checked:
+def check_folder(folder: Path | None, known: EntityLookup | None = None) -> CheckedPolicies:
     """Where there is no folder, of the default policies."""
     try:
-        texts = texts_in(folder) if folder is not None and _there(folder) else None
+        texts = read_texts(folder) if folder is not None and _exists(folder) else None
     except PolicyError as error:
-        return Checked(None, error.findings, ())
+        return CheckedPolicies(None, error.findings, ())
     return check_texts(texts, known)
 
 
-def check_texts(texts: Mapping[str, str] | None, known: Known | None = None) -> Checked:
+def check_texts(
+    texts: Mapping[str, str] | None, known: EntityLookup | None = None
+) -> CheckedPolicies:
     """Of files by their names; None for the default policies."""
     import cedarpy
 
-    shipped = {name: _shipped(name) for name in SHIPPED}
+    shipped = {name: _read_shipped(name) for name in SHIPPED}
     schema = cedarpy.Schema.from_str(shipped["hub.cedarschema"])
-    files = {DEFAULT: shipped[DEFAULT]} if texts is None else _only(texts, POLICIES)
+    files = {DEFAULT: shipped[DEFAULT]} if texts is None else _select_files(texts, POLICIES)
     effective: list[str] = []
-    guardrails = _parsed(GUARDRAILS, shipped[GUARDRAILS])
-    found: list[Finding] = []
-    own: list[Parsed] = []
+    guardrails = _parse_policies(GUARDRAILS, shipped[GUARDRAILS])
+    found: list[PolicyFinding] = []
+    own: list[ParsedPolicy] = []
     for name, text in files.items():
-        wrong = "it is too long" if len(text) > MAX_BYTES else nesting(text)
+        wrong = "it is too long" if len(text) > MAX_BYTES else find_excess(text)
         if wrong:
-            found.append(Finding(ERROR, name, 0, "", wrong))
+            found.append(PolicyFinding(ERROR, name, 0, "", wrong))
             continue
         try:
-            parsed = _parsed(name, text)
+            parsed = _parse_policies(name, text)
             own += parsed
-            effective.append(_folded(text, parsed))
-            found += _invalid(name, text, schema) if texts is not None else ()
+            effective.append(_fold_ids(text, parsed))
+            found += _find_invalid(name, text, schema) if texts is not None else ()
         except (ValueError, RecursionError) as error:
-            found += _unreadable(name, text, str(error))
+            found += _find_unreadable(name, text, str(error))
     if len(own) > MAX_POLICIES:
         words = f"there are {len(own)} policies, and there may be {MAX_POLICIES}"
-        found.append(Finding(ERROR, "", 0, "", words))
+        found.append(PolicyFinding(ERROR, "", 0, "", words))
     if texts is not None:
         found += lint(own, [one.id for one in guardrails], known)
-    tests, unread = _tests(texts or {})
+    tests, unread = _parse_tests(texts or {})
     found += unread
     if any(one.level == ERROR for one in found):
-        return Checked(None, tuple(found[:MAX_FINDINGS]), ())
+        return CheckedPolicies(None, tuple(found[:MAX_FINDINGS]), ())
     parts = [shipped[GUARDRAILS], *effective]
-    snapshot = Snapshot(
-        hash=_hash(shipped, files),
-        policies=(*_policies(guardrails, True), *_policies(own, False)),
+    snapshot = PolicySet(
+        hash=_compute_hash(shipped, files),
+        policies=(*_build_policies(guardrails, True), *_build_policies(own, False)),
         default=texts is None,
-        read=reduce(or_, (one.read for one in (*guardrails, *own)), Reads()),
+        read=reduce(or_, (one.read for one in (*guardrails, *own)), PolicyReads()),
         all=cedarpy.PolicySet.from_str("\n".join(parts), release_gil=True),
         guardrails=cedarpy.PolicySet.from_str(f"{parts[0]}\n{ALL_ELSE}"),
         schema=schema,
     )
-    return _tried(snapshot, tests, tuple(found))
+    return _run_tests(snapshot, tests, tuple(found))
 
 
-def _tried(
-    snapshot: Snapshot, tests: Mapping[str, list[Test]], found: tuple[Finding, ...]
-) -> Checked:
-    judge = Judge(snapshot)
-    outcomes = tuple(outcome for name, some in tests.items() for outcome in run(judge, name, some))
+def _run_tests(
+    snapshot: PolicySet, tests: Mapping[str, list[GoldenTest]], found: tuple[PolicyFinding, ...]
+) -> CheckedPolicies:
+    judge = CedarEvaluator(snapshot)
+    outcomes = tuple(
+        outcome for name, some in tests.items() for outcome in run_tests(judge, name, some)
+    )
     failed = tuple(
-        Finding(ERROR, one.file, 0, "", f'the test "{one.name}" fails: {one.words}')
+        PolicyFinding(ERROR, one.file, 0, "", f'the test "{one.name}" fails: {one.words}')
         for one in outcomes
         if not one.passed
     )
     if failed:
-        return Checked(None, (*found, *failed), outcomes)
-    return Checked(replace(snapshot, warnings=found), found, outcomes)
+        return CheckedPolicies(None, (*found, *failed), outcomes)
+    return CheckedPolicies(replace(snapshot, warnings=found), found, outcomes)
 
 
 # --- what is read ---------------------------------------------------------------------------------
 
 
-def texts_in(folder: Path) -> dict[str, str]:
+def read_texts(folder: Path) -> dict[str, str]:
     """The files of the folder itself that are policies or tests, by their names."""
     found: dict[str, str] = {}
-    wrong: list[Finding] = []
+    wrong: list[PolicyFinding] = []
     size = 0
     try:
-        files = sorted(one for one in folder.iterdir() if _counts(one))
+        files = sorted(one for one in folder.iterdir() if _is_policy_file(one))
     except OSError as error:
         words = f"the folder {folder} cannot be read: {error.strerror}"
-        raise PolicyError((Finding(ERROR, "", 0, "", words),)) from error
+        raise PolicyError((PolicyFinding(ERROR, "", 0, "", words),)) from error
     for file in files[: MAX_FILES + 1]:
         try:
             with file.open("rb") as opened:
@@ -171,18 +163,18 @@ def texts_in(folder: Path) -> dict[str, str]:
             found[file.name] = data.decode("utf-8-sig")
         except OSError as error:
             words = f"it cannot be read: {error.strerror}"
-            wrong.append(Finding(ERROR, file.name, 0, "", words))
+            wrong.append(PolicyFinding(ERROR, file.name, 0, "", words))
         except UnicodeDecodeError:
-            wrong.append(Finding(ERROR, file.name, 0, "", "it is not text in UTF-8"))
+            wrong.append(PolicyFinding(ERROR, file.name, 0, "", "it is not text in UTF-8"))
         if size > MAX_BYTES or len(files) > MAX_FILES:
             words = f"there may be {MAX_FILES} files of {MAX_BYTES} bytes together, and are more"
-            raise PolicyError((Finding(ERROR, "", 0, "", words),))
+            raise PolicyError((PolicyFinding(ERROR, "", 0, "", words),))
     if wrong:
         raise PolicyError(tuple(wrong))
     return found
 
 
-def _there(folder: Path) -> bool:
+def _exists(folder: Path) -> bool:
     """A link that leads nowhere is there, and so is what may not be looked at: both are no reason
     for the defaults, which permit more."""
     try:
@@ -194,23 +186,23 @@ def _there(folder: Path) -> bool:
     return True
 
 
-def _counts(file: Path) -> bool:
+def _is_policy_file(file: Path) -> bool:
     return file.suffix in (POLICIES, TESTS) and not file.name.startswith(".") and file.is_file()
 
 
-def _shipped(name: str) -> str:
+def _read_shipped(name: str) -> str:
     text = (Path(__file__).parent / "shipped" / name).read_text("utf-8")
     if sha256(text.encode()).hexdigest() != SHIPPED[name]:
         words = "it is not the one that this version of the hub came with: install it again"
-        raise PolicyError((Finding(ERROR, name, 0, "", words),))
+        raise PolicyError((PolicyFinding(ERROR, name, 0, "", words),))
     return text
 
 
-def _only(texts: Mapping[str, str], suffix: str) -> dict[str, str]:
+def _select_files(texts: Mapping[str, str], suffix: str) -> dict[str, str]:
     return {name: texts[name] for name in sorted(texts) if name.endswith(suffix)}
 
 
-def _hash(shipped: Mapping[str, str], files: Mapping[str, str]) -> str:
+def _compute_hash(shipped: Mapping[str, str], files: Mapping[str, str]) -> str:
     whole = {"schema": shipped["hub.cedarschema"], "guardrails": shipped[GUARDRAILS], "own": files}
     return sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -218,24 +210,26 @@ def _hash(shipped: Mapping[str, str], files: Mapping[str, str]) -> str:
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def _parsed(file: str, text: str) -> list[Parsed]:
+def _parse_policies(file: str, text: str) -> list[ParsedPolicy]:
     """Raises ValueError where Cedar cannot read it."""
     import cedarpy
 
     form = json.loads(cedarpy.policies_to_json_str(text))
-    places = statements(text)
-    found: list[tuple[int, Parsed]] = []
+    places = split_statements(text)
+    found: list[tuple[int, ParsedPolicy]] = []
     for kind in ("staticPolicies", "templates"):
         for name, policy in form[kind].items():
             place = int(name.removeprefix("policy"))  # Cedar counts them as they stand
             whole, line = places[place] if place < len(places) else ("", 0)
             folded = fold_form(policy)
-            parsed = Parsed(file, line, whole, folded, reads(folded), kind == "templates", policy)
+            parsed = ParsedPolicy(
+                file, line, whole, folded, analyze(folded), kind == "templates", policy
+            )
             found.append((place, parsed))
     return [parsed for _, parsed in sorted(found, key=lambda pair: pair[0])]
 
 
-def _folded(text: str, parsed: list[Parsed]) -> str:
+def _fold_ids(text: str, parsed: list[ParsedPolicy]) -> str:
     """The text of a file whose ids are folded; as it stands where they are already."""
     import cedarpy
 
@@ -246,26 +240,26 @@ def _folded(text: str, parsed: list[Parsed]) -> str:
     return cedarpy.policies_from_json_str(json.dumps(form))
 
 
-def _unreadable(file: str, text: str, error: str) -> Iterator[Finding]:
+def _find_unreadable(file: str, text: str, error: str) -> Iterator[PolicyFinding]:
     """Which of its policies cannot be read: Cedar does not say where it stopped."""
     import cedarpy
 
     some = False
-    for one in statements(text)[:MAX_POLICIES]:
+    for one in split_statements(text)[:MAX_POLICIES]:
         try:
             cedarpy.policies_to_json_str(one.text)
         except (ValueError, RecursionError) as own:
             some = True
-            yield Finding(ERROR, file, one.line, "", f"it cannot be read: {own}")
+            yield PolicyFinding(ERROR, file, one.line, "", f"it cannot be read: {own}")
     if not some:
-        yield Finding(ERROR, file, 0, "", f"it cannot be read: {error}")
+        yield PolicyFinding(ERROR, file, 0, "", f"it cannot be read: {error}")
 
 
-def _invalid(file: str, text: str, schema: Any) -> Iterator[Finding]:
+def _find_invalid(file: str, text: str, schema: Any) -> Iterator[PolicyFinding]:
     import cedarpy
 
     result = cedarpy.validate_policies(text, schema, release_gil=True)
-    places = statements(text)
+    places = split_statements(text)
     names = result.id_annotations_by_policy_id
     for words in dict.fromkeys((one.policy_id, one.error) for one in result.errors):
         id, said = words
@@ -273,20 +267,22 @@ def _invalid(file: str, text: str, schema: Any) -> Iterator[Finding]:
         line = places[int(number)].line if number.isdigit() and int(number) < len(places) else 0
         if id:  # what cannot be read was said before
             said = said.removeprefix(f"for policy `{id}`, ")
-            yield Finding(ERROR, file, line, names.get(id, ""), said)
+            yield PolicyFinding(ERROR, file, line, names.get(id, ""), said)
 
 
-def _tests(texts: Mapping[str, str]) -> tuple[dict[str, list[Test]], list[Finding]]:
+def _parse_tests(
+    texts: Mapping[str, str],
+) -> tuple[dict[str, list[GoldenTest]], list[PolicyFinding]]:
     found, wrong = {}, []
-    for name, text in _only(texts, TESTS).items():
+    for name, text in _select_files(texts, TESTS).items():
         try:
-            found[name] = tests_in(text)
+            found[name] = parse_tests(text)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
-            wrong.append(Finding(ERROR, name, 0, "", f"it cannot be read: {error}"))
+            wrong.append(PolicyFinding(ERROR, name, 0, "", f"it cannot be read: {error}"))
     return found, wrong
 
 
-def _policies(parsed: list[Parsed], guardrail: bool) -> Iterator[Policy]:
+def _build_policies(parsed: list[ParsedPolicy], guardrail: bool) -> Iterator[Policy]:
     for one in parsed:
         yield Policy(
             id=one.id,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.policy.analysis import NAMESPACE, VOLATILE, Reads, admits
-from dragoman.policy.entities import A2A_INVOKE, LIST, MCP_CALL, What, Who
+from dragoman.policy.analysis import NAMESPACE, VOLATILE, PolicyReads, can_match
+from dragoman.policy.entities import A2A_INVOKE, LIST, MCP_CALL, PrincipalEntity, ResourceEntity
 
 ANY_CALL = "any_call"
 CALLS = (MCP_CALL, A2A_INVOKE)
@@ -20,7 +20,7 @@ ERROR, WARNING = "error", "warning"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PolicyFinding:
     """Something that is wrong with a set of policies, and where."""
 
     level: str
@@ -48,7 +48,7 @@ class Policy:
     guardrail: bool
     form: Mapping[str, Any] = field(repr=False)
     """Cedar's JSON form of it, its ids folded."""
-    read: Reads = field(repr=False)
+    read: PolicyReads = field(repr=False)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -62,24 +62,24 @@ class Policy:
             return ("…",)
         return tuple(f"context.{name}" for name in sorted(self.read.context & VOLATILE))
 
-    def concerns(self, who: Who | None, action: str, what: What) -> bool:
+    def can_match(self, who: PrincipalEntity | None, action: str, what: ResourceEntity) -> bool:
         """Whether its head fits; without a caller, whether it does for any."""
         form = self.form
         above = [("Action", ANY_CALL)] if action in CALLS else []
         return (
-            admits(form["action"], ("Action", action), above)
-            and self._admits(what)
-            and (who is None or admits(form["principal"], who.uid, who.ancestors))
+            can_match(form["action"], ("Action", action), above)
+            and self._can_match_resource(what)
+            and (who is None or can_match(form["principal"], who.uid, who.ancestors))
         )
 
-    def _admits(self, what: What) -> bool:
+    def _can_match_resource(self, what: ResourceEntity) -> bool:
         scope = self.form["resource"]
-        if admits(scope, what.uid, what.ancestors):
+        if can_match(scope, what.uid, what.ancestors):
             return True
         plain = what.plain if self.effect == "forbid" else None
-        return plain is not None and admits(scope, plain, what.ancestors)
+        return plain is not None and can_match(scope, plain, what.ancestors)
 
-    def row(self) -> dict[str, Any]:
+    def render(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "effect": self.effect,
@@ -92,14 +92,14 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class PolicySet:
     hash: str
     """Short; every decision names it."""
     policies: tuple[Policy, ...]
     """The guardrails first."""
     default: bool
-    warnings: tuple[Finding, ...] = ()
-    read: Reads = field(repr=False)
+    warnings: tuple[PolicyFinding, ...] = ()
+    read: PolicyReads = field(repr=False)
     """Of all together."""
     all: Any = field(repr=False)
     """Cedar's handle on all policies."""
@@ -107,19 +107,19 @@ class Snapshot:
     """That on the guardrails and a permit for everything else."""
     schema: Any = field(repr=False)
 
-    def volatile(self, what: What) -> frozenset[str]:
+    def find_volatile(self, what: ResourceEntity) -> frozenset[str]:
         """What of the context changes with every call and is read of calls to `what`."""
         if self.read.opaque:
             return VOLATILE
         concerned = (one for one in self.policies if one.read.context & VOLATILE)
-        found = (one.read.context for one in concerned if one.concerns(None, what.action, what))
+        found = (one.read.context for one in concerned if one.can_match(None, what.action, what))
         return frozenset().union(*found) & VOLATILE
 
     @property
-    def timed(self) -> bool:
+    def reads_time(self) -> bool:
         """Whether what is permitted may change by itself."""
         return self.read.opaque or "now" in self.read.context
 
 
-def action_uid(action: str) -> dict[str, str]:
+def render_action_uid(action: str) -> dict[str, str]:
     return {"type": f"{NAMESPACE}Action", "id": action}

@@ -13,10 +13,10 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import Judge
-from dragoman.policy.context import Context, context_from_words
-from dragoman.policy.engine import Policies
-from dragoman.policy.entities import LIST, What, Who, written
+from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.context import CallContext, context_from_input
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.entities import LIST, PrincipalEntity, ResourceEntity, render_uid
 from dragoman.policy.policy_set import CALLS, Policy
 
 PERMIT, DENY = "permit", "deny"
@@ -29,25 +29,25 @@ Record = Mapping[str, Any]
 
 
 def explain(
-    policies: Policies,
+    policies: PolicyEngine,
     caller: Principal,
     action: str,
     tool: Tool | None,
     context: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any]:
     """Which policies decide, which would have, and by which attributes."""
-    snapshot = policies.snapshot
+    snapshot = policies.policy_set
     try:
-        who, what = policies.who(caller), _resource(policies, caller, action, tool)
+        who, what = policies.find_principal(caller), _find_resource(policies, caller, action, tool)
     except LookupError as error:
         raise InvalidInput(f"nothing can be said of this: {error}") from error
-    action = _action(action, what)
-    said = _context(policies, caller, action, context)
-    text = said.written(VOLATILE, what.name) if isinstance(said, Context) else said
-    judge = Judge(snapshot)
+    action = _resolve_action(action, what)
+    said = _build_context(policies, caller, action, context)
+    text = said.render(VOLATILE, what.name) if isinstance(said, CallContext) else said
+    judge = CedarEvaluator(snapshot)
     decision = judge.decide(who, action, what, text)
-    concerned = [one for one in snapshot.policies if one.concerns(who, action, what)]
-    holding = {one.id for one in concerned if _holds(judge, one, who, action, what, text)}
+    concerned = [one for one in snapshot.policies if one.can_match(who, action, what)]
+    holding = {one.id for one in concerned if _applies(judge, one, who, action, what, text)}
     permits = [one for one in concerned if one.effect == PERMIT and one.id in holding]
     forbids = [one for one in concerned if one.effect != PERMIT and one.id in holding]
     nearly = [one for one in concerned if one.effect == PERMIT and one.id not in holding]
@@ -55,43 +55,45 @@ def explain(
         "decision": PERMIT if decision.allowed else DENY,
         "policy_set": snapshot.hash,
         "mode": policies.mode,
-        "principal": written(who.uid),
+        "principal": render_uid(who.uid),
         "action": action,
-        "resource": written(what.uid),
-        "why": _why(decision, permits, forbids),
-        "permits": [one.row() for one in permits],
-        "forbids": [one.row() for one in forbids],
-        "nearly": [one.row() for one in nearly],
-        "attributes": _attributes(concerned, who, what, said),
+        "resource": render_uid(what.uid),
+        "why": _explain_decision(decision, permits, forbids),
+        "permits": [one.render() for one in permits],
+        "forbids": [one.render() for one in forbids],
+        "nearly": [one.render() for one in nearly],
+        "attributes": _collect_attributes(concerned, who, what, said),
         "errors": list(decision.errors),
     }
 
 
-def _resource(policies: Policies, caller: Principal, action: str, tool: Tool | None) -> What:
+def _find_resource(
+    policies: PolicyEngine, caller: Principal, action: str, tool: Tool | None
+) -> ResourceEntity:
     if action == ADMIN:
-        return policies.org(caller.org)
+        return policies.find_org(caller.org)
     if tool is None:
         raise InvalidInput(f'"{action}" is asked of a tool; name one')
     if action == A2A_DISCOVER:
-        return policies.target(tool)
-    return policies.what(tool)
+        return policies.find_target(tool)
+    return policies.find_resource(tool)
 
 
-def _action(action: str, what: What) -> str:
+def _resolve_action(action: str, what: ResourceEntity) -> str:
     if action == CALL:
         return what.action
     if action in CALLS and action != what.action:
-        raise InvalidInput(f"{written(what.uid)} is called by {what.action}, not by {action}")
+        raise InvalidInput(f"{render_uid(what.uid)} is called by {what.action}, not by {action}")
     known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN)
     if action not in known:
         raise InvalidInput(f'there is no action "{action}"; there are call, {", ".join(known)}')
     return action
 
 
-def _context(
-    policies: Policies, caller: Principal, action: str, words: Mapping[str, Any]
-) -> Context | str:
-    found = context_from_words(words, policies.beginning(caller, "api"))
+def _build_context(
+    policies: PolicyEngine, caller: Principal, action: str, words: Mapping[str, Any]
+) -> CallContext | str:
+    found = context_from_input(words, policies.build_first_context(caller, "api"))
     if action in CALLS:
         return found
     if action in (TASK_READ, TASK_CANCEL):
@@ -99,79 +101,92 @@ def _context(
     return "{}"
 
 
-def _holds(judge: Judge, policy: Policy, who: Who, action: str, what: What, context: str) -> bool:
+def _applies(
+    judge: CedarEvaluator,
+    policy: Policy,
+    who: PrincipalEntity,
+    action: str,
+    what: ResourceEntity,
+    context: str,
+) -> bool:
     """Whether it applies, were it the only one."""
-    return policy.id in judge.alone(policy, who, action, what, context).policies
+    return policy.id in judge.decide_alone(policy, who, action, what, context).policies
 
 
-def _why(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
+def _explain_decision(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
     if decision.errors:
         return f"it could not be decided, and is denied: {decision.errors[0]}"
     if forbids:
-        return "; ".join(_named(one, "forbids") for one in forbids)
+        return "; ".join(_describe_policy(one, "forbids") for one in forbids)
     if permits:
-        return "; ".join(_named(one, "permits") for one in permits)
+        return "; ".join(_describe_policy(one, "permits") for one in permits)
     return "no policy permits it"
 
 
-def _named(policy: Policy, verb: str) -> str:
+def _describe_policy(policy: Policy, verb: str) -> str:
     why = policy.annotations.get("why", "")
     return f'"{policy.id}" {verb} it' + (f": {why}" if why else "")
 
 
-def _attributes(
-    policies: Iterable[Policy], who: Who, what: What, context: Context | str
+def _collect_attributes(
+    policies: Iterable[Policy],
+    who: PrincipalEntity,
+    what: ResourceEntity,
+    context: CallContext | str,
 ) -> dict[str, Any]:
     """The values of what these policies read."""
     found: dict[str, Any] = {}
     for path in sorted({path for one in policies for path in one.read.paths}):
         root, _, rest = path.partition(".")
         if root == "principal" and rest in who.attributes:
-            found[path] = _shown(who.attributes[rest])
+            found[path] = _render_value(who.attributes[rest])
         elif root == "resource":
             own, theirs = what.attributes, what.parent_attributes
             if rest in own:
-                found[path] = _shown(own[rest])
+                found[path] = _render_value(own[rest])
             elif rest.startswith("agent.") and rest[6:] in theirs:
-                found[path] = _shown(theirs[rest[6:]])
-        elif root == "context" and isinstance(context, Context):
+                found[path] = _render_value(theirs[rest[6:]])
+        elif root == "context" and isinstance(context, CallContext):
             value = getattr(context, rest, None)
             if rest == "depth" and value is None:
                 value = len(context.chain)
             elif rest == "cyclic":
                 value = what.name in context.chain
             if value is not None:
-                found[path] = _shown(value)
+                found[path] = _render_value(value)
     return found
 
 
-def _shown(value: Any) -> Any:
+def _render_value(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, tuple) and len(value) == 2 and value[0] in ("Org", "RemoteAgent"):
-        return written(value)
+        return render_uid(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 # --- who and what ---------------------------------------------------------------------------------
 
 
-def who_can(
-    policies: Policies, tool: Tool, callers: Iterable[Principal], door: str = "api"
+def list_who_can(
+    policies: PolicyEngine, tool: Tool, callers: Iterable[Principal], door: str = "api"
 ) -> list[dict[str, Any]]:
-    return [{"caller": one.label, **_both(policies, one, tool, door)} for one in callers]
+    return [{"caller": one.label, **_decide_both(policies, one, tool, door)} for one in callers]
 
 
-def what_can(
-    policies: Policies, caller: Principal, tools: Iterable[Tool], door: str = "api"
+def list_what_can(
+    policies: PolicyEngine, caller: Principal, tools: Iterable[Tool], door: str = "api"
 ) -> list[dict[str, Any]]:
     return [
-        {"tool": one.name, "kind": one.kind, **_both(policies, caller, one, door)} for one in tools
+        {"tool": one.name, "kind": one.kind, **_decide_both(policies, caller, one, door)}
+        for one in tools
     ]
 
 
-def _both(policies: Policies, caller: Principal, tool: Tool, door: str) -> dict[str, Any]:
-    decision = policies.first(caller, tool, door)
+def _decide_both(
+    policies: PolicyEngine, caller: Principal, tool: Tool, door: str
+) -> dict[str, Any]:
+    decision = policies.decide_first(caller, tool, door)
     return {
         "call": PERMIT if decision.allowed else DENY,
         "list": PERMIT if policies.can_list(caller, tool) else DENY,
@@ -185,7 +200,7 @@ def _both(policies: Policies, caller: Principal, tool: Tool, door: str) -> dict[
 
 def replay(
     records: Iterable[Record],
-    draft: Policies,
+    draft: PolicyEngine,
     callers: Callable[[Record], Principal | None],
     tools: Callable[[Record], Tool | None],
 ) -> dict[str, Any]:
@@ -198,21 +213,23 @@ def replay(
     for record in records:
         was, caller, tool = record.get("decision"), callers(record), tools(record)
         if was not in (PERMIT, DENY) or caller is None or tool is None:
-            why = _skipped(was, caller)
+            why = _explain_skip(was, caller)
             skipped[why] = skipped.get(why, 0) + 1
             continue
         judged += 1
-        decision = draft.would(caller, tool, _recorded(record, draft.beginning(caller, "")))
+        decision = draft.decide_hypothetical(
+            caller, tool, _context_from_record(record, draft.build_first_context(caller, ""))
+        )
         now = PERMIT if decision.allowed else DENY
         if now == was:
             continue
         flipped += 1
         key = caller.label, tool.name, tool.kind, was, decision.policies, decision.errors
         if key in flips:
-            _again(flips[key], record)
+            _count_flip(flips[key], record)
         elif len(flips) < MAX_FLIPS:
-            unsure = not decision.errors and "args" in draft.what(tool).volatile
-            flips[key] = _flip(record, caller, tool, decision, was, now, unsure)
+            unsure = not decision.errors and "args" in draft.find_resource(tool).volatile
+            flips[key] = _build_flip(record, caller, tool, decision, was, now, unsure)
     return {
         "judged": judged,
         "same": judged - flipped,
@@ -222,17 +239,17 @@ def replay(
     }
 
 
-def _skipped(was: Any, caller: Principal | None) -> str:
+def _explain_skip(was: Any, caller: Principal | None) -> str:
     if was not in (PERMIT, DENY):
         return "no policy was asked"
     return "the caller is not known any more" if caller is None else "there is no such tool now"
 
 
-def _recorded(record: Record, first: Context) -> Context:
+def _context_from_record(record: Record, first: CallContext) -> CallContext:
     """The context of a recorded call, as far as it was recorded."""
     chain = record.get("chain")
     labels = record.get("labels")
-    return Context(
+    return CallContext(
         chain=tuple(fold_id(str(one)) for one in chain) if isinstance(chain, list | tuple) else (),
         depth=int(record.get("depth") or 0),
         max_depth=first.max_depth,
@@ -244,7 +261,7 @@ def _recorded(record: Record, first: Context) -> Context:
     )
 
 
-def _flip(
+def _build_flip(
     record: Record,
     caller: Principal,
     tool: Tool,
@@ -271,7 +288,7 @@ def _flip(
     }
 
 
-def _again(flip: dict[str, Any], record: Record) -> None:
+def _count_flip(flip: dict[str, Any], record: Record) -> None:
     flip["count"] += 1
     at = record.get("at")
     if at is not None:

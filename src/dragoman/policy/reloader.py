@@ -10,34 +10,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.core.file_modes import find_exposures_in
-from dragoman.policy.engine import Policies
-from dragoman.policy.lint import Known
-from dragoman.policy.loader import POLICIES, TESTS, Checked, Finding, PolicyError, check
-from dragoman.policy.policy_set import ERROR, Snapshot
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.lint import EntityLookup
+from dragoman.policy.loader import POLICIES, TESTS, CheckedPolicies, PolicyError, check_folder
+from dragoman.policy.policy_set import ERROR, PolicyFinding, PolicySet
 
-Changed = Callable[[Snapshot, Snapshot], None]
+OnPolicyChange = Callable[[PolicySet, PolicySet], None]
 """The set before and the one now in force."""
-State = tuple[tuple[str, int, int, int, int], ...] | None
+FolderState = tuple[tuple[str, int, int, int, int], ...] | None
 """Name, time, size, inode and mode of each file; None where there is no folder."""
 
-MEANWHILE: State = (("", 0, 0, 0, 0),)
+MEANWHILE: FolderState = (("", 0, 0, 0, 0),)
 """As no folder ever is: it has changed while it was read, and is looked at again."""
 
 
-class Reloader:
-    def __init__(self, policies: Policies, folder: Path, known: Known, changed: Changed) -> None:
+class PolicyReloader:
+    def __init__(
+        self, policies: PolicyEngine, folder: Path, known: EntityLookup, changed: OnPolicyChange
+    ) -> None:
         self.problem = ""
         """Why the files as they are now are not in force; empty when they are."""
-        self.findings: tuple[Finding, ...] = policies.snapshot.warnings
+        self.findings: tuple[PolicyFinding, ...] = policies.policy_set.warnings
         """Of the last set that was looked at."""
         self._policies, self._folder, self._known = policies, folder, known
         self._changed = changed
-        self._loaded = self._seen = state_of(folder)
+        self._loaded = self._seen = read_state(folder)
         self._one = asyncio.Lock()
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Whether other policies have come into force."""
-        state = state_of(self._folder)
+        state = read_state(self._folder)
         if state == self._loaded:
             self._seen = state
             return False
@@ -45,59 +47,59 @@ class Reloader:
             self._seen = state
             return False
         try:
-            before = self._policies.snapshot
+            before = self._policies.policy_set
             return await self.reload() is not before
         except PolicyError:
             return False
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether the folder is another than what was loaded of it, or looked at in vain."""
-        return state_of(self._folder) != self._loaded
+        return read_state(self._folder) != self._loaded
 
-    async def reload(self) -> Snapshot:
+    async def reload(self) -> PolicySet:
         """At once. Raises where they cannot be used; what was in force stays."""
         async with self._one:
-            state = state_of(self._folder)
+            state = read_state(self._folder)
             self._seen = self._loaded = state
-            before = self._policies.snapshot
+            before = self._policies.policy_set
             if state is None and not before.default:
                 # Somebody has removed it, or is about to put another there: that nothing is there
                 # for a moment must not bring the defaults into force, which permit more.
-                raise self._refused((_gone(self._folder),))
+                raise self._reject((_describe_missing(self._folder),))
             checked = await asyncio.to_thread(self._check)
-            if state_of(self._folder) != state:
+            if read_state(self._folder) != state:
                 self._loaded = MEANWHILE
             self.findings = checked.findings
-            if checked.snapshot is None:
-                raise self._refused(checked.findings)
+            if checked.policy_set is None:
+                raise self._reject(checked.findings)
             self.problem = ""
-            if checked.snapshot.hash == before.hash:
+            if checked.policy_set.hash == before.hash:
                 return before
-            self._policies.swap(checked.snapshot)
-            self._changed(before, checked.snapshot)
-            return checked.snapshot
+            self._policies.swap(checked.policy_set)
+            self._changed(before, checked.policy_set)
+            return checked.policy_set
 
-    def _check(self) -> Checked:
+    def _check(self) -> CheckedPolicies:
         exposed = next((one for one in find_exposures_in(self._folder) if one.reachable), None)
         if exposed is not None:
-            return Checked(None, (Finding(ERROR, "", 0, "", str(exposed)),), ())
+            return CheckedPolicies(None, (PolicyFinding(ERROR, "", 0, "", str(exposed)),), ())
         try:
-            return check(self._folder, self._known)
+            return check_folder(self._folder, self._known)
         except PolicyError as error:
-            return Checked(None, error.findings, ())
+            return CheckedPolicies(None, error.findings, ())
         except Exception as error:
             words = f"they could not be looked at: {error!r}"
-            return Checked(None, (Finding(ERROR, "", 0, "", words),), ())
+            return CheckedPolicies(None, (PolicyFinding(ERROR, "", 0, "", words),), ())
 
-    def _refused(self, findings: tuple[Finding, ...]) -> PolicyError:
+    def _reject(self, findings: tuple[PolicyFinding, ...]) -> PolicyError:
         error = PolicyError(findings)
         self.findings = findings
         self.problem = f"{error}\n(those that were in force before still are)"
         return error
 
 
-def state_of(folder: Path) -> State:
+def read_state(folder: Path) -> FolderState:
     """What the folder has, without reading it."""
     try:
         with os.scandir(folder) as entries:
@@ -119,9 +121,9 @@ def state_of(folder: Path) -> State:
         return None
 
 
-def _gone(folder: Path) -> Finding:
+def _describe_missing(folder: Path) -> PolicyFinding:
     words = (
         f"the folder {folder} is gone or cannot be read: put it back; to have the default "
         "policies instead, stop the hub and run: dragoman stores accept-loss policies"
     )
-    return Finding(ERROR, "", 0, "", words)
+    return PolicyFinding(ERROR, "", 0, "", words)

@@ -58,7 +58,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
 class PinAdministration(Protocol):
     """Administration of pins."""
 
-    def listed(
+    def list_pins(
         self, state: str, target: str | None = None, whole: bool = False
     ) -> list[dict[str, Any]]: ...
 
@@ -91,7 +91,7 @@ class PinsApi:
         self._require_admin(request)
         query = request.query
         whole = query.get("diff") == "1"
-        found = self._decisions.listed(query.get("state", "held"), query.get("target"), whole)
+        found = self._decisions.list_pins(query.get("state", "held"), query.get("target"), whole)
         return build_response({"pins": found, "total": len(found)})
 
     async def _show_diff(self, request: ApiRequest) -> ApiResponse:

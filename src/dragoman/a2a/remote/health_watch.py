@@ -111,7 +111,7 @@ class Watched(Protocol):
 
 
 class CardPins(Protocol):
-    def card(self, agent: str, raw: Mapping[str, Any], mode: str, /) -> str | None:
+    def review_card(self, agent: str, raw: Mapping[str, Any], mode: str, /) -> str | None:
         """Why the card of that agent is not to be gone by; None where it is."""
 
 
@@ -267,7 +267,7 @@ class HealthWatch:
             self._found = found
             self._save_card(found)
         entry = self.agent.entry
-        why = self._pins.card(entry.name, found.raw, entry.pin)
+        why = self._pins.review_card(entry.name, found.raw, entry.pin)
         self.quarantine_reason = why or ""
         if why is not None:
             self._withdraw(why)

@@ -25,9 +25,10 @@ from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy import loader
-from dragoman.policy.ids import id_of, split_id
-from dragoman.policy.lint import Known
-from dragoman.policy.loader import DEFAULT, Checked, Finding
+from dragoman.policy.ids import id_from_tool, split_id
+from dragoman.policy.lint import EntityLookup
+from dragoman.policy.loader import DEFAULT, CheckedPolicies
+from dragoman.policy.policy_set import PolicyFinding
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
 from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
@@ -49,7 +50,7 @@ class Folder:
 
     def texts(self) -> dict[str, str]:
         """Of what is in force, by the names of the files; the default set where there is none."""
-        return loader.texts_in(self.path) if self.exists else default_texts()
+        return loader.read_texts(self.path) if self.exists else default_texts()
 
     def off(self) -> dict[str, str]:
         """The same of what is switched off."""
@@ -206,13 +207,13 @@ def _text(file: Path) -> str:
 
 
 @lru_cache(maxsize=256)
-def _alone(name: str, text: str) -> Checked:
+def _alone(name: str, text: str) -> CheckedPolicies:
     return loader.check_texts({name + ON: text})
 
 
 def _file(name: str, text: str, enabled: bool) -> dict[str, Any]:
     checked = _alone(name, text)
-    policies = checked.snapshot.policies if checked.snapshot else ()
+    policies = checked.policy_set.policies if checked.policy_set else ()
     errors = [each.words for each in checked.findings if each.level == "error"]
     return {
         "name": name,
@@ -229,14 +230,14 @@ def _file(name: str, text: str, enabled: bool) -> dict[str, Any]:
 # --- whether it could be put in force ------------------------------------------------------------
 
 
-def judge(texts: Mapping[str, str], known: Known | None) -> dict[str, Any]:
+def judge(texts: Mapping[str, str], known: EntityLookup | None) -> dict[str, Any]:
     """Everything that is to be said of a set. `known` None: whether what they name is there cannot
     be told."""
     return judged(loader.check_texts(texts, known))
 
 
-def judged(checked: Checked) -> dict[str, Any]:
-    snapshot = checked.snapshot
+def judged(checked: CheckedPolicies) -> dict[str, Any]:
+    snapshot = checked.policy_set
     policies = [each for each in snapshot.policies if not each.guardrail] if snapshot else []
     return {
         "ok": snapshot is not None,
@@ -255,7 +256,7 @@ def tested(texts: Mapping[str, str]) -> dict[str, Any]:
     checked = loader.check_texts(texts)
     outcomes = checked.outcomes
     return {
-        "ok": checked.snapshot is not None,
+        "ok": checked.policy_set is not None,
         "tests": [
             {
                 "name": each.name,
@@ -269,7 +270,7 @@ def tested(texts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def shown(finding: Finding) -> dict[str, Any]:
+def shown(finding: PolicyFinding) -> dict[str, Any]:
     return {
         "file": finding.file,
         "line": finding.line,
@@ -333,7 +334,7 @@ class Names:
 
     def add(self, tool: Tool) -> None:
         target = tool.target
-        id = id_of(tool)
+        id = id_from_tool(tool)
         self.tools.setdefault(target.name, set()).add(id)
         if id != tool.name:
             self._others[fold_id(tool.name)] = id
@@ -370,7 +371,7 @@ def slug_of(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def known_at(place: Path, now: float) -> Known:
+def known_at(place: Path, now: float) -> EntityLookup:
     """From the configuration, the keys and the registry of a home."""
     config = load(place / "config.toml")
     records: tuple[KeyRecord, ...] = ()

@@ -19,8 +19,8 @@ from dragoman.core.tool import PROMPT, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy import queries
-from dragoman.policy.engine import Policies
-from dragoman.policy.entities import written
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.entities import render_uid
 from dragoman.policy.ids import fold_entity_id, split_id
 from dragoman.stores.audit.reader import AuditReader
 
@@ -161,7 +161,7 @@ when {{ context.owner }};
 
 
 def proposed(
-    records: Iterable[Mapping[str, Any]], policies: Policies, today: Today
+    records: Iterable[Mapping[str, Any]], policies: PolicyEngine, today: Today
 ) -> dict[str, Any]:
     """Policies that permit the calls which were permitted, to those who made them. The owner's need
     none of their own."""
@@ -176,9 +176,9 @@ def proposed(
             continue
         calls += 1
         if "owner" not in caller.roles:
-            what = policies.what(tool).uid
-            key = written(policies.who(caller).uid), what[0]
-            used.setdefault(key, set()).add(written(what))
+            what = policies.find_resource(tool).uid
+            key = render_uid(policies.find_principal(caller).uid), what[0]
+            used.setdefault(key, set()).add(render_uid(what))
     text = _REST.format(calls=calls)
     for number, ((who, type), names) in enumerate(sorted(used.items()), 1):
         text += _grant(number, who, type, names)

@@ -44,11 +44,11 @@ from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Target, TargetFacts, Tool
 from dragoman.policy import loader, queries
-from dragoman.policy.engine import Policies
-from dragoman.policy.lint import Known
-from dragoman.policy.loader import Checked, PolicyError
-from dragoman.policy.policy_set import WARNING, Finding, Snapshot
-from dragoman.policy.reloader import Reloader
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.lint import EntityLookup
+from dragoman.policy.loader import CheckedPolicies, PolicyError
+from dragoman.policy.policy_set import WARNING, PolicyFinding, PolicySet
+from dragoman.policy.reloader import PolicyReloader
 from dragoman.stores.keys import KeyStore
 
 log = logging.getLogger(__name__)
@@ -91,18 +91,20 @@ class PolicySide:
         self._told = ""
         self._named_at: Any = None
         """What there was when `_names` were found."""
-        self._names: Known = lambda type, id: False
+        self._names: EntityLookup = lambda type, id: False
         self.folder = Folder(place / config.policy.folder)
         self.folder.clean()
-        snapshot = loader.load(self.folder.path, self._known())
-        self.policies = Policies(
+        snapshot = loader.load_policies(self.folder.path, self._known())
+        self.policies = PolicyEngine(
             snapshot,
             facts=self._facts,
             intact=intact,
             mode=config.policy.mode,
             depth=config.limits.chain_depth,
         )
-        self.reloader = Reloader(self.policies, self.folder.path, self._is_known, self._changed)
+        self.reloader = PolicyReloader(
+            self.policies, self.folder.path, self._is_known, self._changed
+        )
         for warning in snapshot.warnings:
             log.warning("%s", warning)
 
@@ -123,9 +125,9 @@ class PolicySide:
         """Takes up what has changed in the folder, all of it or nothing. Never raises: whoever asks
         for it asks again."""
         try:
-            if self.reloader.stale:
+            if self.reloader.is_stale:
                 self._known()  # only then is it asked for, by another thread
-            await self.reloader.look()
+            await self.reloader.poll()
             problem = self.reloader.problem
         except Exception as error:
             problem = f"they could not be looked at: {error!r}"
@@ -133,7 +135,7 @@ class PolicySide:
             self._told = problem
             if problem:
                 log.error("the new policies are not used: %s", problem)
-                self._tell(self.policies.snapshot, problem)
+                self._tell(self.policies.policy_set, problem)
 
     def apply(self, config: Config) -> None:
         """A configuration that is new. The folder it names counts at the next start."""
@@ -147,7 +149,7 @@ class PolicySide:
 
     def touch(self) -> None:
         """What is known of targets has changed."""
-        self.policies.touch()
+        self.policies.invalidate()
         self._touch_lists()
 
     def _touch_lists(self) -> None:
@@ -155,7 +157,7 @@ class PolicySide:
             for catalog in self._hub.catalogs.values():
                 catalog.mark_changed()
 
-    def _changed(self, old: Snapshot, new: Snapshot) -> None:
+    def _changed(self, old: PolicySet, new: PolicySet) -> None:
         before = {each.id: each.text for each in old.policies}
         after = {each.id: each.text for each in new.policies}
         both = before.keys() & after.keys()
@@ -187,7 +189,7 @@ class PolicySide:
         ) as error:  # it is in force all the same: the files are the truth
             log.error("a change of the policies is not in the audit: %s", error)
 
-    def _tell(self, snapshot: Snapshot, problem: str) -> None:
+    def _tell(self, snapshot: PolicySet, problem: str) -> None:
         if self._hub is not None:
             self._hub.bus.emit(PolicyChanged(snapshot.hash, problem))
 
@@ -210,7 +212,7 @@ class PolicySide:
     def _is_known(self, type: str, id: str) -> bool | str:
         return self._names(type, id)  # from other threads too
 
-    def _known(self) -> Known:
+    def _known(self) -> EntityLookup:
         """As it is now."""
         catalogs = list(self._hub.catalogs.values()) if self._hub is not None else []
         records = self._keys.list()
@@ -270,15 +272,15 @@ class PolicySide:
     ) -> dict[str, Any]:
         """`then` tells what will be there: it is tried before anything is done."""
         async with self._changing:
-            if not self.policies.snapshot.default and not self.folder.exists:
+            if not self.policies.policy_set.default and not self.folder.exists:
                 # A new folder would begin with the default policies, which permit more.
                 raise StorageFailed(
                     f'the folder of policies "{self.folder.path}" is gone: put it back'
                 )
             checked = await self._checked(then())
-            if checked.snapshot is None:
+            if checked.policy_set is None:
                 return judged(checked)
-            draft = self.policies.beside(checked.snapshot)
+            draft = self.policies.copy_with(checked.policy_set)
             if not force and not draft.decide_action(by, ADMIN).allowed:
                 raise InvalidInput(
                     f'then no policy would permit "{by.label}" the action "admin", and it could '
@@ -293,17 +295,17 @@ class PolicySide:
         done = {**judged(checked), "name": named(name)}
         if left:
             log.warning("%s", left)
-            done["findings"].append(shown(Finding(WARNING, "", 0, "", left)))
+            done["findings"].append(shown(PolicyFinding(WARNING, "", 0, "", left)))
         return done
 
-    async def _checked(self, texts: Mapping[str, str]) -> Checked:
+    async def _checked(self, texts: Mapping[str, str]) -> CheckedPolicies:
         known = self._known()
         return await asyncio.to_thread(loader.check_texts, texts, known)
 
     # --- answers ---------------------------------------------------------------------------------
 
     async def overview(self) -> dict[str, Any]:
-        snapshot, problem = self.policies.snapshot, self.reloader.problem
+        snapshot, problem = self.policies.policy_set, self.reloader.problem
         try:
             files = await asyncio.to_thread(self.folder.files)
         except ConfigError as error:
@@ -335,7 +337,7 @@ class PolicySide:
         try:
             return judged(await self._checked(self.folder.texts() if texts is None else texts))
         except PolicyError as error:  # the folder cannot even be read
-            return judged(Checked(None, error.findings, ()))
+            return judged(CheckedPolicies(None, error.findings, ()))
 
     async def test(self, texts: Mapping[str, str] | None) -> dict[str, Any]:
         return await asyncio.to_thread(tested, self.folder.texts() if texts is None else texts)
@@ -369,7 +371,7 @@ class PolicySide:
     def who_can(self, tool: str) -> dict[str, Any]:
         on = self._tool(tool)
         callers = self.callers()
-        rows = queries.who_can(self.policies, on, callers)
+        rows = queries.list_who_can(self.policies, on, callers)
         verdicts = [
             {**verdict(row["caller"], row), "agent": caller.serves}
             for caller, row in zip(callers, rows, strict=True)
@@ -382,7 +384,7 @@ class PolicySide:
         tools = [tool for catalog in self._hub.catalogs.values() for tool in catalog.list_tools()]
         rows: list[dict[str, Any]] = []
         for begin in range(0, len(tools), AT_ONCE):
-            rows += queries.what_can(self.policies, caller, tools[begin : begin + AT_ONCE])
+            rows += queries.list_what_can(self.policies, caller, tools[begin : begin + AT_ONCE])
             await asyncio.sleep(0)  # calls go on
         verdicts = [{**verdict(row["tool"], row), "kind": row["kind"]} for row in rows]
         return {"principal": caller.label, **self._by_which(), "tools": verdicts}
@@ -391,32 +393,32 @@ class PolicySide:
         """For the hub's status."""
         return {
             **self._by_which(),
-            "default": self.policies.snapshot.default,
+            "default": self.policies.policy_set.default,
             "problem": self.reloader.problem or None,
         }
 
     def _by_which(self) -> dict[str, str]:
-        return {"snapshot": self.policies.snapshot.hash, "mode": self.policies.mode}
+        return {"snapshot": self.policies.policy_set.hash, "mode": self.policies.mode}
 
     async def replay(
         self, texts: Mapping[str, str], since: float, until: float, limit: int
     ) -> dict[str, Any]:
         checked = await self._checked(texts)
-        if checked.snapshot is None:
+        if checked.policy_set is None:
             return judged(checked)
-        draft = self.policies.beside(checked.snapshot)
+        draft = self.policies.copy_with(checked.policy_set)
         async with self._reading(since, until, limit) as (records, today):
             found = await asyncio.to_thread(
                 queries.replay, records, draft, today.caller, today.tool
             )
-        about = {"draft": checked.snapshot.hash, "since": since, "until": until}
+        about = {"draft": checked.policy_set.hash, "since": since, "until": until}
         return {**found, **about, "more": records.more}
 
     async def propose(self, since: float, until: float, limit: int) -> dict[str, Any]:
         """The least that would have done, tried on the same calls."""
         async with self._reading(since, until, limit) as (records, today):
             # Beside: what the engine keeps is for one thread.
-            beside = self.policies.beside(self.policies.snapshot)
+            beside = self.policies.copy_with(self.policies.policy_set)
             found = await asyncio.to_thread(proposed, records, beside, today)
         tried = await self.replay({PROPOSED: found["text"]}, since, until, limit)
         denied = [flip for flip in tried.get("flips", ()) if flip["now"] != queries.PERMIT]

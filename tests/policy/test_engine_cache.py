@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_ground import AGENTS, agent, call, key, policies, skill, snapshot, tool
+from policy_cases import AGENTS, agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
-from dragoman.policy.cedar import Judge
+from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import context_from_call
-from dragoman.policy.engine import Policies
-from dragoman.policy.entities import LIST, facts_of, what_from_tool, who_from_caller
-from dragoman.policy.loader import load
-from dragoman.policy.policy_set import Snapshot
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.entities import LIST, entity_from_principal, entity_from_tool, find_facts
+from dragoman.policy.loader import load_policies
+from dragoman.policy.policy_set import PolicySet
 
 HEADS = {
     "principal": [
@@ -156,14 +156,14 @@ SITUATIONS = st.builds(
 )  # fmt: skip
 
 
-def uncached(engine: Policies, asked: Call) -> Decision:
+def uncached(engine: PolicyEngine, asked: Call) -> Decision:
     """By nothing that was kept, with the whole context as it is."""
-    who = who_from_caller(asked.principal, AGENTS.get(asked.principal.serves))
-    what = what_from_tool(asked.tool, facts_of(asked.tool), True)
-    context = context_from_call(asked, 5, 1.8e9).written(
+    who = entity_from_principal(asked.principal, AGENTS.get(asked.principal.serves))
+    what = entity_from_tool(asked.tool, find_facts(asked.tool), True)
+    context = context_from_call(asked, 5, 1.8e9).render(
         {"now", "args", "trace_id"}, asked.tool.name
     )
-    return Judge(engine.snapshot).decide(who, what.action, what, context)
+    return CedarEvaluator(engine.policy_set).decide(who, what.action, what, context)
 
 
 def same(one: Decision, other: Decision) -> bool:
@@ -274,10 +274,14 @@ def test_agents_are_of_groups_of_their_own() -> None:
         """
     )
     own = tool("ops.message", "Agent")
-    assert engine.sees(agent("ops"), own, "api")
-    assert not engine.sees(agent("planner"), own, "api")
-    assert engine.group(agent("ops")) != engine.group(agent("planner"))
-    assert engine.group(CI) == engine.group(OTHER) != engine.group(agent("ops"))
+    assert engine.can_see(agent("ops"), own, "api")
+    assert not engine.can_see(agent("planner"), own, "api")
+    assert engine.group_of_principal(agent("ops")) != engine.group_of_principal(agent("planner"))
+    assert (
+        engine.group_of_principal(CI)
+        == engine.group_of_principal(OTHER)
+        != engine.group_of_principal(agent("ops"))
+    )
 
 
 @SLOW
@@ -288,8 +292,8 @@ def test_callers_of_one_group_are_told_the_same_of_every_tool(
     engine = policies(snapshot(texts), clock=lambda: 1.8e9)
     by_group: dict[Hashable, list[bool]] = {}
     for caller in callers:
-        seen = [engine.beside(engine.snapshot).sees(caller, one, "api") for one in tools]
-        assert by_group.setdefault(engine.group(caller), seen) == seen
+        seen = [engine.copy_with(engine.policy_set).can_see(caller, one, "api") for one in tools]
+        assert by_group.setdefault(engine.group_of_principal(caller), seen) == seen
 
 
 @pytest.mark.promise("R7")
@@ -303,25 +307,25 @@ def test_what_is_listed_is_what_may_be_listed_and_called(
     )
     engine = policies(snapshot(lists), clock=lambda: 1.8e9)
     for one in tools:
-        fresh = Judge(engine.snapshot)
-        who, what = engine.who(caller), engine.what(one)
+        fresh = CedarEvaluator(engine.policy_set)
+        who, what = engine.find_principal(caller), engine.find_resource(one)
         listed = fresh.decide(who, LIST, what, "{}").allowed
         first = uncached(engine, call(caller, one, door="api", trace="")).allowed
-        assert engine.sees(caller, one, "api") is (listed and first)
-        assert engine.lists(caller, one) is listed
+        assert engine.can_see(caller, one, "api") is (listed and first)
+        assert engine.can_list(caller, one) is listed
 
 
 def test_a_decision_is_made_once_for_all_that_no_policy_tells_apart() -> None:
-    engine = policies(load(None))
+    engine = policies(load_policies(None))
     asked = 0
-    ask = engine._force.judge._ask
+    ask = engine._active.evaluator._ask
 
     def counted(*args: object) -> object:
         nonlocal asked
         asked += 1
         return ask(*args)
 
-    engine._force.judge._ask = counted
+    engine._active.evaluator._ask = counted
     for caller in (key("a"), key("b"), key("c")):
         for name in ("fs.read", "fs.write", "git.log"):
             for trace in ("1" * 32, "2" * 32):
@@ -365,11 +369,11 @@ def test_an_agent_whose_trust_has_changed_is_judged_anew() -> None:
 
 def test_what_is_not_intact_any_more_is_found_after_a_touch() -> None:
     intact = True
-    engine = policies(load(None), intact=lambda tool: intact)
+    engine = policies(load_policies(None), intact=lambda tool: intact)
     fs, version = tool("fs.read"), engine.version
     assert engine.decide(call(key("ci"), fs)).allowed
     intact = False
-    engine.touch()
+    engine.invalidate()
     assert engine.version > version
     assert engine.decide(call(key("ci"), fs)).policies == ("pin-mismatch",)
 
@@ -387,12 +391,12 @@ def test_the_time_is_read_each_time_where_a_policy_reads_it() -> None:
     version = engine.version
     assert engine.decide(call(key("ci"), read)).allowed
     assert engine.decide(call(key("ci"), write)).allowed
-    assert engine.what(read).volatile == {"now"}
-    assert not engine.what(write).volatile, "of other tools decisions are kept as before"
+    assert engine.find_resource(read).volatile == {"now"}
+    assert not engine.find_resource(write).volatile, "of other tools decisions are kept as before"
     now += 60
     assert not engine.decide(call(key("ci"), read)).allowed
     assert engine.version > version, "lists that were made before are made again"
-    noon = next(one for one in engine.snapshot.policies if one.id == "noon")
+    noon = next(one for one in engine.policy_set.policies if one.id == "noon")
     assert noon.uncached == ("context.now",)
 
 
@@ -409,15 +413,15 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             caller = key(f"k{number}")
             decision = engine.decide(call(caller, tool(f"t.{odd}{number}")))
             assert decision.allowed is (odd == "even"), (round, number)
-    force = engine._force
-    kept = (force.decisions, force.whos, force.whats, force.numbers)
+    force = engine._active
+    kept = (force.decisions, force.principals, force.resources, force.numbers)
     assert max(len(one) for one in kept) <= 52
-    assert len(force.judge._slices) <= 20
+    assert len(force.evaluator._slices) <= 20
 
 
 @pytest.mark.promise("R11")
 async def test_each_decision_is_of_one_set_while_sets_are_swapped() -> None:
-    sets: list[Snapshot] = [
+    sets: list[PolicySet] = [
         snapshot(
             f'@id("p{number}") permit (principal, action in Hub::Action::"any_call", resource) '
             f'when {{ resource.trust > {number % 3} && !context.scopes.contains("o{number}") }};'
@@ -438,7 +442,7 @@ async def test_each_decision_is_of_one_set_while_sets_are_swapped() -> None:
     for one in sets:  # each in a thread of its own, amid the calls
         swapping = loop.run_in_executor(None, engine.swap, one)
         await asyncio.gather(swapping, *(ask(number) for number in range(300)))
-    by_hash = {one.hash: engine.beside(one) for one in sets}
+    by_hash = {one.hash: engine.copy_with(one) for one in sets}
     assert len({decision.snapshot for _, decision in seen}) > 25
     checked: dict[tuple[str, Principal, str], Decision] = {}
     for asked, decision in seen:

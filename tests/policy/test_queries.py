@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from policy_ground import agent, call, key, policies, skill, snapshot, tool
+from policy_cases import agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
-from dragoman.policy.queries import explain, replay, what_can, who_can
+from dragoman.policy.queries import explain, list_what_can, list_who_can, replay
 
 TEXT = """@id("readers")
 @why("readers may read")
@@ -35,7 +35,7 @@ def test_why_names_the_policies_their_places_and_what_they_read() -> None:
     assert (found["decision"], found["action"]) == ("permit", "mcp_call")
     assert found["principal"] == 'Hub::User::"key:ci"'
     assert found["resource"] == 'Hub::Tool::"fs.read"'
-    assert found["policy_set"] == engine.snapshot.hash
+    assert found["policy_set"] == engine.policy_set.hash
     (permit,) = found["permits"]
     assert (permit["id"], permit["file"], permit["line"]) == ("readers", "own.cedar", 1)
     assert permit["annotations"] == {"why": "readers may read"}
@@ -102,12 +102,12 @@ def test_why_cannot_be_said_of_somebody_who_is_not_known() -> None:
 def test_who_and_what_are_what_calls_would_be() -> None:
     engine = policies(TEXT)
     assert [
-        (one["caller"], one["call"], one["list"]) for one in who_can(engine, FS, [CI, EVE])
+        (one["caller"], one["call"], one["list"]) for one in list_who_can(engine, FS, [CI, EVE])
     ] == [
         ("key:ci", "permit", "permit"),
         ("key:eve", "deny", "permit"),
     ]
-    rows = what_can(engine, CI, [FS, WRITE, OPS])
+    rows = list_what_can(engine, CI, [FS, WRITE, OPS])
     assert [(one["tool"], one["call"], one["policies"]) for one in rows] == [
         ("fs.read", "permit", ["readers"]),
         ("fs.write", "deny", []),
@@ -127,7 +127,9 @@ def record(caller: Principal, tool: Tool, decision: str | None, at: float, **mor
 
 def test_a_draft_is_tried_on_what_was_recorded_and_only_flips_are_told() -> None:
     engine = policies(TEXT)
-    draft = engine.beside(snapshot(TEXT.replace("!resource.destructive", "resource.destructive")))
+    draft = engine.copy_with(
+        snapshot(TEXT.replace("!resource.destructive", "resource.destructive"))
+    )
     people = {one.label: one for one in (CI, EVE)}
     tools = {one.name: one for one in (FS, WRITE, OPS)}
     records = [

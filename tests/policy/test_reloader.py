@@ -6,24 +6,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from policy_ground import call, key, policies, tool
+from policy_cases import call, key, policies, tool
 
-from dragoman.policy.loader import PolicyError, load
-from dragoman.policy.policy_set import Snapshot
-from dragoman.policy.reloader import Reloader
+from dragoman.policy.loader import PolicyError, load_policies
+from dragoman.policy.policy_set import PolicySet
+from dragoman.policy.reloader import PolicyReloader
 
 ALICE = '@id("alice") permit (principal == Hub::User::"key:alice", action, resource);\n'
 BOB = '@id("bob") permit (principal == Hub::User::"key:bob", action, resource);\n'
 
 
-def reloader(folder: Path) -> tuple[Reloader, list[tuple[Snapshot, Snapshot]]]:
-    changes: list[tuple[Snapshot, Snapshot]] = []
-    engine = policies(load(folder))
-    made = Reloader(engine, folder, lambda *_: True, lambda *both: changes.append(both))
+def reloader(folder: Path) -> tuple[PolicyReloader, list[tuple[PolicySet, PolicySet]]]:
+    changes: list[tuple[PolicySet, PolicySet]] = []
+    engine = policies(load_policies(folder))
+    made = PolicyReloader(engine, folder, lambda *_: True, lambda *both: changes.append(both))
     return made, changes
 
 
-def may(made: Reloader, name: str) -> bool:
+def may(made: PolicyReloader, name: str) -> bool:
     return made._policies.decide(call(key(name), tool("fs.read"))).allowed
 
 
@@ -32,17 +32,17 @@ async def test_a_changed_file_comes_into_force_once_it_is_at_rest(tmp_path: Path
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     version = made._policies.version
-    assert not await made.look()
+    assert not await made.poll()
     (tmp_path / "a.cedar").write_text(BOB)
-    assert not await made.look(), "it may still be being written"
+    assert not await made.poll(), "it may still be being written"
     assert may(made, "alice")
-    assert await made.look()
+    assert await made.poll()
     assert may(made, "bob")
     assert not may(made, "alice")
     assert made._policies.version > version
     ((old, new),) = changes
-    assert old.hash != new.hash == made._policies.snapshot.hash
-    assert not await made.look()
+    assert old.hash != new.hash == made._policies.policy_set.hash
+    assert not await made.poll()
     assert len(changes) == 1
 
 
@@ -51,8 +51,8 @@ async def test_a_bad_set_leaves_the_old_one_and_says_why(tmp_path: Path) -> None
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     (tmp_path / "b.cedar").write_text('@id("b") permit (principal resource);')
-    await made.look()
-    assert not await made.look()
+    await made.poll()
+    assert not await made.poll()
     assert "b.cedar:1" in made.problem
     assert "still are" in made.problem
     assert made.findings[0].file == "b.cedar"
@@ -61,8 +61,8 @@ async def test_a_bad_set_leaves_the_old_one_and_says_why(tmp_path: Path) -> None
     with pytest.raises(PolicyError, match=r"b\.cedar:1"):
         await made.reload()
     (tmp_path / "b.cedar").write_text(BOB)
-    await made.look()
-    assert await made.look()
+    await made.poll()
+    assert await made.poll()
     assert made.problem == ""
     assert may(made, "bob")
 
@@ -74,8 +74,8 @@ async def test_a_set_that_fails_its_own_tests_does_not_come_into_force(tmp_path:
     (tmp_path / "t.toml").write_text(golden)
     made, changes = reloader(tmp_path)
     (tmp_path / "a.cedar").write_text(BOB)
-    await made.look()
-    await made.look()
+    await made.poll()
+    await made.poll()
     assert 'the test "alice" fails' in made.problem
     assert may(made, "alice")
     assert changes == []
@@ -87,14 +87,14 @@ async def test_a_folder_that_goes_away_does_not_bring_the_defaults(tmp_path: Pat
     (folder / "a.cedar").write_text(ALICE)
     made, changes = reloader(folder)
     shutil.rmtree(folder)
-    await made.look()
-    assert not await made.look()
+    await made.poll()
+    assert not await made.poll()
     assert "is gone" in made.problem
     assert not may(made, "bob")
     folder.mkdir()
     (folder / "a.cedar").write_text(BOB)
-    await made.look()
-    assert await made.look()
+    await made.poll()
+    assert await made.poll()
     assert may(made, "bob")
     assert len(changes) == 1
 
@@ -105,8 +105,8 @@ async def test_a_folder_that_is_made_takes_the_place_of_the_defaults(tmp_path: P
     assert may(made, "bob")
     folder.mkdir()
     (folder / "a.cedar").write_text(ALICE)
-    await made.look()
-    assert await made.look()
+    await made.poll()
+    assert await made.poll()
     assert not may(made, "bob")
     assert may(made, "alice")
 
@@ -116,8 +116,8 @@ async def test_a_removed_file_takes_its_policies_with_it(tmp_path: Path) -> None
     (tmp_path / "b.cedar").write_text(BOB)
     made, _ = reloader(tmp_path)
     (tmp_path / "b.cedar").unlink()
-    await made.look()
-    assert await made.look()
+    await made.poll()
+    assert await made.poll()
     assert not may(made, "bob")
     assert may(made, "alice")
 
@@ -127,8 +127,8 @@ async def test_a_file_that_is_only_touched_changes_nothing(tmp_path: Path) -> No
     made, changes = reloader(tmp_path)
     version = made._policies.version
     (tmp_path / "a.cedar").write_text(ALICE)
-    await made.look()
-    assert not await made.look()
+    await made.poll()
+    assert not await made.poll()
     assert not changes
     assert made._policies.version == version
 
@@ -138,7 +138,7 @@ async def test_at_once_is_at_once(tmp_path: Path) -> None:
     made, changes = reloader(tmp_path)
     (tmp_path / "a.cedar").write_text(BOB)
     now = await made.reload()
-    assert now is made._policies.snapshot
+    assert now is made._policies.policy_set
     assert may(made, "bob")
-    assert not await made.look()
+    assert not await made.poll()
     assert len(changes) == 1

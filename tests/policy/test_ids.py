@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from policy_ground import call, key, policies, snapshot, tool
+from policy_cases import call, key, policies, snapshot, tool
 
 from dragoman.policy.ids import fold_entity_id, fold_text
 from dragoman.policy.loader import check_texts
@@ -75,12 +75,12 @@ def test_a_text_that_no_name_can_be_is_an_error_that_says_what_to_write(
     condition: str, right: str
 ) -> None:
     checked = check_texts({"own.cedar": forbid("resource", f" when {{ {condition} }}")})
-    assert checked.snapshot is None
+    assert checked.policy_set is None
     (finding,) = checked.findings
     assert finding.level == ERROR and f'write "{right}"' in finding.words
     wrong = next(part for part in condition.split('"')[1::2] if fold_text(part) != part)
     mended = forbid("resource", f" when {{ {condition.replace(wrong, right)} }}")
-    assert check_texts({"own.cedar": mended}).snapshot is not None
+    assert check_texts({"own.cedar": mended}).policy_set is not None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_text_that_no_name_can_be_is_an_error_that_says_what_to_write(
     ],
 )
 def test_names_of_servers_addresses_and_arguments_keep_their_spelling(condition: str) -> None:
-    assert check_texts({"own.cedar": forbid("resource", f" when {{ {condition} }}")}).snapshot
+    assert check_texts({"own.cedar": forbid("resource", f" when {{ {condition} }}")}).policy_set
 
 
 def test_a_permit_for_a_tool_is_none_for_a_prompt_or_resource_of_its_name() -> None:
@@ -108,7 +108,7 @@ def test_a_permit_for_a_tool_is_none_for_a_prompt_or_resource_of_its_name() -> N
     assert judge.decide(call(CI, tool("s.ok"))).allowed
     for kind in ("prompt", "resource", "template", "subscription", "completion"):
         other = tool("s.ok", kind=kind)
-        assert not judge.decide(call(CI, other)).allowed and not judge.lists(CI, other)
+        assert not judge.decide(call(CI, other)).allowed and not judge.can_list(CI, other)
     for kind in ("resource", "subscription"):
         assert judge.decide(call(CI, tool("s.x://A", kind=kind))).policies == ("read",)
         assert not judge.decide(call(CI, tool("s.x://a", kind=kind))).allowed

@@ -6,11 +6,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from policy_ground import call, key, policies, snapshot, tool
+from policy_cases import call, key, policies, snapshot, tool
 
 from dragoman.core.errors import ConfigError
 from dragoman.policy import loader
-from dragoman.policy.loader import PolicyError, check, check_texts, load
+from dragoman.policy.loader import PolicyError, check_folder, check_texts, load_policies
 from dragoman.policy.policy_set import ERROR, WARNING
 
 SHIPPED = Path(loader.__file__).parent / "shipped"
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_with_file_line_and_policy(
     text: str, line: int, id: str, said: str
 ) -> None:
     checked = check_texts({"own.cedar": text})
-    assert checked.snapshot is None
+    assert checked.policy_set is None
     found = [one for one in checked.findings if said in one.words]
     assert found, [str(one) for one in checked.findings]
     assert (found[0].level, found[0].file, found[0].line, found[0].policy) == (
@@ -76,7 +76,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("not of interest")
     (tmp_path / ".e.cedar").write_text("an editor's")
     with pytest.raises(PolicyError) as raised:
-        load(tmp_path)
+        load_policies(tmp_path)
     assert isinstance(raised.value, ConfigError)
     assert {one.file for one in raised.value.findings} == {"a.cedar", "b.cedar", "c.toml"}
     for part in ("a.cedar:1: it has no id", "b.cedar:1:", "c.toml:"):
@@ -93,8 +93,8 @@ def test_lines_are_right_behind_strings_and_comments_that_look_like_ends() -> No
         '@id("three") forbid (principal is Hub::Agent, action, resource); // end'
     )
     checked = check_texts({"own.cedar": text})
-    assert checked.snapshot is not None
-    own = [one for one in checked.snapshot.policies if not one.guardrail]
+    assert checked.policy_set is not None
+    own = [one for one in checked.policy_set.policies if not one.guardrail]
     assert [(one.id, one.line) for one in own] == [("one", 2), ("two", 7), ("three", 7)]
     assert own[0].text.startswith("@id(") and own[0].text.endswith(";")
     assert own[0].annotations["why"] == 'a; "b" // c'
@@ -109,19 +109,19 @@ def test_what_is_not_known_here_is_a_warning() -> None:
     """
     here = {("Tool", "fs.read"), ("User", "key:ci")}
     checked = check_texts({"own.cedar": text}, lambda type, id: (type, id) in here)
-    assert checked.snapshot is not None
+    assert checked.policy_set is not None
     assert [(one.level, one.policy) for one in checked.findings] == [(WARNING, "a"), (WARNING, "c")]
     assert 'Role::"operatorr"' in checked.findings[0].words
-    assert checked.snapshot.warnings == checked.findings
+    assert checked.policy_set.warnings == checked.findings
 
 
 def test_without_a_folder_the_defaults_hold_and_an_empty_one_permits_nothing(
     tmp_path: Path,
 ) -> None:
-    assert load(None).default
-    assert load(tmp_path / "none").default
+    assert load_policies(None).default
+    assert load_policies(tmp_path / "none").default
     (tmp_path / "empty").mkdir()
-    empty = load(tmp_path / "empty")
+    empty = load_policies(tmp_path / "empty")
     assert not empty.default
     decision = policies(empty).decide(call(key("ci", "owner"), tool("fs.read")))
     assert (decision.allowed, decision.policies, decision.errors) == (False, (), ())
@@ -133,18 +133,18 @@ def test_a_folder_that_is_too_much_is_refused(
     (tmp_path / "a.cedar").write_text(GOOD)
     (tmp_path / "b.cedar").write_text("// " + "x" * 200)
     monkeypatch.setattr(loader, "MAX_BYTES", 150)
-    assert "150 bytes" in str(check(tmp_path).findings[0])
+    assert "150 bytes" in str(check_folder(tmp_path).findings[0])
     monkeypatch.setattr(loader, "MAX_BYTES", 10_000)
     monkeypatch.setattr(loader, "MAX_FILES", 1)
-    assert "1 files" in str(check(tmp_path).findings[0])
+    assert "1 files" in str(check_folder(tmp_path).findings[0])
     monkeypatch.setattr(loader, "MAX_FILES", 10)
     monkeypatch.setattr(loader, "MAX_POLICIES", 0)
-    assert "there may be 0" in str(check(tmp_path).findings[0])
+    assert "there may be 0" in str(check_folder(tmp_path).findings[0])
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_bytes(b"\xff\xfe")
-    assert str(check(tmp_path).findings[0]) == "a.cedar: it is not text in UTF-8"
+    assert str(check_folder(tmp_path).findings[0]) == "a.cedar: it is not text in UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_what_would_end_the_process_is_not_parsed(condition: str) -> None:
     text = f'@id("x") permit (principal, action, resource) when {{ {condition} }};'
     checked = check_texts({"own.cedar": GOOD, "deep.cedar": text})
-    assert checked.snapshot is None
+    assert checked.policy_set is None
     assert ("within one another" in str(checked.findings)) or ("divide it" in str(checked.findings))
 
 
@@ -182,13 +182,13 @@ def test_a_policy_may_be_long() -> None:
 def test_a_link_that_leads_nowhere_does_not_bring_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "policies").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="cannot be read"):
-        load(tmp_path / "policies")
+        load_policies(tmp_path / "policies")
 
 
 def test_policies_are_a_folder_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "policies").write_text(GOOD)
     with pytest.raises(PolicyError, match="cannot be read"):
-        load(tmp_path / "policies")
+        load_policies(tmp_path / "policies")
 
 
 def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
@@ -196,7 +196,7 @@ def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
     assert one.hash == snapshot(GOOD).hash
     assert one.hash == snapshot(GOOD, **{"t.toml": ""}).hash
     assert one.hash != snapshot(GOOD + "\n").hash
-    assert one.hash != load(None).hash
+    assert one.hash != load_policies(None).hash
 
 
 @pytest.mark.parametrize("name", sorted(loader.SHIPPED))
@@ -220,7 +220,7 @@ def test_a_default_set_can_be_copied_and_edited() -> None:
 def test_guardrails_that_were_changed_stop_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loader.SHIPPED, "guardrails.cedar", "0" * 64)
     with pytest.raises(PolicyError, match="install it again"):
-        load(None)
+        load_policies(None)
 
 
 GOLDEN = """
@@ -287,12 +287,12 @@ expect = "permit"
 @pytest.mark.promise("R11")
 def test_golden_decisions_are_tried_before_a_set_comes_into_force() -> None:
     checked = check_texts({"own.cedar": GOOD, "golden.toml": GOLDEN})
-    assert checked.snapshot is not None, checked.findings
+    assert checked.policy_set is not None, checked.findings
     assert len(checked.outcomes) == 7
     assert all(one.passed for one in checked.outcomes)
     wrong = GOLDEN.replace('expect = "permit"\nby = ["a"]', 'expect = "deny"')
     checked = check_texts({"own.cedar": GOOD, "golden.toml": wrong})
-    assert checked.snapshot is None
+    assert checked.policy_set is None
     assert [one.name for one in checked.outcomes if not one.passed] == ["ci reads"]
     assert str(checked.findings[0]) == (
         'golden.toml: the test "ci reads" fails: expected deny, and it is permit by a'
@@ -317,5 +317,5 @@ def test_golden_decisions_are_tried_before_a_set_comes_into_force() -> None:
 )  # fmt: skip
 def test_a_golden_decision_that_cannot_be_tried_is_an_error(text: str, said: str) -> None:
     checked = check_texts({"own.cedar": GOOD, "golden.toml": text})
-    assert checked.snapshot is None
+    assert checked.policy_set is None
     assert said in str(checked.findings[0])

@@ -11,9 +11,9 @@ from dragoman.core.call import Call, Result
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.trace import Trace
-from dragoman.policy.engine import Policies
+from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.loader import check_texts
-from dragoman.policy.policy_set import Snapshot
+from dragoman.policy.policy_set import PolicySet
 
 
 @dataclass
@@ -65,11 +65,11 @@ def call(
     )
 
 
-def snapshot(*policies: str, **files: str) -> Snapshot:
+def snapshot(*policies: str, **files: str) -> PolicySet:
     texts = {"own.cedar": "\n".join(policies), **files}
     checked = check_texts(texts)
-    assert checked.snapshot is not None, "\n".join(str(one) for one in checked.findings)
-    return checked.snapshot
+    assert checked.policy_set is not None, "\n".join(str(one) for one in checked.findings)
+    return checked.policy_set
 
 
 AGENTS = {
@@ -80,8 +80,8 @@ AGENTS = {
 
 
 def policies(
-    of: Snapshot | str, *, mode: str = "enforce", facts: Any = AGENTS.get, **more: Any
-) -> Policies:
+    of: PolicySet | str, *, mode: str = "enforce", facts: Any = AGENTS.get, **more: Any
+) -> PolicyEngine:
     found = snapshot(of) if isinstance(of, str) else of
     intact = more.pop("intact", lambda tool: True)
-    return Policies(found, facts=facts, intact=intact, mode=mode, **more)
+    return PolicyEngine(found, facts=facts, intact=intact, mode=mode, **more)
