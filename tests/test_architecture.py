@@ -143,10 +143,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
     "tasks": {
         "a2a/client/grpc_channels.py": 1,
         "a2a/remote/health_watch.py": 2,
-        "a2a/server/push_delivery.py": 1,
-        "a2a/server/task.py": 1,
-        "core/stored_tasks.py": 1,
-        "core/tasks.py": 3,
         "mcp/client/client_lists.py": 2,
         "mcp/client/client_sessions.py": 4,
         "mcp/client/handshake_session.py": 2,

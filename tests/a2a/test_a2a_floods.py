@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.a2a.task_builders import build_registry, build_task
 from tests.net.raw_server import Talk, listening
 
 from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.protocol.dialects.operations import SEND
 from dragoman.a2a.protocol.errors import RESOURCE_EXHAUSTED, A2aError
 from dragoman.a2a.remote.remote_task import RemoteTask, result_from_task
 from dragoman.a2a.server import card_service as cards_module
@@ -27,7 +29,13 @@ from dragoman.a2a.server.pagination import limit_bytes
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter
-from dragoman.a2a.server.task import MAX_BYTES, AgentTask
+from dragoman.a2a.server.task import (
+    MAX_BYTES,
+    A2aTask,
+    A2aTaskRegistry,
+    read_events,
+    render_task,
+)
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.a2a.server.webhook import Webhook, deliver
 from dragoman.agents.config import AgentEntry
@@ -39,7 +47,8 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import StorageFailed, WorkFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
+from dragoman.core.tasks import Outcome
+from dragoman.core.tool import build_unknown_tool
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
@@ -65,34 +74,26 @@ class Held:
 
     async def call(
         self,
-        task: AgentTask,
+        task: A2aTask,
         updates: Updates,
         answers: Mapping[str, Any] | None,
         handle: str | None,
-    ) -> Result:
+    ) -> Outcome:
         for update in self.updates:
             updates(update)
         await self.goes_on.wait()
-        return Result(content=[{"type": "text", "text": "done"}])
+        return build_unknown_tool("x"), Result(content=[{"type": "text", "text": "done"}])
 
 
-def made(work: Held, owner: Principal = ME, id: str = "t") -> AgentTask:
-    task = AgentTask(owner, work.call, id=id, context="c", agent="echo", tool="echo.message")
-    task.say({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
-    return task
-
-
-def listed(store: SqliteTaskStore | MemoryTaskStore | None = None) -> StoredTasks:
-    return StoredTasks(
-        store or MemoryTaskStore(), most=100, most_each=100, max_bytes=10**9, idle=1000
-    )
+def made(work: Held, owner: Principal = ME, id: str = "t") -> A2aTask:
+    return build_task(owner, work.call, id)
 
 
 def texts(*words: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": each} for each in words]
 
 
-async def finished(task: AgentTask, work: Held) -> None:
+async def finished(task: A2aTask, work: Held) -> None:
     work.goes_on.set()
     assert await task.until(lambda task: task.finished, BOUND)
 
@@ -102,11 +103,11 @@ async def finished(task: AgentTask, work: Held) -> None:
 
 async def test_what_an_agent_says_of_its_work_counts_as_what_it_makes() -> None:
     work = Held(*(Progress(progress=n, message=f"{n}{'x' * 19_000}") for n in range(5_000)))
-    tasks, task = listed(), made(work)
+    tasks, task = build_registry(), made(work)
     tasks.insert(task)
     task.begin()
     await finished(task, work)
-    said = sum(len(part["text"]) for one in task.snapshot()["history"] for part in one["parts"])
+    said = sum(len(part["text"]) for one in render_task(task)["history"] for part in one["parts"])
     assert 0 < said <= MAX_BYTES
     await tasks.close()
 
@@ -117,7 +118,7 @@ def test_parts_with_nothing_in_them_count_too() -> None:
     pieces = 0
     with pytest.raises(WorkFailed, match="more than one task can hold"):
         for pieces in range(1_000):  # noqa: B007 (how far it came)
-            task._update(Artifact(id="a", content=empty, append=True, last=False))
+            task._take_update(Artifact(id="a", content=empty, append=True, last=False))
     assert 100 < pieces < 500
 
 
@@ -126,15 +127,15 @@ def test_an_artifact_may_come_in_thousands_of_pieces_and_what_was_shown_stays_as
     piece = texts(*"0123456789" * 3)
     begun = time.process_time()
     for number in range(9_000):
-        task._update(Artifact(id="a", content=piece, append=number > 0, last=False))
+        task._take_update(Artifact(id="a", content=piece, append=number > 0, last=False))
         if number == 1:
-            shown = task.snapshot()
+            shown = render_task(task)
     assert time.process_time() - begun < CPU_SECONDS
     assert len(shown["artifacts"][0]["parts"]) == 60
-    assert len(task.snapshot()["artifacts"][0]["parts"]) == 270_000
-    logged = task.entries[1].event["artifactUpdate"]["artifact"]
+    assert len(render_task(task)["artifacts"][0]["parts"]) == 270_000
+    logged = task.record.entries[1].event["artifactUpdate"]["artifact"]
     assert len(logged["parts"]) == 30
-    assert task.snapshot(at=3)["artifacts"] == shown["artifacts"]
+    assert render_task(task, at=3)["artifacts"] == shown["artifacts"]
 
 
 async def test_a_function_in_a_thread_that_makes_too_much_is_told_so_and_fills_no_log(
@@ -174,11 +175,11 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
     class Count(int): ...
 
     store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
-    tasks = listed(store)
+    tasks = build_registry(store)
     odd, other = made(Held(), id="odd"), made(Held(), YOU, "other")
     for task in (odd, other):
         tasks.insert(task)
-    odd.append({"artifactUpdate": {"t": Celsius(1.5), "n": Count(3), "yes": True}})
+    odd.record.append({"artifactUpdate": {"t": Celsius(1.5), "n": Count(3), "yes": True}})
     tasks.flush()
     assert store.load_entries(odd.key)[-1].event == {
         "artifactUpdate": {"t": 1.5, "n": 3, "yes": True}
@@ -264,21 +265,21 @@ def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
-    tasks = listed(store)
+    tasks = build_registry(store)
     work = Held(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))
     task = made(work)
     tasks.insert(task)
     task.begin()
     await finished(task, work)
     tasks.flush()
-    assert not task.entries  # all of it is in the store alone
+    assert not task.record.entries  # all of it is in the store alone
     numbers: list[int] = []
     reads = 0
-    while bit := task.events_after(numbers[-1] if numbers else 0, 100_000):
+    while bit := read_events(task, numbers[-1] if numbers else 0, 100_000):
         assert sum(len(json.dumps(entry.event)) for entry in bit) < 500_000
         numbers += [entry.number for entry in bit]
         reads += 1
-    assert numbers == list(range(2, task.count + 1))
+    assert numbers == list(range(2, task.record.count + 1))
     assert 5 < reads < 100
     stream = TaskStream(task, 0, None, BOUND)
     followed = [number async for number, _, _ in stream]
@@ -290,9 +291,9 @@ async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
 async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_for_all_that_happened(
 ) -> None:  # fmt: skip
     work = Held(*(Progress(progress=n, message=f"{n}") for n in range(50)))
-    tasks, task = listed(), made(work)
+    tasks, task = build_registry(), made(work)
     tasks.insert(task)
-    stream = TaskStream(task, task.count, None, BOUND)
+    stream = TaskStream(task, task.record.count, None, BOUND)
     task.begin()
     await finished(task, work)
     message = {"role": "user", "content": {"type": "text", "text": "hi"}}
@@ -307,17 +308,17 @@ async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_fo
     await tasks.close()
 
 
-# --- the face -------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
-def face() -> tuple[A2aServer, StoredTasks, CardService]:
+def build_server() -> tuple[A2aServer, A2aTaskRegistry, CardService]:
     """With one agent, `echo`."""
     entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
     agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
     hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     hub.catalog.offer("echo", [agent.tool])
     settings = A2aSettings(enabled=True)
-    tasks, store = listed(), MemoryTaskStore()
+    tasks, store = build_registry(), MemoryTaskStore()
     targets = MessageRouter(hub, "echo")
     cards = CardService(targets, settings, None)
 
@@ -327,7 +328,7 @@ def face() -> tuple[A2aServer, StoredTasks, CardService]:
 
     client = OutboundHttp()
     push = PushNotifier(
-        tasks, store, lambda _, __: client.open_public(allow_private=False), settings, check=never
+        tasks, store, client.open_public(allow_private=False), settings, check=never
     )
     return A2aServer(hub, tasks, targets, cards, push, 100.0), tasks, cards
 
@@ -344,9 +345,11 @@ def message(**more: Any) -> dict[str, Any]:
 async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_task_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there, tasks, _ = face()
+    there, tasks, _ = build_server()
     hook = {"taskPushNotificationConfig": {"url": "http://slow.example/"}}
-    sending = asyncio.create_task(there.send(build_context(), message(configuration=hook)))
+    sending = asyncio.ensure_future(
+        there.answer(build_context(), SEND, message(configuration=hook))
+    )
     async with asyncio.timeout(BOUND):
         while not len(tasks):
             await asyncio.sleep(0)
@@ -360,7 +363,7 @@ async def test_a_stream_too_many_is_refused_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(operations, "MAX_STREAMS", 1)
-    there, tasks, _ = face()
+    there, tasks, _ = build_server()
     stream = await there.stream(build_context(), message())
     with pytest.raises(A2aError) as refused:
         await there.stream(build_context(), message())
@@ -375,7 +378,7 @@ def test_cards_that_are_kept_for_every_name_of_the_hub_take_no_more_than_so_much
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cards_module, "MAX_KEPT_BYTES", 20_000)
-    _, _, cards = face()
+    _, _, cards = build_server()
     for port in range(200):
         body, *_ = cards.encode_card("echo", None, f"http://localhost:{port}", "")
         assert f"localhost:{port}/".encode() in body
@@ -413,19 +416,13 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
                 enough.set()
             await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    tasks, store, client = listed(), MemoryTaskStore(), OutboundHttp()
+    tasks, store, client = build_registry(), MemoryTaskStore(), OutboundHttp()
     settings = A2aSettings(push_private=True)
 
     async def fine(url: str) -> str | None:
         return None
 
-    push = PushNotifier(
-        tasks,
-        store,
-        lambda _, allowed: client.open_public(allow_private=True),
-        settings,
-        check=fine,
-    )
+    push = PushNotifier(tasks, store, client.open_public(allow_private=True), settings, check=fine)
     async with listening(webhook) as peer:
         for owner, id, count in ((ME, "slow", 4), (YOU, "quick", 0)):
             work = Held(*(Progress(progress=n, message=f"{n}") for n in range(count)))
@@ -448,7 +445,7 @@ async def test_the_path_of_a_webhook_which_may_be_a_secret_is_in_no_message() ->
         url = f"http://127.0.0.1:{peer.port}/bot-S3CRET/send?key=S3CRET"
     hook = Webhook(task, "h", {"url": url}, "1.0", 0)
     http = client.open_public(allow_private=True)
-    failure = await deliver(http, hook, task.entries[0], BOUND)
+    failure = await deliver(http, hook, task.record.entries[0], BOUND)
     assert failure is not None and f"127.0.0.1:{peer.port}" in failure.why
     assert "S3CRET" not in failure.why + hook.label
     await client.close()

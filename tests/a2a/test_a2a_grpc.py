@@ -115,7 +115,7 @@ class CannedServer:
     ) -> None:
         self.stop = stop
         self.endless = endless
-        self.targets = self.cards = self
+        self.router = self.cards = self
         self.asked: list[tuple[Any, str, dict[str, Any]]] = []
         self.streams: list[Events] = []
 

@@ -18,6 +18,7 @@ from a2a.utils.signing import create_signature_verifier
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.json_format import ParseDict
+from tests.a2a.task_builders import build_registry
 
 from dragoman.a2a.cards.signing import sign_card
 from dragoman.a2a.config import A2aSettings
@@ -32,7 +33,6 @@ from dragoman.agents.function import FunctionAgent
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
 from dragoman.stores.tasks import MemoryTaskStore
 from permissive_hub import build_permissive_hub
 
@@ -72,7 +72,7 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
     hub = build_permissive_hub(catalog, Bus(), [])
     entry = AgentEntry(name="echo", function=f"{__name__}:agent", extended_card=True)
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
-    tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
+    tasks = build_registry(store)
     targets = MessageRouter(hub, "echo")
     ports: list[int] = []
     cards = CardService(
@@ -81,7 +81,7 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
         lambda card: sign_card(card, KEY, "k"),
         find_grpc_port=lambda: ports[0],
     )
-    push = PushNotifier(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
+    push = PushNotifier(tasks, store, _NoWay(), settings, check=_nothing_wrong)
     face = A2aServer(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")
     server = A2aGrpcServer(

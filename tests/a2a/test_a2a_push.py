@@ -16,19 +16,20 @@ from time import time
 from typing import Any
 
 import pytest
+from tests.a2a.task_builders import build_registry, build_stored, build_task
 from tests.net.raw_server import Peer, Talk, listening
 
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.errors import INVALID_PARAMS, TASK_NOT_FOUND, A2aError
 from dragoman.a2a.server import push_delivery as push_module
 from dragoman.a2a.server.push_delivery import PushNotifier
-from dragoman.a2a.server.task import AgentTask
-from dragoman.core import stored_tasks
+from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates
 from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
+from dragoman.core.tasks import Outcome
+from dragoman.core.tool import build_unknown_tool
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
@@ -123,15 +124,15 @@ class Work:
 
     async def call(
         self,
-        task: AgentTask,
+        task: A2aTask,
         updates: Updates,
         answers: Mapping[str, Any] | None,
         handle: str | None,
-    ) -> Result:
+    ) -> Outcome:
         while True:
             step = await self._next.get()
             if isinstance(step, Result):
-                return step
+                return build_unknown_tool("x"), step
             updates(step)
 
     def says(self, *words: str) -> None:
@@ -145,23 +146,18 @@ class Work:
         self._next.put_nowait(Result(content=[{"type": "text", "text": text}]))
 
 
-async def no_call(*_: Any) -> Result:
-    raise AssertionError
-
-
 @dataclass
 class Ground:
     """The part of a hub that has to do with webhooks."""
 
-    tasks: StoredTasks
+    tasks: A2aTaskRegistry
     push: PushNotifier
     store: TaskStore
     works: dict[str, Work] = field(default_factory=dict)
 
-    def begin(self, id: str = "t", owner: Principal = ALICE) -> AgentTask:
+    def begin(self, id: str = "t", owner: Principal = ALICE) -> A2aTask:
         work = self.works[id] = Work()
-        task = AgentTask(owner, work.call, id=id, context="c", agent="echo", tool="echo.message")
-        task.say({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
+        task = build_task(owner, work.call, id)
         self.tasks.insert(task)
         task.begin()
         return task
@@ -187,20 +183,21 @@ async def ground(
     first_seconds: float = 0.01,
     private: bool = True,
     most: int = 100,
+    sweep_seconds: float = 30.0,
     **settings: Any,
 ) -> AsyncIterator[Ground]:
     store = store or MemoryTaskStore()
-    tasks = StoredTasks(store, most=most, most_each=most, max_bytes=10**8, idle=1000)
+    tasks = build_registry(store, count=most, count_per_owner=most, sweep_seconds=sweep_seconds)
     client = OutboundHttp(resolve)
     push = PushNotifier(
         tasks,
         store,
-        lambda _, allowed: client.open_public(allow_private=allowed),
+        client.open_public(allow_private=private),
         A2aSettings(push_private=private, **settings),
         check=lambda url: client.find_objection(url, allow_private=private),
         first_seconds=first_seconds,
     )
-    tasks.load(lambda stored: AgentTask.made_again(stored, no_call))
+    tasks.load(build_stored)
     push.load()
     try:
         yield Ground(tasks, push, store)
@@ -299,24 +296,21 @@ async def test_older_dialects_are_told_the_task_as_it_is_once_for_all_that_has_h
         assert len(receiver.at()) == 2
 
 
-async def test_a_task_without_webhooks_has_nobody_who_watches_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
-    async with receiving() as receiver, ground() as hub:
+async def test_a_task_without_webhooks_has_nobody_who_watches_it() -> None:
+    async with receiving() as receiver, ground(sweep_seconds=0.01) as hub:
         task = hub.begin()
-        assert not task.watched
+        assert not task.watchers
         await hub.push.set(task, {"url": receiver.url(), "id": "a"}, "1.0")
         await hub.push.set(task, {"url": receiver.url(), "id": "b"}, "1.0")
         hub.push.delete(task, "a")
-        assert task.watched
+        assert task.watchers
         hub.push.delete(task, "b")
-        assert not task.watched
+        assert not task.watchers
         await hub.push.set(task, {"url": receiver.url()}, "1.0")
         await hub.run("t")
-        assert not task.watched
+        assert not task.watchers
         async with asyncio.timeout(BOUND):
-            while task.entries:  # until it lies in the store alone
+            while task.record.entries:  # until it lies in the store alone
                 await asyncio.sleep(0.005)
         await receiver.until(2)
 
@@ -396,7 +390,7 @@ async def test_attempts_come_later_and_later_and_are_counted_anew_after_a_succes
         async with asyncio.timeout(BOUND):
             while store.load_pushes()[0].attempts:
                 await asyncio.sleep(0.005)
-        assert store.load_pushes()[0].cursor == task.count
+        assert store.load_pushes()[0].cursor == task.record.count
     store.close()
 
 
@@ -632,7 +626,6 @@ async def test_another_hub_goes_on_where_the_last_one_was(tmp_path: Path) -> Non
         again._db.execute("UPDATE pushes SET next_at = ? WHERE id = 'one'", (due,))
         async with ground(again) as hub:
             found = hub.tasks.get(ALICE, "t")
-            assert isinstance(found, AgentTask)
             assert hub.push.get(found, "one") == {"taskId": "t", **config}
             await receiver.until(4)
             assert time() >= due
@@ -711,7 +704,7 @@ async def test_a_task_that_goes_takes_its_webhooks_with_it(tmp_path: Path) -> No
         await receiver.until(1, "/held")
         hub.begin("new")
         newest = hub.begin("newest")
-        assert [task.id for task in hub.tasks.of(ALICE)] == ["newest", "new"]
+        assert [task.id for task in hub.tasks.list_owned(ALICE)] == ["newest", "new"]
         hub.tasks.flush()
         assert store.load_pushes() == []
         assert hub.push.list(old) == {"configs": [], "nextPageToken": ""}

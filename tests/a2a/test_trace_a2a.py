@@ -16,6 +16,7 @@ from a2a.client.transports.grpc import GrpcTransport
 from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
+from tests.a2a.task_builders import build_registry
 from tests.live.a2a_grounds import REST03, REST10, SEND, V01, V03, V10, Way
 from tests.web.serving import Sources
 
@@ -34,7 +35,6 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
-from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tool import DEFAULT_TRAITS, AgentFacts, Tool, accept_anything
 from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
@@ -131,12 +131,10 @@ async def place() -> AsyncIterator[Place]:
     hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
     facts = AgentFacts(name="mirror", description="")
     catalog.offer("mirror", [build_agent_tool(agent, facts, "dragoman_agent_", accept_anything)])
-    tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
+    tasks = build_registry(store)
     targets = MessageRouter(hub, "mirror")
     cards = CardService(targets, settings, lambda card: card)
-    push = PushNotifier(
-        tasks, store, lambda url, private: Nowhere(), settings, check=_nothing_wrong
-    )
+    push = PushNotifier(tasks, store, Nowhere(), settings, check=_nothing_wrong)
     face = A2aServer(hub, tasks, targets, cards, push, 60)
     http = A2aHttpTransport(face, settings, lambda request: "http://localhost")
     sock = socket.create_server(("127.0.0.1", 0))
@@ -239,7 +237,7 @@ async def test_a_trace_comes_over_grpc_as_metadata_of_both_kinds(transport: Any)
             return here.agent.calls[-1].trace
 
         assert (await send(flight.trace.build_context(), {})).parent is flight
-        assert (await send({}, flight.trace.headers())).parent is flight
+        assert (await send({}, flight.trace.build_headers())).parent is flight
         assert (await send({}, {"traceparent": PARENT})).id == ID
         assert (await send({}, {})).parent is None
 

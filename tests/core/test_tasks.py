@@ -11,6 +11,7 @@ import pytest
 from dragoman.core.call import FORM, Progress, Question, Result, TaskStarted, Updates
 from dragoman.core.errors import NotFound, Overloaded, TimedOut
 from dragoman.core.principal import OWNER, Principal
+from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore
 from dragoman.core.tasks import (
     AUTH_REQUIRED,
     CANCELLED,
@@ -22,9 +23,11 @@ from dragoman.core.tasks import (
     REJECTED,
     SUBMITTED,
     WORKING,
+    Outcome,
     Task,
-    Tasks,
+    TaskRecord,
 )
+from dragoman.core.tool import build_unknown_tool
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 pytestmark = pytest.mark.timeout(10)
@@ -43,8 +46,12 @@ class Far:
         self._next.put_nowait(what)
 
     async def work(
-        self, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-    ) -> Result:
+        self,
+        task: Task[Any],
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Outcome:
         self.asked.append((answers, handle))
         self.updates = updates
         try:
@@ -54,7 +61,7 @@ class Far:
             raise
         if isinstance(said, Exception):
             raise said
-        return said
+        return build_unknown_tool("x"), said
 
 
 def asks(*names: str, handle: str = "sealed") -> Result:
@@ -62,21 +69,42 @@ def asks(*names: str, handle: str = "sealed") -> Result:
     return Result(questions=questions, handle=handle)
 
 
-def begun(far: Far, owner: Principal = OWNER) -> Task:
-    task = Task(owner, far.work)
+class ResultRecord(TaskRecord):
+    """A record of which the result is kept in memory."""
+
+    keeps_result = True
+
+
+def begun(far: Far, owner: Principal = OWNER) -> Task[ResultRecord]:
+    task = Task(owner, far.work, ResultRecord())
     task.start()
     return task
 
 
-def tasks(most: int = 10, most_each: int = 10, ttl: float = 60.0) -> Tasks:
-    return Tasks(most=most, most_each=most_each, ttl=ttl)
+def tasks(
+    most: int = 10, most_each: int = 10, ttl: float = 60.0, held_bytes: int = 10**6
+) -> TaskRegistry[ResultRecord]:
+    limits = TaskLimits(most, most_each, held_bytes=held_bytes, ttl=ttl)
+    return TaskRegistry(VolatileTaskStore(), limits)
 
 
-def in_state(state: str) -> Callable[[Task], bool]:
+def owned(kept: TaskRegistry[ResultRecord], owner: Principal) -> list[Task[ResultRecord]]:
+    """The oldest first."""
+    return sorted(kept.list_owned(owner), key=lambda task: task.created)
+
+
+async def ended(task: Task[Any]) -> None:
+    """Until its call has ended."""
+    if task.call is not None:
+        await asyncio.wait([task.call])
+        await asyncio.sleep(0)
+
+
+def in_state(state: str) -> Callable[[Task[Any]], bool]:
     return lambda task: task.state == state
 
 
-def done(task: Task) -> bool:
+def done(task: Task[Any]) -> bool:
     return task.finished
 
 
@@ -101,7 +129,7 @@ async def test_a_task_ends_with_the_result_of_its_call() -> None:
     assert (task.state, task.error) == (COMPLETED, None), "it ran; that it failed is its result"
     assert task.result is not None and task.result.content == ["x"]
     assert far.asked == [(None, None)]
-    assert [(one.number, one.event["state"]) for one in task.entries] == [(1, COMPLETED)]
+    assert [(one.number, one.event["state"]) for one in task.record.entries] == [(1, COMPLETED)]
 
 
 async def test_a_call_that_came_to_no_result_is_a_failed_task_and_says_why() -> None:
@@ -146,7 +174,7 @@ async def test_whoever_waits_in_vain_is_told_so() -> None:
     far = Far()
     task = begun(far)
     assert not await task.until(done, 0.01)
-    assert not task._watchers, "and leaves nothing behind"
+    assert not task.watchers, "and leaves nothing behind"
     task.cancel()
 
 
@@ -168,7 +196,7 @@ async def test_questions_are_answered_one_by_one_and_the_call_goes_on_after_the_
     far.says(Result(content=["thanks"]))
     assert await task.until(done, 5)
     assert far.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
-    states = [one.event["state"] for one in task.entries]
+    states = [one.event["state"] for one in task.record.entries]
     assert states == [INPUT_REQUIRED, WORKING, COMPLETED]
     task.answer({"b": 4})
     assert task.state == COMPLETED and len(far.asked) == 2
@@ -197,7 +225,7 @@ async def test_one_that_asks_for_nothing_in_particular_is_called_again() -> None
     far.says(Result(content=["x"]))
     assert await task.until(done, 5)
     assert far.asked == [(None, None), ({}, "h1")]
-    assert [one.event["state"] for one in task.entries] == [COMPLETED]
+    assert [one.event["state"] for one in task.record.entries] == [COMPLETED]
 
 
 async def test_one_that_asks_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,29 +251,29 @@ async def test_cancel_stops_the_call_at_once_and_nothing_overwrites_it() -> None
     assert task.cancel()
     assert task.state == CANCELLED
     await asyncio.wait_for(far.stopped.wait(), 5)
-    await task.ended()
+    await ended(task)
     assert (task.state, task.cancel()) == (CANCELLED, False)
-    assert [one.event["state"] for one in task.entries] == [CANCELLED]
+    assert [one.event["state"] for one in task.record.entries] == [CANCELLED]
 
 
 async def test_a_result_after_the_cancel_is_not_kept() -> None:
     finish = asyncio.Event()
 
     async def stubborn(
-        updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-    ) -> Result:
+        task: Task[Any], updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Outcome:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             await finish.wait()
-        return Result(content=["too late"])
+        return build_unknown_tool("x"), Result(content=["too late"])
 
-    task = Task(OWNER, stubborn)
+    task = Task(OWNER, stubborn, TaskRecord())
     task.start()
     await asyncio.sleep(0)
     task.cancel()
     finish.set()
-    await task.ended()
+    await ended(task)
     assert (task.state, task.result) == (CANCELLED, None)
 
 
@@ -257,7 +285,7 @@ async def test_cancelling_an_open_question_lets_the_far_side_know() -> None:
     far.says(TimedOut("gone"))
     task.cancel()
     assert (task.state, task.questions) == (CANCELLED, {})
-    await task.ended()
+    await ended(task)
     assert far.asked[1:] == [(None, "sealed")]
     assert task.state == CANCELLED
 
@@ -270,7 +298,7 @@ async def test_questions_that_cannot_be_answered_fail_the_task_and_are_given_up(
     far.says(Result())
     assert task.fail(TimedOut("nobody there"))
     assert (task.state, task.message, str(task.error)) == (FAILED, "nobody there", "nobody there")
-    await task.ended()
+    await ended(task)
     assert far.asked[1:] == [(None, "sealed")] and task.result is None
     assert not task.fail(TimedOut("again")) and str(task.error) == "nobody there"
 
@@ -283,15 +311,18 @@ async def test_a_task_is_found_by_its_owner_alone() -> None:
     task = begun(far, ALICE)
     for _ in range(2):
         with pytest.raises(NotFound):
-            kept.find(BOB if len(kept) else ALICE, task.id)
+            kept.get(BOB if len(kept) else ALICE, task.id)
         if not len(kept):
-            kept.keep(task)
-    assert kept.find(ALICE, task.id) is task
-    assert (kept.of(ALICE), kept.of(BOB)) == ([task], [])
+            kept.insert(task)
+    assert kept.get(ALICE, task.id) is task
+    assert (owned(kept, ALICE), owned(kept, BOB)) == ([task], [])
     for wrong in ("", "x", None, 7, ["x"], {}):
         with pytest.raises(NotFound):
-            kept.find(ALICE, wrong)
-    assert len({Task(ALICE, far.work).id for _ in range(100)}) == 100 and len(task.id) == 32
+            kept.get(ALICE, wrong)
+    assert (
+        len({Task(ALICE, far.work, TaskRecord()).id for _ in range(100)}) == 100
+        and len(task.id) == 32
+    )
     await kept.close()
 
 
@@ -300,23 +331,23 @@ async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not
     fars = [Far() for _ in range(6)]
     mine = [begun(far, ALICE) for far in fars[:3]]
     for task in mine:
-        kept.keep(task)
+        kept.insert(task)
     fourth = begun(fars[3], ALICE)
     with pytest.raises(Overloaded, match="3 tasks of this caller"):
-        kept.keep(fourth)
+        kept.insert(fourth)
     for far, task in list(zip(fars, mine, strict=False))[1:]:
         far.says(Result())
         assert await task.until(done, 5)
-    kept.keep(fourth)
-    assert kept.of(ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
+    kept.insert(fourth)
+    assert owned(kept, ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
     theirs = begun(fars[4], BOB)
-    kept.keep(theirs)
+    kept.insert(theirs)
     another = begun(fars[5], BOB)
-    kept.keep(another)
-    assert kept.of(ALICE) == [mine[0], fourth], "at the bound of all, another's finished one"
-    refused = Task(BOB, Far().work)
-    with pytest.raises(Overloaded, match="4 tasks are under way here"):
-        kept.keep(refused)
+    kept.insert(another)
+    assert owned(kept, ALICE) == [mine[0], fourth], "at the bound of all, another's finished one"
+    refused = Task(BOB, Far().work, ResultRecord())
+    with pytest.raises(Overloaded, match="4 tasks are unfinished on this hub"):
+        kept.insert(refused)
     assert len(kept) == 4
     await until(lambda: all(far.asked for far in fars))
     await kept.close()
@@ -326,30 +357,30 @@ async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not
 async def test_a_tasks_time_is_bounded_and_over_it_is_stopped_and_gone() -> None:
     kept, far = tasks(ttl=60), Far()
     task = begun(far)
-    kept.keep(task, ttl=0)
+    kept.insert(task, ttl=0)
     other = begun(Far())
-    kept.keep(other, ttl=10**9)
+    kept.insert(other, ttl=10**9)
     assert (task.ttl, other.ttl) == (1.0, 60.0)
     await asyncio.wait_for(far.stopped.wait(), 5)
     assert task.state == CANCELLED
-    with pytest.raises(NotFound, match="its time is over"):
-        kept.find(OWNER, task.id)
-    assert kept.of(OWNER) == [other]
+    with pytest.raises(NotFound, match="or has expired"):
+        kept.get(OWNER, task.id)
+    assert owned(kept, OWNER) == [other]
     await kept.close()
 
 
-async def test_all_results_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.core.tasks.MAX_HELD_BYTES", 1_000)
-    kept = tasks()
+async def test_all_results_together_are_bounded() -> None:
+    kept = tasks(held_bytes=1_000)
     made = []
     for size in (600, 300, -1, 5_000):
         far = Far()
         made.append(begun(far))
-        kept.keep(made[-1])
+        kept.insert(made[-1])
         content = ["x" * 200] if size < 0 else []
         far.says(Result(content=content, size=size))
         assert await made[-1].until(done, 5)
-    assert kept.of(OWNER) == made[3:], "a single one may be larger; what is too much is old ones"
+        kept.flush()
+    assert owned(kept, OWNER) == made[3:], "a single one may be larger; the old ones go"
     await kept.close()
 
 
@@ -357,18 +388,18 @@ async def test_closing_waits_for_what_was_cancelled_before() -> None:
     kept, ended = tasks(), asyncio.Event()
 
     async def slow_to_stop(
-        updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-    ) -> Result:
+        task: Task[Any], updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Outcome:
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
             ended.set()
-        return Result()
+        return build_unknown_tool("x"), Result()
 
-    task = Task(OWNER, slow_to_stop)
+    task = Task(OWNER, slow_to_stop, ResultRecord())
     task.start()
-    kept.keep(task)
+    kept.insert(task)
     await asyncio.sleep(0)
     task.cancel()
     await kept.close()

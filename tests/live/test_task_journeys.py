@@ -387,7 +387,7 @@ def test_tasks_are_few_and_end_and_with_the_hub_those_of_the_servers_do() -> Non
             assert text_of(waited) == "slow is done", "there is no room: the call waits"
             until(lambda: "error" in old.request("tasks/get", {"taskId": brief}))
             gone = old.request("tasks/get", {"taskId": brief})["error"]
-            assert gone["code"] == -32602 and "its time is over" in gone["message"]
+            assert gone["code"] == -32602 and "has expired" in gone["message"]
             place.until_sent("old_http", "tasks/cancel")
             assert get(client, lasting)["ttlMs"] == 120_000
         assert place.sent("new_http", "tasks/cancel") == []

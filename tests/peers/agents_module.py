@@ -17,13 +17,17 @@ from typing import Any
 
 from dragoman.a2a.server import http
 from dragoman.agent import Ask, Decline, NeedsAuth, Reply, Request
-from dragoman.core import stored_tasks
+from dragoman.core.task_registry import TaskRegistry
 
 WAIT_SECONDS = 30.0
 
 if "A2A_QUICK" in os.environ:
     http.HEARTBEAT_SECONDS = 0.2
-    stored_tasks.LOOK_SECONDS = 0.1
+
+    def start_sweeping(tasks: Any) -> None:
+        tasks._sweep_timer = asyncio.get_running_loop().call_later(0.1, tasks._sweep)
+
+    TaskRegistry._start_sweeping = start_sweeping  # type: ignore[method-assign]
 
 
 def gate(key: str) -> Path:

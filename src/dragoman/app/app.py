@@ -48,7 +48,6 @@ from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import OUTPUT, LogFile, start_logging
 from dragoman.core.principal import Principal
 from dragoman.core.startup import Startup
-from dragoman.core.tasks import Tasks
 from dragoman.core.tool import Target
 from dragoman.core.tool_filter import View
 from dragoman.guards.config import Limits
@@ -66,6 +65,7 @@ from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
+from dragoman.mcp.server.tasks import build_task_registry
 from dragoman.net.client import OutboundHttp
 from dragoman.pins.review import HOLD, OFF, STRICT
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
@@ -210,8 +210,8 @@ class Instance:
         )
         self._clients = ConnectedClients()
         self.servers = UpstreamManager(self._upstream, self.hub.catalogs, self.bus)
-        self.tasks = Tasks(
-            most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
+        self.tasks = build_task_registry(
+            limits.tasks, limits.tasks_each, ttl=2 * limits.task_timeout_secs
         )
         self.face = McpServer(
             self.hub,

@@ -31,6 +31,7 @@ from dragoman.a2a.server.http import CARD_PATHS, A2aHttpTransport, answer_disabl
 from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
+from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
 from dragoman.config import Config
 from dragoman.core.access import WhyEnded
@@ -39,7 +40,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog, HttpClient, HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
+from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Target
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
@@ -136,14 +137,13 @@ class AgentSide:
         if settings.store == "sqlite":
             store = SqliteTaskStore(place, durable=self._config.audit.durable)
         self._store = store
-        tasks = StoredTasks(
-            store,
-            most=max(settings.max_tasks_all, settings.max_tasks),
-            most_each=settings.max_tasks,
-            max_bytes=settings.max_megabytes * MEGABYTE,
-            idle=settings.idle_secs,
-            clock_is_steady=self._clock_is_steady,
+        limits = TaskLimits(
+            max(settings.max_tasks_all, settings.max_tasks),
+            settings.max_tasks,
+            stored_bytes=settings.max_megabytes * MEGABYTE,
+            idle_seconds=settings.idle_secs,
         )
+        tasks: A2aTaskRegistry = TaskRegistry(store, limits, self._clock_is_steady)
         order = [entry.name for entry in self._config.agents]
         targets = MessageRouter(hub, settings.default_agent, order, self._away)
         cards = CardService(targets, settings, sign, self._is_secured, lambda: self.grpc_port)
@@ -151,7 +151,7 @@ class AgentSide:
         self._push = PushNotifier(
             tasks,
             store,
-            lambda _, allowed: self._webhooks.open_public(allow_private=allowed),
+            self._webhooks.open_public(allow_private=private),
             settings,
             check=lambda url: self._webhooks.find_objection(url, allow_private=private),
         )

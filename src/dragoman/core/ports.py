@@ -145,7 +145,8 @@ class TaskChange:
     state: str
     created: float
     updated: float
-    about: Mapping[str, Any]
+    about: Any
+    """Anything that encodes to a JSON object."""
     entries: Sequence[Entry]
     """Those that are not stored yet."""
 

@@ -1,10 +1,8 @@
-"""Tasks: calls that go on after the one who made them has let go of the line.
+"""A task: a call that the hub runs for a principal who need not wait for it.
 
-A task is a running call held by the hub, nothing else; its states and their allowed moves are the
-table below, and what happened to it is an append-only log. It belongs to one principal, to everyone
-else there is no such task. It has an end (its time is over, and whatever still runs is stopped),
-and so has the number of tasks that are kept: in memory here, on disk in `tasklist`.
-Knows no protocol: how a task looks on a wire, and what it is called there, is each face's.
+`Task` runs the call and knows in which state it is; the table below says which states may follow.
+`TaskRecord` is what a protocol keeps of it: an append-only log, and what that adds up to. Knows no
+protocol and no storage; `task_registry` keeps tasks.
 """
 
 from __future__ import annotations
@@ -15,10 +13,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from secrets import token_hex
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.background import start_task
 from dragoman.core.call import (
+    FOLLOW,
     Artifact,
     LogMessage,
     Progress,
@@ -29,9 +28,13 @@ from dragoman.core.call import (
     Updates,
     discard_update,
 )
-from dragoman.core.errors import BadReply, HubError, InvalidInput, NotFound, Overloaded
+from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+
+if TYPE_CHECKING:
+    from dragoman.core.task_registry import OwnedTasks, TaskRegistry
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ COMPLETED, FAILED, CANCELLED, REJECTED = "completed", "failed", "cancelled", "re
 
 ENDS = frozenset({COMPLETED, FAILED, CANCELLED, REJECTED})
 WAITS = frozenset({INPUT_REQUIRED, AUTH_REQUIRED})
-"""Where it is somebody's turn to say something."""
+"""The task waits for its client."""
 
 MOVES: Mapping[str, frozenset[str]] = {
     SUBMITTED: frozenset({WORKING}) | WAITS | ENDS,
@@ -53,101 +56,209 @@ MOVES: Mapping[str, frozenset[str]] = {
     CANCELLED: frozenset(),
     REJECTED: frozenset(),
 }
-"""Which states may follow each. FAILED is for a call that came to no result, REJECTED for one that
-its target would not take up."""
+"""Which states may follow each. FAILED is for a call without a result, REJECTED for one that its
+target declined."""
 
 MAX_ROUNDS = 500
 """How often one task may ask."""
 AGAIN_SECONDS = 0.1
 MAX_MESSAGE = 1_000
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""All results together; beyond it the oldest go before their time."""
 
-Work = Callable[[Updates, Mapping[str, Any] | None, str | None], Coroutine[Any, Any, Result]]
-"""Makes the call, or the one that continues it: where its updates go, the answers, the handle. A
-handle without answers says that nobody will answer: the target lets go of what it holds for it."""
+Outcome: TypeAlias = tuple[Tool, Result]
+"""What `Hub.call` returns."""
+Work = Callable[[Any, Updates, Mapping[str, Any] | None, str | None], Coroutine[Any, Any, Outcome]]
+"""Makes the call of a task, or the one that continues it: the task, where updates go, the answers,
+the handle. A handle without answers says that no answer will come: the target frees what it keeps
+for it."""
 
 
 @record(frozen=True, slots=True)
 class Entry:
-    """Something that happened to a task. Numbers count from 1 and are never used again."""
+    """An event of a task. Numbers count from 1 and are never reused."""
 
     number: int
     at: float
     event: Mapping[str, Any]
-    """What it was, in the words of the face that the task belongs to."""
+    """In the terms of the protocol that the task belongs to."""
 
 
-class Task:
-    """Made for a call that may last; `start` makes the call. Nobody can find it by its id until
-    `Tasks.keep` has taken it."""
+class TaskRecord:
+    """What a protocol keeps of a task. This base logs the states; protocols override the hooks.
 
-    # Subclasses come to more than 30 attributes, with which a `__dict__` is slow.
+    A `take_` hook is called when something happens to the call and before anybody hears of it. It
+    logs the event, and returns the state that follows from it, which it has logged as well.
+    """
+
+    __slots__ = ("count", "entries", "header")
+
+    keeps_result = False
+    """Whether `Task.result` is all there is of the result: the log does not have it."""
+
+    def __init__(self) -> None:
+        self.header: Any = {}
+        """What is stored beside the log: anything that encodes to a JSON object."""
+        self.entries: list[Entry] = []
+        self.count = 0
+        """How many entries it has; those of a finished task may be in the store only."""
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        self.count += 1
+        self.entries.append(Entry(self.count, time(), event))
+
+    def restore(self, entries: list[Entry]) -> None:
+        """Continues with the stored log of an unfinished task."""
+        self.entries = entries
+
+    def release(self) -> None:
+        """Frees the memory of a finished and stored task; its log is read from the store."""
+        self.entries = []
+
+    def log_state(self, state: str, words: str) -> None:
+        """`words` are for the client; empty where the state says everything."""
+        self.append({"state": state, "message": words})
+
+    def take_update(self, task: Task[Any], update: Update) -> bool:
+        """Returns whether anybody needs to hear of it."""
+        if task.finished or isinstance(update, LogMessage | Artifact):
+            return False
+        if isinstance(update, TaskStarted):
+            task.lasting = True
+        if message := render_update(update):
+            task.message = message[:MAX_MESSAGE]
+        return True
+
+    def take_result(self, task: Task[Any], result: Result) -> str:
+        """A tool that ran and reports an error has completed."""
+        self.log_state(COMPLETED, "")
+        return COMPLETED
+
+    def take_error(self, task: Task[Any], error: BaseException) -> str:
+        self.log_state(FAILED, render_error(error))
+        return FAILED
+
+    def take_questions(self, task: Task[Any], words: str) -> str:
+        self.log_state(INPUT_REQUIRED, words)
+        return INPUT_REQUIRED
+
+    def can_follow(self, asked: Result) -> bool:
+        """Whether the call is to go on by itself once its question is settled elsewhere."""
+        return False
+
+
+R = TypeVar("R", bound=TaskRecord)
+
+
+class Task(Generic[R]):
+    """Runs one call. Nobody finds it by its id until `TaskRegistry.insert` has taken it."""
+
     __slots__ = (
-        "__weakref__", "_answers", "_asked", "_rounds", "_running", "_watchers", "_work", "asked",
-        "created", "entries", "error", "finished", "id", "lasting", "message", "owner", "questions",
-        "result", "state", "ttl", "updated",
+        "__weakref__", "_answers", "_following", "_names", "_rounds", "_work", "asked",
+        "call", "created", "error", "finished", "id", "key", "lasting", "message", "owned", "owner",
+        "partial_answers", "questions", "record", "registry", "result", "resumed", "saved", "size",
+        "state", "ttl", "updated", "waiters", "watchers",
     )  # fmt: skip
 
-    def __init__(self, owner: Principal, work: Work, id: str = "") -> None:
+    def __init__(
+        self, owner: Principal, work: Work, record: R, id: str = "", state: str = WORKING
+    ) -> None:
         self.id = id or token_hex(16)
         self.owner = owner
+        self.record = record
         self.created = self.updated = time()
         self.ttl = 0.0
-        """Seconds from its creation, once it is kept."""
-        self.state = WORKING
+        """Seconds from its creation until it is removed; 0 for a task that does not expire."""
+        self.state = state
         self.finished = False
         """Whether no state follows the one it is in."""
         self.message = ""
-        """What it is doing or came to, for people."""
+        """What it is doing or how it ended, for people."""
         self.lasting = False
-        """Whether the far side has said that this goes on for long."""
+        """Whether the target has said that this takes long."""
         self.questions: dict[str, Question] = {}
-        """Those that are open. A name stands for one question as long as the task lives."""
+        """The open ones. A name stands for one question as long as the task lives."""
         self.asked: Result | None = None
         """The questions as the call put them, with their handle, while they are open."""
+        self.partial_answers: dict[str, Any] = {}
+        """The answers so far where the client has answered a part of a form."""
         self.result: Result | None = None
-        self.error: Exception | None = None
-        self.entries: list[Entry] = []
-        """What happened to it, in order."""
+        self.error: BaseException | None = None
+        self.resumed = False
+        """Whether the running call answers a question."""
+        self.call: asyncio.Task[Any] | None = None
+        """The running call, until its outcome is taken; perhaps still after it was cancelled."""
+        self.watchers: list[Callable[[], None]] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        self.registry: TaskRegistry[R] | None = None
+        self.owned: OwnedTasks[R] | None = None
+        """Where the registry keeps it, beside the others of its owner."""
+        self.key = 0
+        """Its key in the store; 0 until it was saved."""
+        self.saved = 0
+        """How many of its entries are stored."""
+        self.size = 0
+        """Bytes that these take."""
         self._work: Work | None = work
-        self._running: asyncio.Task[None] | None = None
-        self._watchers: list[Callable[[], None]] = []
-        self._asked: dict[str, str] = {}
+        self._following: asyncio.Task[Outcome] | None = None
+        """The call that waits until the open question is settled elsewhere."""
+        self._names: dict[str, str] = {}
         """Every question there was, by the name it has here, and its name in the call."""
         self._rounds = 0
         self._answers: dict[str, Any] = {}
 
     @property
     def running(self) -> bool:
-        """Whether a call of it is under way; perhaps still after it was cancelled."""
-        return self._running is not None and not self._running.done()
+        return self.call is not None or self._following is not None
 
     def start(self, answers: Mapping[str, Any] | None = None, handle: str | None = None) -> None:
-        """The answers and the handle are of a question that was asked before there was a task."""
-        self._running = asyncio.get_running_loop().create_task(self._run(answers, handle))
+        """Makes the call. `answers` and `handle` are those of a question that was asked before."""
+        assert self._work is not None
+        self.resumed = handle is not None
+        try:
+            call = self._work(self, self._take_update, answers, handle)
+        except Exception as error:
+            self._take_error(error)
+        else:
+            self.call = start_task(call)
+            self.call.add_done_callback(self._take_outcome)
 
-    # --- hearing of it -------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Makes the call, again if the task has waited."""
+        if self.state in WAITS:
+            self._stop_following()
+            self._drop_questions()
+        self.error = None
+        self.update_status(WORKING, "")
+        self.start()
+
+    # --- watching ------------------------------------------------------------------------------
 
     def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Calls `watcher` after every change, until what this returns is called."""
-        self._watchers.append(watcher)
+        """Calls `watcher` after every change, until the returned function is called."""
+        self.watchers.append(watcher)
 
         def stop() -> None:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
+            if watcher in self.watchers:
+                self.watchers.remove(watcher)
 
         return stop
 
-    async def until(self, true: Callable[[Task], bool], seconds: float | None = None) -> bool:
-        """Waits until `true` of the task, at most so long; says whether it is."""
-        if true(self):
+    def add_waiter(self) -> asyncio.Future[None] | None:
+        """A future that resolves when the task has ended or waits for its client; None if that is
+        so. Whoever awaits it removes it from `waiters` afterwards, in any case."""
+        if self.finished or self.state in WAITS:
+            return None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
+    async def until(self, is_true: Callable[[Task[R]], bool], seconds: float | None = None) -> bool:
+        """Waits until `is_true` of the task, for at most `seconds`; returns whether it is."""
+        if is_true(self):
             return True
-        loop = asyncio.get_running_loop()
-        reached: asyncio.Future[None] = loop.create_future()
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def look() -> None:
-            if not reached.done() and true(self):
+            if not reached.done() and is_true(self):
                 reached.set_result(None)
 
         stop = self.watch(look)
@@ -159,172 +270,230 @@ class Task:
         finally:
             stop()
             reached.cancel()
-        return true(self)
+        return is_true(self)
 
-    # --- having it done ------------------------------------------------------------------------
+    def notify(self) -> None:
+        """Something was logged: it will be stored, and watchers hear of it."""
+        self.updated = time()
+        if self.registry is not None:
+            self.registry.note_change(self)
+        if self.waiters and (self.finished or self.state in WAITS):
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        if self.watchers:
+            for watcher in tuple(self.watchers):
+                watcher()
+
+    # --- what clients do -----------------------------------------------------------------------
 
     def answer(self, answers: Mapping[str, Any]) -> None:
-        """Takes the answers to open questions, by their names here, and leaves others aside. When
-        the last one is answered the call goes on."""
+        """Takes the answers to open questions, by their names here, and ignores others. The call
+        goes on after the last one."""
+        self._stop_following()
         if self.state not in WAITS:
             return
         for name in [name for name in answers if name in self.questions]:
             del self.questions[name]
-            self._answers[self._asked[name]] = answers[name]
+            self._answers[self._names[name]] = answers[name]
         self._continue()
 
     def _withdraw(self, name: str, withdrawn: asyncio.Future[None]) -> None:
-        """The call does not want an answer to this question any more."""
+        """The call does not need an answer to this question any more."""
         if self.state in WAITS and self.questions.pop(name, None) is not None:
             self._continue()
 
     def _continue(self) -> None:
-        """Goes on with the call unless it still waits for answers."""
         if self.questions:
-            self._tell()
+            self.notify()
             return
         given, handle = self._answers, self._handle
         self._answers, self.asked = {}, None
-        self._move(WORKING, "")
+        self.update_status(WORKING, "")
         self.start(given, handle)
 
+    def ask(self, words: str) -> None:
+        """Waits for the client without a question of the target's, or repeats what is missing."""
+        if self.state in WAITS:
+            self.record.log_state(self.state, words)
+            self.notify()
+        else:
+            self.update_status(INPUT_REQUIRED, words, words)
+
     def cancel(self, why: str = "") -> bool:
-        """Stops the call at once; False when there is nothing left to stop. `why` is for the
-        record, where it is not its client that wants so."""
-        return self._stop(CANCELLED, f"it was cancelled: {why}" if why else "it was cancelled", why)
+        """Stops the call at once; False if the task has ended. `why` is for the record, where it
+        is not the client that cancels."""
+        message = f"it was cancelled: {why}" if why else "it was cancelled"
+        return self._stop(CANCELLED, message, message if why else "", why)
 
     def fail(self, error: HubError) -> bool:
-        """The same, for a reason: its questions cannot be answered."""
+        """Stops the call because of `error`; False if the task has ended."""
         if not self.finished:
             self.error = error
-        return self._stop(FAILED, str(error))
+        return self._stop(FAILED, str(error), str(error))
 
-    def _stop(self, state: str, message: str, why: str = "") -> bool:
+    def interrupt(self) -> None:
+        """Fails a task whose call the hub cannot finish because it stops, or has stopped."""
+        self.fail(WorkFailed("it was interrupted: the hub was stopped while it worked on this"))
+
+    def _stop(self, state: str, message: str, words: str, why: str = "") -> bool:
+        self._stop_following()
         if self.finished:
             return False
-        running, handle, work = self._running, self._handle, self._work
+        call, handle, work = self.call, self._handle, self._work
         waiting = self.state in WAITS
-        self._move(state, message)
+        self.update_status(state, message, words)
         if waiting and work is not None and handle is not None:
-            # Nothing runs here, but the far side waits.
-            giving_up = _give_up(work(discard_update, None, handle))
-            self._running = asyncio.get_running_loop().create_task(giving_up)
-        elif running is not None:
-            running.cancel(why or None)
+            # No call runs here, but the target waits.
+            self.call = start_task(_give_up(work(self, discard_update, None, handle)))
+            self.call.add_done_callback(self._take_outcome)
+        elif call is not None:
+            call.cancel(why or None)
         return True
-
-    async def ended(self) -> None:
-        """Until nothing of it runs any more."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
 
     @property
     def _handle(self) -> str | None:
         return self.asked.handle if self.asked is not None else None
 
-    async def _run(self, answers: Mapping[str, Any] | None, handle: str | None) -> None:
-        assert self._work is not None
-        try:
-            result = await self._work(self._update, answers, handle)
-            if result.questions is not None:
-                result = await self._asked_again(self._work, result)
-        except asyncio.CancelledError:
+    # --- what the call does --------------------------------------------------------------------
+
+    def _take_update(self, update: Update) -> None:
+        if self.record.take_update(self, update):
+            self.notify()
+
+    def _take_outcome(self, call: asyncio.Task[Outcome]) -> None:
+        if call is self.call:
+            self.call = None
+        if call.cancelled():
             if not self.finished:
-                self._move(CANCELLED, "it was stopped")
-            raise
-        except Exception as error:
-            self._fail(error)
-        else:
-            if self.finished:
-                return  # cancelled; the call came to its end all the same
-            if result.questions is not None:
-                self._ask(result, result.questions)
-            else:
-                self._finish(result)
-
-    def _finish(self, result: Result) -> None:
-        """A call that ran and says that it failed is completed all the same."""
-        self.result = result
-        self._move(COMPLETED, "")
-
-    async def _asked_again(self, work: Work, result: Result) -> Result:
-        """What comes of a call that asks. One that asks for nothing in particular wants to be made
-        again, and not at once."""
-        while result.questions is not None:
-            self._rounds += 1
-            if self._rounds > MAX_ROUNDS:
-                raise BadReply("it asks again and again, and was stopped")
-            if result.questions:
-                break
-            await asyncio.sleep(AGAIN_SECONDS)
-            result = await work(self._update, {}, result.handle)
-        return result
-
-    def _fail(self, error: Exception) -> None:
-        if self.finished:
+                self.update_status(CANCELLED, "it was stopped")
             return
-        if not isinstance(error, HubError):
-            log.error("a call held as a task crashed", exc_info=error)
-        self.error = error
-        self._move(FAILED, str(error) if isinstance(error, HubError) else "it crashed")
+        error = call.exception()
+        if self.finished:
+            return  # it was stopped, and the call came to its end all the same
+        if error is not None:
+            self._take_error(error)
+        else:
+            self._take_result(call.result()[1])
 
-    def _ask(self, asked: Result, questions: Mapping[str, Question]) -> None:
+    def _take_result(self, result: Result) -> None:
+        if result.questions is None:
+            self.complete(result)
+            return
+        self._rounds += 1
+        if self._rounds > MAX_ROUNDS:
+            self._take_error(BadReply("it asks again and again, and was stopped"))
+        elif result.questions:
+            self._take_questions(result, result.questions)
+        else:  # it asks nothing in particular: it wants to be called again, and not at once
+            self.call = start_task(self._call_again(result.handle))
+            self.call.add_done_callback(self._take_outcome)
+
+    async def _call_again(self, handle: str | None) -> Outcome:
+        await asyncio.sleep(AGAIN_SECONDS)
+        assert self._work is not None
+        return await self._work(self, self._take_update, {}, handle)
+
+    def complete(self, result: Result) -> None:
+        self.result = result
+        try:
+            state = self.record.take_result(self, result)
+        except Exception as error:
+            self._take_error(error)
+        else:
+            self._enter(state, "")
+
+    def _take_error(self, error: BaseException) -> None:
+        if not isinstance(error, HubError):
+            log.error("the call of a task crashed", exc_info=error)
+        self.error = error
+        self._enter(self.record.take_error(self, error), render_error(error))
+
+    def _take_questions(self, asked: Result, questions: Mapping[str, Question]) -> None:
         for theirs, question in questions.items():
             name, again = theirs, 2
-            while name in self._asked:
+            while name in self._names:
                 name, again = f"{theirs}-{again}", again + 1
-            self._asked[name] = theirs
+            self._names[name] = theirs
             self.questions[name] = question
         self.asked = asked
-        self._wait("; ".join(one.text for one in self.questions.values()))
+        words = "; ".join(one.text for one in self.questions.values())
+        self._enter(self.record.take_questions(self, words), words)
         for name, question in list(self.questions.items()):
             if question.withdrawn is not None:
                 question.withdrawn.add_done_callback(partial(self._withdraw, name))
+        if asked.settles_itself and self.record.can_follow(asked) and self._work is not None:
+            call = self._work(self, self._update_following, FOLLOW, asked.handle)
+            self._following = start_task(call)
+            self._following.add_done_callback(self._take_followed)
 
-    def _wait(self, words: str) -> None:
-        self._move(INPUT_REQUIRED, words)
+    # --- questions that are settled elsewhere ----------------------------------------------------
 
-    def _update(self, update: Update) -> None:
-        if self.finished or isinstance(update, LogMessage | Artifact):
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+
+    def _update_following(self, update: Update) -> None:
+        if self._following is not None:  # the question is settled: this is the task's call now
+            self.call, self._following = self._following, None
+            self._drop_questions()
+            self.update_status(WORKING, "")
+        self._take_update(update)
+
+    def _take_followed(self, following: asyncio.Task[Outcome]) -> None:
+        if following is self.call:
+            self._take_outcome(following)
             return
-        if isinstance(update, TaskStarted):
-            self.lasting = True
-        message = words_of(update)
-        if message:
-            self.message = message[:MAX_MESSAGE]
-        self._tell()
+        error = None if following.cancelled() else following.exception()
+        if following is not self._following:
+            return  # the client has answered first
+        self._following = None
+        if following.cancelled():
+            return
+        if error is not None:  # it waits for its client, as it would without this
+            log.info('task "%s": stopped following its question: %s', self.id, error)
+            return
+        self._drop_questions()
+        self.update_status(WORKING, "")
+        self._take_result(following.result()[1])
 
-    def _move(self, state: str, message: str) -> None:
+    def _drop_questions(self) -> None:
+        self.questions, self.asked, self.partial_answers = {}, None, {}
+
+    # --- states --------------------------------------------------------------------------------
+
+    def update_status(self, state: str, message: str, words: str = "") -> None:
+        """Moves it to `state`; raises `InvalidInput` where the table does not allow that."""
         if state not in MOVES[self.state]:
             raise InvalidInput(f'a task that is "{self.state}" cannot become "{state}"')
+        self.record.log_state(state, words)
+        self._enter(state, message)
+
+    def _enter(self, state: str, message: str) -> None:
+        """The state is logged by now."""
         self.state = state
-        self.finished = state in ENDS
         self.message = message[:MAX_MESSAGE]
-        self._moved()
-        if self.finished:
-            self._work = None
-            self.asked = None
-            self.questions = {}
-            self._answers = {}
-        self._tell()
+        if state in ENDS:
+            self.finished = True
+            self._work = self.asked = None
+            self.questions, self._answers = {}, {}
+        self.notify()
 
-    def _moved(self) -> None:
-        """It has another state now, which belongs into the log."""
-        self.append({"state": self.state, "message": self.message})
-
-    def append(self, event: Mapping[str, Any]) -> Entry:
-        """Writes down what happened, before anybody hears of it."""
-        entry = Entry(len(self.entries) + 1, time(), event)
-        self.entries.append(entry)
-        return entry
-
-    def _tell(self) -> None:
-        self.updated = time()
-        for watcher in list(self._watchers):
-            watcher()
+    def entries_after(self, number: int, most: int | None = None) -> list[Entry]:
+        """Where they are read from the store, at least one and no more than about `most` bytes."""
+        record = self.record
+        if not record.entries and record.count and self.registry is not None:
+            return self.registry.read_entries(self, number, most)
+        return record.entries[number:]
 
 
-async def _give_up(call: Coroutine[Any, Any, Result]) -> None:
+def is_settled(task: Task[Any]) -> bool:
+    """Whether it has ended, or waits for its client."""
+    return task.finished or task.state in WAITS
+
+
+async def _give_up(call: Coroutine[Any, Any, Any]) -> None:
     try:
         await call
     except HubError as error:
@@ -333,116 +502,12 @@ async def _give_up(call: Coroutine[Any, Any, Result]) -> None:
         log.exception("a question could not be given up")
 
 
-def words_of(update: Progress | TaskStarted) -> str:
-    """What is told of the work, for people."""
+def render_update(update: Progress | TaskStarted) -> str:
+    """What an update says to people."""
     if update.message or not isinstance(update, Progress):
         return update.message or ""
     return f"{update.progress:g} of {update.total:g}" if update.total else f"{update.progress:g}"
 
 
-class Tasks:
-    """Those that can be found by their ids."""
-
-    def __init__(self, *, most: int, most_each: int, ttl: float) -> None:
-        self._most = most
-        self._most_each = most_each
-        self.ttl = ttl
-        """Seconds a task lives unless it asks for less."""
-        self._tasks: dict[str, Task] = {}
-        self._of: dict[Principal, dict[str, Task]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._bytes: dict[str, int] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-
-    def keep(self, task: Task, ttl: float | None = None) -> None:
-        """From now on it can be found. Raises `Overloaded` where there is no room for it."""
-        self._make_room(task.owner)
-        task.ttl = min(max(ttl, 1.0), self.ttl) if ttl is not None else self.ttl
-        self._tasks[task.id] = task
-        self._of.setdefault(task.owner, {})[task.id] = task
-        left = task.created + task.ttl - time()
-        loop = asyncio.get_running_loop()
-        self._timers[task.id] = loop.call_later(max(left, 0.0), self._drop, task)
-        task.watch(lambda: self._weigh(task))
-        self._weigh(task)
-
-    def find(self, owner: Principal, id: Any) -> Task:
-        task = self._tasks.get(id) if isinstance(id, str) else None
-        if task is None or task.owner != owner:
-            raise no_task(id)
-        return task
-
-    def of(self, owner: Principal) -> list[Task]:
-        """The oldest first."""
-        return list(self._of.get(owner, {}).values())
-
-    def end_principals(self, why_ended: WhyEnded) -> None:
-        for owner, tasks in list(self._of.items()):
-            if why := why_ended(owner):
-                for task in list(tasks.values()):
-                    task.cancel(why)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    async def close(self) -> None:
-        """Stops what runs, and waits until it has stopped."""
-        for task in list(self._tasks.values()):
-            self._drop(task)
-        if self._ending:
-            await asyncio.wait(list(self._ending))
-
-    def _make_room(self, owner: Principal) -> None:
-        mine = self._of.get(owner, {})
-        if len(mine) >= self._most_each and not self._drop_finished(mine):
-            raise Overloaded(
-                f"{len(mine)} tasks of this caller are under way, and no more are allowed; "
-                "wait for one or cancel it"
-            )
-        if len(self._tasks) >= self._most and not (
-            self._drop_finished(self._of.get(owner, {})) or self._drop_finished(self._tasks)
-        ):
-            raise Overloaded(
-                f"{len(self._tasks)} tasks are under way here, which is all there may be"
-            )
-
-    def _drop_finished(self, tasks: Mapping[str, Task]) -> bool:
-        task = next((task for task in tasks.values() if task.finished), None)
-        if task is None:
-            return False
-        self._drop(task)
-        return True
-
-    def _drop(self, task: Task) -> None:
-        """Nobody finds it any more; if it runs it is stopped."""
-        self._tasks.pop(task.id, None)
-        self._bytes.pop(task.id, None)
-        if timer := self._timers.pop(task.id, None):
-            timer.cancel()
-        if (mine := self._of.get(task.owner)) is not None:
-            mine.pop(task.id, None)
-            if not mine:
-                del self._of[task.owner]
-        task.cancel()
-        if task.running:  # perhaps cancelled long ago: it ends when it ends
-            ending = asyncio.get_running_loop().create_task(task.ended())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-
-    def _weigh(self, task: Task) -> None:
-        if task.result is None or task.id in self._bytes or task.id not in self._tasks:
-            return
-        self._bytes[task.id] = _weight(task.result)
-        while sum(self._bytes.values()) > MAX_HELD_BYTES and len(self._bytes) > 1:
-            self._drop(self._tasks[next(iter(self._bytes))])
-
-
-def _weight(result: Result) -> int:
-    if result.size >= 0:
-        return result.size
-    return len(repr(result.content)) + len(repr(result.structured)) + len(repr(result.extra))
-
-
-def no_task(id: Any) -> NotFound:
-    """For one that there is not, and for one that somebody may not know of."""
-    return NotFound(f'there is no task "{str(id)[:100]}", or its time is over')
+def render_error(error: BaseException) -> str:
+    return str(error) if isinstance(error, HubError) else "it crashed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,6 +95,8 @@ def _written(value: Any) -> bytes:
 def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     if id(value) not in within and len(within) < MAX_DEPTH:
         within = (*within, id(value))
+        if is_dataclass(value):
+            value = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Mapping):
             return {_text(key): _plain(each, within) for key, each in value.items()}
         if isinstance(value, list | tuple):

@@ -305,7 +305,7 @@ class A2aGrpcServer:
     ) -> None:
         """Those that are in use."""
         if ctx.extensions:
-            facts = self._face.targets.get_facts(request.get("tenant"))
+            facts = self._face.router.get_facts(request.get("tenant"))
             used = ctx.extensions & {one["uri"] for one in facts.extensions}
             if used:
                 named = ", ".join(sorted(used))

@@ -89,7 +89,7 @@ class A2aHttpTransport:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
         if agent is not None:
-            agent = self.face.targets.resolve_slug(agent)
+            agent = self.face.router.resolve_slug(agent)
         if principal is not None and rest in _RPC_PATHS:
             return self._rpc(request, principal, agent)
         return self._other(request, principal, agent, rest)
@@ -149,7 +149,7 @@ class A2aHttpTransport:
         dialect = known.dialect = dialects.choose(version, method, params, self._require_version)
         if version is None and method in dialects.SHARED:
             id_of_task = params.get("id") if isinstance(params, dict) else None
-            created_in = self.face.find_dialect(principal, id_of_task)
+            created_in = self.face.access.find_version(principal, id_of_task)
             dialect = known.dialect = dialects.choose_shared(created_in)
         op = dialect.METHODS.get(method)
         if op is None:
@@ -413,7 +413,7 @@ class A2aHttpTransport:
         """With the extensions that are in use."""
         if not ctx.extensions:
             return headers
-        facts = self.face.targets.get_facts(ctx.agent or wanted.get("tenant"))
+        facts = self.face.router.get_facts(ctx.agent or wanted.get("tenant"))
         declared = {one["uri"] for one in facts.extensions}
         used = sorted(ctx.extensions & declared)
         if not used:

@@ -1,7 +1,7 @@
-"""The A2A face, whatever transport a request came by: each operation in the form of 1.0.
+"""The A2A server behind every transport: each operation in the form of 1.0.
 
-A message makes a task, and a task is a running `Hub.call`. What was answered is stored before.
-Knows no wire: requests come validated in the hub's own form, and errors are raised.
+A message starts a task, and a task runs `Hub.call`. What a response tells is stored before it is
+sent. Knows no wire format: requests come validated in the hub's own form, and errors are raised.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import (
     INVALID_PARAMS,
     PERMISSION_DENIED,
-    PUSH_NOTIFICATION_NOT_SUPPORTED,
     RESOURCE_EXHAUSTED,
     TASK_NOT_CANCELABLE,
-    TASK_NOT_FOUND,
     UNSUPPORTED_OPERATION,
     A2aError,
 )
@@ -34,66 +32,63 @@ from dragoman.a2a.server.pagination import (
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter
-from dragoman.a2a.server.send_message import Sending
-from dragoman.a2a.server.task import AgentTask
+from dragoman.a2a.server.send_message import MessageSender, Sent
+from dragoman.a2a.server.task import STATES, A2aTask, A2aTaskRegistry, render_task
+from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
-from dragoman.core.tasks import WAITS, Task
-from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tasks import is_settled
 
 DIRECT_SECONDS = 0.02
-"""How long one who does not want to wait does: an answer that is no task may come at once."""
+"""How long a client waits that does not want to: a direct reply may come at once."""
 PAGE = 50
 PAGE_BYTES = 16 * 1024 * 1024
-"""What the tasks of a page may take, unless it is one alone."""
+"""What the tasks of a page may take, unless it is a single one."""
 MAX_STREAMS = 1_000
-"""Of one caller."""
+"""Of one principal."""
 _MESSAGES = frozenset((operations.SEND, operations.STREAM))
 
-Ask = Callable[[RequestContext, Mapping[str, Any]], "dict[str, Any] | Awaitable[dict[str, Any]]"]
+Operation = Callable[
+    [RequestContext, Mapping[str, Any]], "dict[str, Any] | Awaitable[dict[str, Any]]"
+]
 
 
 class A2aServer:
     def __init__(
         self,
         hub: Hub,
-        tasks: StoredTasks,
-        target_agents: MessageRouter,
+        tasks: A2aTaskRegistry,
+        router: MessageRouter,
         cards: CardService,
         push: PushNotifier,
         stream_seconds: float,
     ) -> None:
-        self._hub = hub
         self.tasks = tasks
-        self.targets = target_agents
+        self.router = router
         self.cards = cards
+        self.access = TaskAccess(hub, tasks, router)
         self._push = push
         self._stream_seconds = stream_seconds
-        self._sending = Sending(hub, tasks, target_agents, self._find, self._set_push)
+        self._sender = MessageSender(hub, tasks, router, self.access, push)
         self._streams: set[TaskStream] = set()
-        self._following: Counter[Principal] = Counter()
-        """How many of these each caller has."""
-        self._ops: Mapping[str, Ask] = {
-            operations.SEND: self.send,
-            operations.GET: self.get,
-            operations.LIST: self.list,
-            operations.CANCEL: self.cancel,
-            operations.PUSH_SET: self.push_set,
-            operations.PUSH_GET: self.push_get,
-            operations.PUSH_LIST: self.push_list,
-            operations.PUSH_DELETE: self.push_delete,
-            operations.CARD: self.extended_card,
+        self._stream_counts: Counter[Principal] = Counter()
+        self._operations: Mapping[str, Operation] = {
+            operations.GET: self.get_task,
+            operations.LIST: self.list_tasks,
+            operations.CANCEL: self.cancel_task,
+            operations.PUSH_SET: self.set_push,
+            operations.PUSH_GET: self.get_push,
+            operations.PUSH_LIST: self.list_push,
+            operations.PUSH_DELETE: self.delete_push,
+            operations.CARD: self.get_extended_card,
         }
 
     def load(self) -> None:
-        """Takes up the tasks of an earlier hub."""
-        self._sending.load()
+        """Loads the tasks and webhooks of an earlier hub."""
+        self._sender.load()
         self._push.load()
 
     def close(self) -> None:
@@ -103,254 +98,204 @@ class A2aServer:
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         """Streams end with the last event of their tasks, which is that they were cancelled; their
-        webhooks do not hear even that."""
+        webhooks do not get even that."""
         self._push.end_principals(why_ended)
         self.tasks.end_principals(why_ended)
 
     def answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
     ) -> Awaitable[dict[str, Any]]:
-        """One of the operations that have one answer. A message is under way when this returns, so
-        that whoever is quick is done before anybody waits."""
-        ctx = self._admitted(ctx, op, request)
+        """Runs an operation that has one response. The call of a message is under way when this
+        returns, so that a quick one has ended before anybody waits for it."""
+        if "tenant" in request:
+            ctx = self._resolve_tenant(ctx, request["tenant"])
         if op == operations.SEND:
-            configuration = request.get("configuration", NOTHING)
-            if configuration.get("taskPushNotificationConfig") is None:
-                task, _ = self._sending.take(ctx, request, False)
-                return self._sent(task, request, configuration)
+            return self._answer_message(request, self._sender.send(ctx, request, False))
+        self._check_requirements(ctx, op)
         return self._answer(ctx, op, request)
 
     async def _answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        found = self._ops[op](ctx, request)
+        found = self._operations[op](ctx, request)
         answer = found if isinstance(found, dict) else await found
-        if op != operations.GET:  # which waits for its own task alone
+        if op != operations.GET:  # which has stored its own task
             self.tasks.flush()
         return answer
 
-    def _admitted(self, ctx: RequestContext, op: str, request: Mapping[str, Any]) -> RequestContext:
-        """The agent may be named as the tenant; what it demands of its callers is demanded here,
-        or where it is known which agent a message is for."""
-        tenant = request.get("tenant")
-        if tenant:
-            tenant = self.targets.resolve_slug(tenant)
-            if ctx.agent is not None and ctx.agent != tenant:
-                raise A2aError(INVALID_PARAMS, f'"{tenant[:100]}" is no tenant of this agent')
-            ctx = RequestContext(
-                ctx.principal, tenant, ctx.version, ctx.extensions, ctx.base, ctx.key,
-                ctx.carried,
-            )  # fmt: skip
-        if op not in _MESSAGES:
-            facts = self.targets.get_facts(ctx.agent)
-            routing.check_agent_requirements(facts, ctx.extensions, op in operations.STREAMING)
-        return ctx
+    def _resolve_tenant(self, ctx: RequestContext, tenant: str) -> RequestContext:
+        """A request may name its agent as the tenant."""
+        if not tenant:
+            return ctx
+        agent = self.router.resolve_slug(tenant)
+        if ctx.agent is not None and self.router.resolve_slug(ctx.agent) != agent:
+            raise A2aError(INVALID_PARAMS, f'"{agent[:100]}" is not a tenant of this agent')
+        return RequestContext(
+            ctx.principal, agent, ctx.version, ctx.extensions, ctx.base, ctx.key, ctx.carried
+        )
 
-    # --- sending -------------------------------------------------------------------------------
+    def _check_requirements(self, ctx: RequestContext, op: str) -> None:
+        """What an agent requires of its callers; for a message, `MessageSender` checks it when it
+        is known which agent the message is for."""
+        facts = self.router.get_facts(ctx.agent)
+        routing.check_agent_requirements(facts, ctx.extensions, op in operations.STREAMING)
 
-    async def send(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A message of whose task a webhook is told."""
-        configuration = request["configuration"]
-        push = configuration["taskPushNotificationConfig"]
-        task, _ = await self._sending.take_telling(ctx, request, False, push)
-        return await self._sent(task, request, configuration)
+    # --- messages ------------------------------------------------------------------------------
 
-    async def _sent(
-        self, task: AgentTask, request: Mapping[str, Any], configuration: Mapping[str, Any]
+    async def _answer_message(
+        self, request: Mapping[str, Any], sent: Sent | Awaitable[Sent]
     ) -> dict[str, Any]:
+        task, _ = sent if isinstance(sent, tuple) else await sent
+        configuration = request.get("configuration", NOTHING)
         if configuration.get("returnImmediately"):
-            await task.until(_settled, DIRECT_SECONDS)
-        else:
-            await task.until(_settled)
-        if message := self._sending.unasked(task):
+            await task.until(is_settled, DIRECT_SECONDS)
+        elif (waiter := task.add_waiter()) is not None:
+            try:
+                await waiter
+            finally:
+                task.waiters.remove(waiter)
+        if message := self._take_direct_reply(task):
             chosen = {operations.TASK_ID: task.id} if operations.TASK_ID in request else {}
             return {"message": message, **chosen}
-        shown = {"task": task.snapshot(configuration.get("historyLength"))}
+        shown = {"task": render_task(task, configuration.get("historyLength"))}
         if self.tasks.unsaved > 1:  # others are about to be answered too: one save for all
             await asyncio.sleep(0)
         self.tasks.flush()
         return shown
 
+    def _take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
+        if task.error is None and (task.result is None or not task.result.direct):
+            return None
+        return self._sender.take_direct_reply(task)
+
     async def stream(self, ctx: RequestContext, request: Mapping[str, Any]) -> TaskStream:
-        ctx = self._admitted(ctx, operations.STREAM, request)
+        ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
         self._check_streams(ctx)
-        configuration = request.get("configuration", NOTHING)
-        push = configuration.get("taskPushNotificationConfig")
-        if push is None:
-            task, mark = self._sending.take(ctx, request, True)
-        else:
-            task, mark = await self._sending.take_telling(ctx, request, True, push)
+        sent = self._sender.send(ctx, request, True)
+        task, mark = sent if isinstance(sent, tuple) else await sent
+        record = task.record
         await task.until(
-            lambda task: _settled(task) or len(task.entries) > mark + 1, DIRECT_SECONDS
+            lambda task: is_settled(task) or len(record.entries) > mark + 1, DIRECT_SECONDS
         )
-        if message := self._sending.unasked(task):
-            return self._streaming(ctx, TaskStream.from_message(message))
-        self.tasks.flush()  # what cannot be kept is refused, rather than a stream that breaks off
-        history = configuration.get("historyLength")
-        if history is None and task.turn > 1 and mark == task.said_at:
+        if message := self._take_direct_reply(task):
+            return self._track(ctx, TaskStream.from_message(message))
+        self.tasks.flush()  # what cannot be stored is refused, rather than a stream that breaks off
+        history = request.get("configuration", NOTHING).get("historyLength")
+        if history is None and record.header.turn > 1 and mark == record.message_number:
             # The answer alone: google-adk shows the last message of the agent in a task that has
             # nothing else to show, which would be the question that was just answered.
             history = 1
-        first = {"task": task.snapshot(history, at=mark)}
-        return self._streaming(ctx, TaskStream(task, mark, first, self._stream_seconds))
+        first = {"task": render_task(task, history, at=mark)}
+        return self._track(ctx, TaskStream(task, mark, first, self._stream_seconds))
 
     def subscribe(
         self, ctx: RequestContext, request: Mapping[str, Any], last: int | None = None
     ) -> TaskStream:
         """`last` is the number of the last event that the client has."""
-        ctx = self._admitted(ctx, operations.SUBSCRIBE, request)
-        task = self._task(ctx, request["id"])
-        facts = self.targets.get_facts(task.agent or HUB)
+        ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
+        self._check_requirements(ctx, operations.SUBSCRIBE)
+        task = self.access.get(ctx, request["id"])
+        facts = self.router.get_facts(task.record.header.agent or HUB)
         routing.check_agent_requirements(facts, ctx.extensions, True)
-        if last is not None and 0 <= last <= task.count:
-            return self._streaming(ctx, TaskStream(task, last, None, self._stream_seconds))
+        count = task.record.count
+        if last is not None and 0 <= last <= count:
+            return self._track(ctx, TaskStream(task, last, None, self._stream_seconds))
         if task.finished:
             raise A2aError(
                 UNSUPPORTED_OPERATION, f'task "{task.id}" is finished; get it with GetTask'
             )
-        first = {"task": task.snapshot()}
-        return self._streaming(ctx, TaskStream(task, task.count, first, self._stream_seconds))
+        first = {"task": render_task(task)}
+        return self._track(ctx, TaskStream(task, count, first, self._stream_seconds))
 
-    def _streaming(self, ctx: RequestContext, stream: TaskStream) -> TaskStream:
-        caller = ctx.principal
+    def _track(self, ctx: RequestContext, stream: TaskStream) -> TaskStream:
+        """Counts the stream until it is closed."""
+        principal = ctx.principal
         try:
             self._check_streams(ctx)
         except A2aError:
             stream.close()
             raise
-        self._following[caller] += 1
+        self._stream_counts[principal] += 1
         self._streams.add(stream)
 
-        def over(ended: TaskStream) -> None:
-            if ended in self._streams:
-                self._streams.discard(ended)
-                self._following[caller] -= 1
-                if not self._following[caller]:
-                    del self._following[caller]
+        def forget(closed: TaskStream) -> None:
+            if closed in self._streams:
+                self._streams.discard(closed)
+                self._stream_counts[principal] -= 1
+                if not self._stream_counts[principal]:
+                    del self._stream_counts[principal]
 
-        stream.on_close = over
+        stream.on_close = forget
         return stream
 
     def _check_streams(self, ctx: RequestContext) -> None:
-        if self._following[ctx.principal] >= MAX_STREAMS:
+        if self._stream_counts[ctx.principal] >= MAX_STREAMS:
             raise A2aError(
                 RESOURCE_EXHAUSTED, f"you follow {MAX_STREAMS} tasks at once; end a stream first"
             )
 
     # --- tasks ---------------------------------------------------------------------------------
 
-    def get(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        task = self._task(ctx, request["id"])
+    def get_task(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self.access.get(ctx, request["id"])
         self.tasks.flush(task)
-        return task.snapshot(request.get("historyLength"))
+        return render_task(task, request.get("historyLength"))
 
-    def list(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+    def list_tasks(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
         size = request.get("pageSize", PAGE)
-        found = [task for task in self._visible(ctx) if matches_filter(task, request)]
+        found = [task for task in self.access.list(ctx) if matches_filter(task, request)]
         start = find_page_start(found, request.get("pageToken"))
         page = limit_bytes(found[start : start + size], PAGE_BYTES)
         more = len(found) > start + len(page)
         history = request.get("historyLength")
         whole = bool(request.get("includeArtifacts"))
         return {
-            "tasks": [task.snapshot(history, whole) for task in page],
+            "tasks": [render_task(task, history, whole) for task in page],
             "nextPageToken": page_token_from_task(page[-1]) if more else "",
             "pageSize": size,
             "totalSize": len(found),
         }
 
-    async def cancel(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        task = self._task(ctx, request["id"])
-        if not self._permits(ctx, TASK_CANCEL, task):
-            raise A2aError(PERMISSION_DENIED, f'no policy permits you to cancel task "{task.id}"')
+    async def cancel_task(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self.access.get(ctx, request["id"])
+        self.access.check_cancel(ctx, task)
         if not task.cancel():
-            raise A2aError(
-                TASK_NOT_CANCELABLE, f'task "{task.id}" is {task.status["state"]} already'
-            )
-        return task.snapshot()
-
-    def _task(self, ctx: RequestContext, id: str) -> AgentTask:
-        task = self._find(ctx, id)
-        if task is None:
-            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
-        return task
-
-    def _find(self, ctx: RequestContext, id: str) -> AgentTask | None:
-        try:
-            task = self.tasks.get(ctx.principal, id)
-        except NotFound:
-            return None
-        assert isinstance(task, AgentTask)
-        if not _belongs(task, ctx.agent) or not self._permits(ctx, TASK_READ, task):
-            return None
-        return task
-
-    def _permits(self, ctx: RequestContext, action: str, task: AgentTask) -> bool:
-        return self._hub.can_act_on_task(ctx.principal, action, task.tool, EVERYTHING)
-
-    def find_dialect(self, principal: Principal, id: Any) -> str:
-        """The dialect of a task, for requests that do not say theirs; empty for no such task."""
-        try:
-            task = self.tasks.get(principal, id) if isinstance(id, str) else None
-        except NotFound:
-            return ""
-        return task.version if isinstance(task, AgentTask) else ""
-
-    def _visible(self, ctx: RequestContext) -> Any:
-        return (
-            task
-            for task in self.tasks.of(ctx.principal)
-            if isinstance(task, AgentTask)
-            and _belongs(task, ctx.agent)
-            and self._permits(ctx, TASK_READ, task)
-        )
+            raise A2aError(TASK_NOT_CANCELABLE, f'task "{task.id}" is {STATES[task.state]} already')
+        return render_task(task)
 
     # --- push ----------------------------------------------------------------------------------
 
-    async def push_set(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        task = self._task_with_push(ctx, request)
+    async def set_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._get_task_with_push(ctx, request)
         return await self._push.set(task, request, ctx.version)
 
-    async def _set_push(
-        self, ctx: RequestContext, task: AgentTask, config: Mapping[str, Any], after: int
-    ) -> None:
-        self._gate_push(ctx, task)
-        await self._push.set(task, config, ctx.version, after=after)
+    def get_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._push.get(self._get_task_with_push(ctx, request), request.get("id", ""))
 
-    def push_get(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._push.get(self._task_with_push(ctx, request), request.get("id", ""))
-
-    def push_list(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        task = self._task_with_push(ctx, request)
+    def list_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._get_task_with_push(ctx, request)
         return self._push.list(task, request.get("pageSize", PAGE), request.get("pageToken", ""))
 
-    def push_delete(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._push.delete(self._task_with_push(ctx, request), request["id"])
+    def delete_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._push.delete(self._get_task_with_push(ctx, request), request["id"])
         return {}
 
-    def _task_with_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> AgentTask:
-        self._gate_push(ctx, None)
-        task = self._task(ctx, request["taskId"])
-        self._gate_push(ctx, task)  # of another agent, by the path of the hub's
+    def _get_task_with_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> A2aTask:
+        routing.check_push_support(self.router.get_facts(ctx.agent))
+        task = self.access.get(ctx, request["taskId"])
+        # By the hub's own path it may be a task of another agent.
+        routing.check_push_support(self.router.get_facts(task.record.header.agent or HUB))
         return task
-
-    def _gate_push(self, ctx: RequestContext, task: AgentTask | None) -> None:
-        facts = self.targets.get_facts(ctx.agent if task is None else task.agent or HUB)
-        if not facts.push:
-            raise A2aError(
-                PUSH_NOTIFICATION_NOT_SUPPORTED,
-                f'tasks of agent "{facts.name}" are not told to webhooks',
-            )
 
     # --- cards ---------------------------------------------------------------------------------
 
-    def extended_card(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        facts = self.targets.get_facts(ctx.agent)
+    def get_extended_card(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.router.get_facts(ctx.agent)
         if not self.cards.has_extended_card(facts):
             raise A2aError(
                 UNSUPPORTED_OPERATION, f'agent "{facts.name}" has no other card than its public one'
             )
-        if not self.targets.can_discover_agent(ctx.principal, facts):
+        if not self.router.can_discover_agent(ctx.principal, facts):
             raise A2aError(PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"')
         return self.cards.build_card(facts, ctx.principal, ctx.base)
 
@@ -358,14 +303,6 @@ class A2aServer:
 def merge_metadata(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The metadata of a message and of its request, where a trace may stand; the message's counts
     more."""
-    message, beside = request.get("message"), request.get("metadata")
-    said = message.get("metadata") if message is not None else None
-    return {**beside, **said} if beside and said else beside or said
-
-
-def _settled(task: Task) -> bool:
-    return task.finished or task.state in WAITS
-
-
-def _belongs(task: AgentTask, agent: str | None) -> bool:
-    return agent is None or task.agent == ("" if agent == HUB else agent)
+    message, outer = request.get("message"), request.get("metadata")
+    inner = message.get("metadata") if message is not None else None
+    return {**outer, **inner} if outer and inner else outer or inner

@@ -9,20 +9,20 @@ from typing import Any
 
 from dragoman.a2a.protocol.errors import INVALID_PARAMS, A2aError
 from dragoman.a2a.protocol.validation import seconds_from_timestamp
-from dragoman.a2a.server.task import AgentTask
+from dragoman.a2a.server.task import STATES, A2aTask
 
 
-def matches_filter(task: AgentTask, request: Mapping[str, Any]) -> bool:
+def matches_filter(task: A2aTask, request: Mapping[str, Any]) -> bool:
     context, status = request.get("contextId"), request.get("status")
     after = request.get("statusTimestampAfter")
     return (
-        (context is None or task.context == context)
-        and (status is None or task.status["state"] == status)
+        (context is None or task.record.header.context == context)
+        and (status is None or STATES[task.state] == status)
         and (after is None or task.updated >= (seconds_from_timestamp(after) or 0.0))
     )
 
 
-def limit_bytes(tasks: list[AgentTask], most: int) -> list[AgentTask]:
+def limit_bytes(tasks: list[A2aTask], most: int) -> list[A2aTask]:
     """As many of them as take no more than so many bytes, and one at least."""
     left = most
     for place, task in enumerate(tasks):
@@ -32,12 +32,12 @@ def limit_bytes(tasks: list[AgentTask], most: int) -> list[AgentTask]:
     return tasks
 
 
-def page_token_from_task(task: AgentTask) -> str:
+def page_token_from_task(task: A2aTask) -> str:
     place = f"{task.updated!r} {task.id}"
     return base64.urlsafe_b64encode(place.encode()).decode()
 
 
-def find_page_start(tasks: list[AgentTask], token: str | None) -> int:
+def find_page_start(tasks: list[A2aTask], token: str | None) -> int:
     """Where the page begins that `token` asks for: behind the task that it names, or where that
     one was when it was given out."""
     if not token:

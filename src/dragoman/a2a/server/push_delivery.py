@@ -14,7 +14,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from random import uniform
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -23,13 +22,14 @@ from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.protocol.validation import validate_push_config
-from dragoman.a2a.server.task import AgentTask
+from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
 from dragoman.a2a.server.webhook import DeliveryFailure, Webhook, deliver
 from dragoman.core.access import WhyEnded
+from dragoman.core.background import start_task
+from dragoman.core.backoff import Backoff
 from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.ports import HttpClient, TaskStore
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import LoggedTask, StoredTasks
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,6 @@ CHECK_SECONDS = 3.0
 CHECKS = 4
 MAX_WHY = 500
 
-CONFIGURED = "http://webhook.invalid/"
-"""What the way out is made for. An address that the operator writes himself may be a private one,
-and those of webhooks are written by others: none of them may be taken for his."""
-
 Check = Callable[[str], Awaitable[str | None]]
 """Why an address may not be had as a webhook; None where it may, or nobody can say yet."""
 
@@ -59,28 +55,28 @@ Check = Callable[[str], Awaitable[str | None]]
 class PushNotifier:
     def __init__(
         self,
-        tasks: StoredTasks,
+        tasks: A2aTaskRegistry,
         store: TaskStore,
-        reach: Callable[[str, bool], HttpClient],
+        http: HttpClient,
         settings: A2aSettings,
         *,
         check: Check,
         first_seconds: float = FIRST_SECONDS,
     ) -> None:
-        """`reach` makes a client that follows no redirects; `check` says whether an address may be
-        had, under the same rules as that client goes by when it dials."""
+        """`http` follows no redirects and refuses addresses that no webhook may have, whenever it
+        dials; `check` applies the same rules early, and returns why an address is refused."""
         self._tasks = tasks
         self._store = store
-        self._http = reach(CONFIGURED, settings.push_private)
+        self._http = http
         self._settings = settings
         self._check = check
         self._checks = asyncio.Semaphore(CHECKS)
-        self._first_seconds = first_seconds
-        self._hooks: dict[LoggedTask, dict[str, Webhook]] = {}
+        self._backoff = Backoff(first_seconds, LONGEST_SECONDS)
+        self._hooks: dict[A2aTask, dict[str, Webhook]] = {}
         """Those of each task by their ids, the one that was set last at the end."""
         self._of: dict[Principal, dict[Webhook, None]] = {}
         self._count = 0
-        self._watches: dict[LoggedTask, Callable[[], None]] = {}
+        self._watches: dict[A2aTask, Callable[[], None]] = {}
         self._ready: dict[Principal, deque[Webhook]] = {}
         """Those that have something to send and no place yet; whose turn is next comes first."""
         self._busy: dict[Principal, int] = {}
@@ -92,7 +88,7 @@ class PushNotifier:
 
     def load(self) -> None:
         """Takes up what an earlier hub has stored, once the tasks are there."""
-        by_key = {task.key: task for task in self._tasks if isinstance(task, AgentTask)}
+        by_key = {task.key: task for task in self._tasks}
         for stored in self._store.load_pushes():
             task, version = by_key.get(stored.task), stored.config.get("version", "")
             if task is None or version not in BY_VERSION:
@@ -134,7 +130,7 @@ class PushNotifier:
 
     async def set(
         self,
-        task: AgentTask,
+        task: A2aTask,
         config: Mapping[str, Any],
         version: str,
         *,
@@ -142,14 +138,14 @@ class PushNotifier:
     ) -> dict[str, Any]:
         """What happens to the task from now on is sent there, or all after entry number `after`, in
         the dialect `version`. One with the same id is replaced and goes on where it was."""
-        cursor = task.count if after is None else after
+        cursor = task.record.count if after is None else after
         found = validate_push_config(config)
         # Clients of older dialects ask for the one that they gave no name by this one.
         id = found.pop("id", None) or find_traits(version).default_push_id or str(uuid4())
         why = await self._refused(found["url"])
         if why is not None:
             raise invalid("url", f"is not taken: {why}")
-        if task.tasks is None:
+        if task.registry is None:
             raise A2aError(TASK_NOT_FOUND, f'there is no task "{task.id}" any more')
         self._tasks.flush()  # so that it has a place in the store
         hook = self._hooks.get(task, {}).get(id)
@@ -168,7 +164,7 @@ class PushNotifier:
         self._wake(hook)
         return hook.render()
 
-    def get(self, task: AgentTask, id: str) -> dict[str, Any]:
+    def get(self, task: A2aTask, id: str) -> dict[str, Any]:
         """Without an id, as older clients ask, the one that was set last."""
         hooks = self._hooks.get(task, {})
         hook = hooks.get(id) if id else next(reversed(hooks.values()), None)
@@ -179,7 +175,7 @@ class PushNotifier:
             )
         return hook.render()
 
-    def list(self, task: AgentTask, size: int = PAGE, token: str = "") -> dict[str, Any]:
+    def list(self, task: A2aTask, size: int = PAGE, token: str = "") -> dict[str, Any]:
         hooks = self._hooks.get(task, {})
         ids = sorted(id for id in hooks if id > token)
         page = ids[: size if size > 0 else PAGE]
@@ -188,7 +184,7 @@ class PushNotifier:
             "nextPageToken": page[-1] if len(page) < len(ids) else "",
         }
 
-    def delete(self, task: AgentTask, id: str) -> None:
+    def delete(self, task: A2aTask, id: str) -> None:
         """Nothing is sent there any more. One that is not there is as good as deleted."""
         hook = self._hooks.get(task, {}).get(id)
         if hook is not None:
@@ -206,7 +202,7 @@ class PushNotifier:
 
     # --- those that are kept -----------------------------------------------------------------
 
-    def _make_room(self, task: AgentTask) -> None:
+    def _make_room(self, task: A2aTask) -> None:
         most = self._settings.push_configs
         if len(self._hooks.get(task, ())) >= most:
             raise Overloaded(
@@ -250,18 +246,18 @@ class PushNotifier:
         if stop:
             hook.stop()
 
-    def _removed(self, task: LoggedTask) -> None:
+    def _removed(self, task: A2aTask) -> None:
         """A task that is gone takes its webhooks with it, in the store too."""
         for hook in list(self._hooks.get(task, {}).values()):
             self._drop(hook)
 
-    def _changed(self, task: LoggedTask) -> None:
+    def _changed(self, task: A2aTask) -> None:
         for hook in self._hooks.get(task, {}).values():
             self._wake(hook)
         if task.finished:
             self._unwatch(task)  # else its log would be held in memory
 
-    def _unwatch(self, task: LoggedTask) -> None:
+    def _unwatch(self, task: A2aTask) -> None:
         stop = self._watches.pop(task, None)
         if stop is not None:
             stop()
@@ -274,7 +270,7 @@ class PushNotifier:
     def _wake(self, hook: Webhook) -> None:
         """It has something to send, perhaps."""
         waits = hook.queued or hook.sending is not None or hook.timer is not None
-        if self._closed or waits or hook.dead or hook.cursor >= hook.task.count:
+        if self._closed or waits or hook.dead or hook.cursor >= hook.task.record.count:
             return
         hook.queued = True
         self._ready.setdefault(hook.task.owner, deque()).append(hook)
@@ -294,7 +290,7 @@ class PushNotifier:
             if hook.dead or not self._kept(hook):
                 continue
             self._busy[owner] = self._busy.get(owner, 0) + 1
-            hook.sending = asyncio.get_running_loop().create_task(self._send(hook))
+            hook.sending = start_task(self._send(hook))
             self._sending.add(hook.sending)
             hook.sending.add_done_callback(partial(self._sent, hook))
 
@@ -321,7 +317,7 @@ class PushNotifier:
     async def _send(self, hook: Webhook) -> None:
         """One turn: what is due, up to a number."""
         try:
-            if hook.task.saved < hook.task.count:
+            if hook.task.saved < hook.task.record.count:
                 self._tasks.flush()  # nobody hears of what is not stored
         except StorageFailed:
             self._wait(hook, STORE_SECONDS)
@@ -339,7 +335,7 @@ class PushNotifier:
     async def _send_due(self, hook: Webhook) -> DeliveryFailure | None:
         due = hook.find_due_entries()
         if not due:
-            hook.cursor = hook.task.count  # nothing but the client's own messages
+            hook.cursor = hook.task.record.count  # nothing but the client's own messages
         loop = asyncio.get_running_loop()
         until = loop.time() + TURN_SECONDS
         for entry in due[:TURN]:
@@ -359,8 +355,8 @@ class PushNotifier:
             hook.dead = failure.why[:MAX_WHY]
             log.warning("%s is given up: %s", hook.label, hook.dead)
         else:
-            doubled = min(self._first_seconds * 2 ** (hook.attempts - 1), LONGEST_SECONDS)
-            seconds = min(max(doubled * uniform(0.8, 1.2), failure.wait), LONGEST_SECONDS)
+            delay = self._backoff.delay(hook.attempts)
+            seconds = min(max(delay, failure.wait), LONGEST_SECONDS)
             hook.next_at = time() + seconds
             self._wait(hook, seconds)
             log.info("%s is tried again in %.1f s: %s", hook.label, seconds, failure.why)

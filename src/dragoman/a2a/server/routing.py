@@ -15,6 +15,7 @@ from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     EXTENSION_SUPPORT_REQUIRED,
     INVALID_PARAMS,
+    PUSH_NOTIFICATION_NOT_SUPPORTED,
     UNAVAILABLE,
     UNSUPPORTED_OPERATION,
     A2aError,
@@ -83,8 +84,8 @@ class MessageRouter:
         self._default = default_agent
         self._order = order
         self._find_unavailability = find_unavailability
-        self._facts: dict[str | None, AgentFacts] = {}
-        self._facts_at = -1
+        self._destinations: dict[str | None, Destination] = {}
+        self._destinations_at = -1
         self._slugs: dict[str, str] = {}
         self._slugs_at = -1
 
@@ -99,13 +100,20 @@ class MessageRouter:
         return [*first, *found.values()]
 
     def get_facts(self, agent: str | None) -> AgentFacts:
-        """Of the agent of that name; None for the default one. Raises for one that is not there."""
-        if self._facts_at != self._hub.catalog.version:
-            self._facts_at, self._facts = self._hub.catalog.version, {}
-        known = self._facts.get(agent)
+        """Of the agent of that name; None for the default one. Raises for an unknown agent."""
+        return self._get_destination(agent).facts
+
+    def _get_destination(self, agent: str | None) -> Destination:
+        """Of a message to `agent` that names no skill."""
+        if self._destinations_at != self._hub.catalog.version:
+            self._destinations_at, self._destinations = self._hub.catalog.version, {}
+        known = self._destinations.get(agent)
         if known is None:
-            known = self._find_facts(agent)
-            self._facts[agent] = known
+            facts = self._find_facts(agent)
+            known = Destination("", facts, "", "", False)
+            if facts is not HUB_FACTS:
+                known = Destination(facts.name, facts, build_tool_name(facts.name), "", True)
+            self._destinations[agent] = known
         return known
 
     def resolve_slug(self, agent: str) -> str:
@@ -159,18 +167,17 @@ class MessageRouter:
         named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
-        facts = self.get_facts(agent)
-        name = "" if facts is HUB_FACTS else facts.name
-        if name and skill and agent is None and not _has_skill(facts, skill):
-            # Of the default agent nobody spoke, but of a skill.
+        there = self._get_destination(agent)
+        if not skill:
+            return there
+        if there.agent and agent is None and not _has_skill(there.facts, skill):
+            # The message names a skill, and the default agent only because it names no other.
             tool = self._hub.find(skill, EVERYTHING)
             if not isinstance(tool.target, Nowhere):
                 return _destination_from_tool(tool, HUB_FACTS, "", skill)
-        if name:
-            return Destination(name, facts, build_tool_name(name), skill, True)
-        if not skill:
-            return Destination("", facts, "", "", False)
-        return _destination_from_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
+        if there.agent:
+            return Destination(there.agent, there.facts, there.tool, skill, True)
+        return _destination_from_tool(self._hub.find(skill, EVERYTHING), there.facts, "", skill)
 
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not tool.target.traits.is_published:
@@ -355,6 +362,14 @@ def check_agent_requirements(facts: AgentFacts, extensions: frozenset[str], stre
             )
     if streamed and not facts.streaming:
         raise A2aError(UNSUPPORTED_OPERATION, f'the work of agent "{facts.name}" is not streamed')
+
+
+def check_push_support(facts: AgentFacts) -> None:
+    if not facts.push:
+        raise A2aError(
+            PUSH_NOTIFICATION_NOT_SUPPORTED,
+            f'agent "{facts.name}" does not support push notifications',
+        )
 
 
 # --- media types --------------------------------------------------------------------------------

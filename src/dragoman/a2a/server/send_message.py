@@ -1,12 +1,13 @@
-"""From a message to a task under way: what it is for, whether it was sent before, whether it goes
-on with something. A task is a running `Hub.call`.
+"""From a message to a running task: which agent or tool it is for, whether it was sent before,
+whether it continues a task. The task runs `Hub.call`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Coroutine, Mapping
+from time import time
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from dragoman.a2a.config import HUB
@@ -14,7 +15,6 @@ from dragoman.a2a.protocol.dialects import find_traits, operations
 from dragoman.a2a.protocol.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
-    TASK_NOT_FOUND,
     UNSUPPORTED_OPERATION,
     A2aError,
 )
@@ -22,9 +22,19 @@ from dragoman.a2a.protocol.parts import join_texts
 from dragoman.a2a.protocol.validation import AGENT
 from dragoman.a2a.server import routing
 from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
+from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
-from dragoman.a2a.server.task import AgentTask, new_id
+from dragoman.a2a.server.task import (
+    MAX_BYTES,
+    STATES,
+    A2aTask,
+    A2aTaskHeader,
+    A2aTaskRecord,
+    A2aTaskRegistry,
+    new_id,
+)
+from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, WantedUpdates
 from dragoman.core.errors import (
     AmbiguousName,
@@ -37,195 +47,262 @@ from dragoman.core.errors import (
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import StoredTasks
-from dragoman.core.tasks import WAITS
+from dragoman.core.tasks import SUBMITTED, WAITS, WORKING, Task
+from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import TraceContext, new_trace
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
-"""What whoever sends messages can be asked."""
+"""What a client that sends messages can be asked."""
 WANTED = WantedUpdates(progress=True, task_start=True)
 
 MAX_KEYS = 32
-"""Of one task: those that its last messages were sent with."""
+"""Idempotency keys that are kept of one task: those of its last messages."""
 
-Find = Callable[[RequestContext, str], AgentTask | None]
-SetPush = Callable[[RequestContext, AgentTask, Mapping[str, Any], int], Awaitable[None]]
-"""For what happens after the entry of that number."""
+Sent: TypeAlias = tuple[A2aTask, int]
+"""The task, under way, and the number of its last entry when the message was taken."""
 
 
-class Sending:
+class MessageSender:
     def __init__(
         self,
         hub: Hub,
-        tasks: StoredTasks,
-        target_agents: MessageRouter,
-        find: Find,
-        set_push: SetPush,
+        tasks: A2aTaskRegistry,
+        router: MessageRouter,
+        access: TaskAccess,
+        push: PushNotifier,
     ) -> None:
         self._hub = hub
         self._tasks = tasks
-        self._targets = target_agents
-        self._find = find
-        self._set_push = set_push
-        self._sends: WeakValueDictionary[tuple[Principal, str], AgentTask] = WeakValueDictionary()
-        """What was sent with a key."""
+        self._router = router
+        self._access = access
+        self._push = push
+        self._by_key: WeakValueDictionary[tuple[Principal, str], A2aTask] = WeakValueDictionary()
+        """The tasks of messages that were sent with an idempotency key."""
 
     def load(self) -> None:
-        """Takes up the tasks of an earlier hub."""
-        self._tasks.load(self._made_again)
+        """Loads the tasks of an earlier hub."""
+        self._tasks.load(self._build_stored)
         for task in self._tasks:
-            if isinstance(task, AgentTask):
-                for key in task.sends:
-                    self._sends[task.owner, key] = task
+            for key in task.record.header.sends:
+                self._by_key[task.owner, key] = task
 
-    def _made_again(self, stored: StoredTask) -> AgentTask:
+    def _build_stored(self, stored: StoredTask) -> A2aTask:
         try:
-            return AgentTask.made_again(stored, self._call)
-        except (KeyError, TypeError) as error:
+            if stored.state not in STATES:
+                raise TypeError(f'unknown state "{stored.state}"')
+            header = A2aTaskHeader.from_stored(stored.about)
+        except TypeError as error:
             raise ConfigError(
-                f'task "{stored.id[:100]}" in tasks.db cannot be read ({error!r}); restore it from '
-                "a backup, or move it away and go on without: dragoman stores accept-loss tasks"
+                f'task "{stored.id[:100]}" in tasks.db is damaged ({error}); restore it from a '
+                "backup, or move it away and continue without it: dragoman stores accept-loss tasks"
             ) from error
+        record = A2aTaskRecord(stored.id, header, stored.created)
+        record.carried = TraceContext(header.trace, "", "") if header.trace else None
+        record.arguments = header.arguments
+        record.shown = True
+        return Task(stored.owner, self._call, record, record.id)
 
-    def take(
+    # --- one message ---------------------------------------------------------------------------
+
+    def send(
         self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool
-    ) -> tuple[AgentTask, int]:
-        """The task that the message began or went on with, which is under way, and how much had
-        happened to it by then."""
-        if ctx.key and (known := self._sent_before(ctx, request["message"])) is not None:
-            return known, known.count
-        task = self._meant(ctx, request)
-        if task is not None:
-            self._go_on(ctx, task, request, streamed)
-        else:
-            task = self._new(ctx, request, streamed)
-        return self._begun(ctx, task)
+    ) -> Sent | Awaitable[Sent]:
+        """Starts a task with the message, or continues the one that it names. The call is under
+        way when this returns, unless the message comes with a webhook: that is checked first."""
+        if len(request) > 1:
+            push = request.get("configuration", NOTHING).get("taskPushNotificationConfig")
+            if push is not None:
+                return self._send_with_push(ctx, request, streamed, push)
+        return self._send(ctx, request, streamed)
 
-    async def take_telling(
+    def _send(self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool) -> Sent:
+        if ctx.key and (repeated := self._find_repeated(ctx, request["message"])) is not None:
+            return repeated, repeated.record.count
+        task = self._find_continued(ctx, request)
+        if task is None:
+            task = self._create(ctx, request, streamed, WORKING)
+            if task.state == WORKING:
+                task.start()
+        else:
+            self._continue(ctx, task, request, streamed)
+        if ctx.key:
+            self._store_first(task)
+        return task, task.record.message_number
+
+    async def _send_with_push(
         self,
         ctx: RequestContext,
         request: Mapping[str, Any],
         streamed: bool,
         push: Mapping[str, Any],
-    ) -> tuple[AgentTask, int]:
-        """The same, and a webhook is told of it. Where that is refused nothing has happened."""
-        if ctx.key and (known := self._sent_before(ctx, request["message"])) is not None:
-            return known, known.count
-        task = self._meant(ctx, request)
+    ) -> Sent:
+        """Nothing has happened if the webhook is refused."""
+        if ctx.key and (repeated := self._find_repeated(ctx, request["message"])) is not None:
+            return repeated, repeated.record.count
+        task = self._find_continued(ctx, request)
         if task is not None:
-            if task.state in WAITS:  # in any other it takes no message
-                await self._set_push(ctx, task, push, task.count)
-            return self.take(ctx, request, streamed)
-        task = self._new(ctx, request, streamed)
+            if task.state in WAITS:  # in any other state it takes no message
+                await self._set_push(ctx, task, push, task.record.count)
+            return self._send(ctx, request, streamed)
+        task = self._create(ctx, request, streamed, SUBMITTED)
         try:
-            await self._set_push(ctx, task, push, task.said_at)
-        except BaseException:  # or its client has gone, and it would wait here for ever
-            if not task.shown:
+            await self._set_push(ctx, task, push, task.record.message_number)
+        except BaseException:  # its client may have gone, and the task would wait here for ever
+            if not task.record.shown:
                 self._tasks.remove(task)
             raise
-        return self._begun(ctx, task)
-
-    def _meant(self, ctx: RequestContext, request: Mapping[str, Any]) -> AgentTask | None:
-        """The task that the message goes on with; None for one that begins another."""
-        id = request["message"].get("taskId")
-        if id is None:
-            chosen = request.get(operations.TASK_ID)
-            return self._find(ctx, chosen) if chosen is not None else None
-        known = self._find(ctx, id)
-        if known is None:
-            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
-        return known
-
-    def _begun(self, ctx: RequestContext, task: AgentTask) -> tuple[AgentTask, int]:
-        mark = task.said_at
-        if not task.running and task.state not in WAITS and not task.finished:
+        if task.state == SUBMITTED:
             task.begin()
         if ctx.key:
-            self._keep_first(task)
-        return task, mark
+            self._store_first(task)
+        return task, task.record.message_number
 
-    def _keep_first(self, task: AgentTask) -> None:
-        """What is to be done once is stored before it is begun, which is when the loop comes to it:
-        whoever sends it again after a crash is told of this one."""
+    async def _set_push(
+        self, ctx: RequestContext, task: A2aTask, push: Mapping[str, Any], after: int
+    ) -> None:
+        routing.check_push_support(self._router.get_facts(task.record.header.agent or HUB))
+        await self._push.set(task, push, ctx.version, after=after)
+
+    def _find_continued(self, ctx: RequestContext, request: Mapping[str, Any]) -> A2aTask | None:
+        """The task that the message continues; None for a message that starts one."""
+        id = request["message"].get("taskId")
+        if id is not None:
+            return self._access.get(ctx, id)
+        chosen = request.get(operations.TASK_ID)
+        return self._access.find(ctx, chosen) if chosen is not None else None
+
+    def _store_first(self, task: A2aTask) -> None:
+        """A message with an idempotency key is stored before its call begins, in the next step of
+        the loop: if it is sent again after a crash, the client gets this task."""
         try:
             self._tasks.flush()
         except StorageFailed:
-            if not task.shown:
+            if not task.record.shown:
                 self._tasks.remove(task)
             raise
 
-    def _new(self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool) -> AgentTask:
-        message = request["message"]
-        there = self._targets.route(ctx.agent, request)
+    # --- a new task ----------------------------------------------------------------------------
+
+    def _create(
+        self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool, state: str
+    ) -> A2aTask:
+        """A task in `state`, or in INPUT_REQUIRED if the message does not say what it is for."""
+        message, router, principal = request["message"], self._router, ctx.principal
+        there = router.route(ctx.agent, request)
         routing.check_agent_requirements(there.facts, ctx.extensions, streamed)
         if there.facts is not HUB_FACTS or not there.tool:
             routing.check_media_types(there.facts, message["parts"])
-        spoken = ""
+        named = ""
         if not there.tool:
-            spoken = self._targets.match_skill(join_texts(message["parts"]), ctx.principal)
-            there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
-        task = AgentTask(
-            ctx.principal,
-            self._call,
-            id=request.get(operations.TASK_ID) or new_id(),
-            context=message.get("contextId") or new_id(),
-            agent=there.agent,
-            tool=there.tool,
-            skill=there.skill,
+            named = router.match_skill(join_texts(message["parts"]), principal)
+            there = router.route(HUB, _name_skill(request, named)) if named else there
+        arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
+        extra = self._collect_extra(ctx, there.agent, request)
+        carried = ctx.carried or TraceContext(new_trace().id, "", "")
+        context = message.get("contextId") or new_id()
+        header = A2aTaskHeader(
+            context, there.agent, there.tool, ctx.version, 0, there.skill, carried.id
         )
-        task.carried = ctx.carried or TraceContext(new_trace().id, "", "")
-        task.version = ctx.version
-        self._say(ctx, task, request)
-        self._aim(task, there, spoken)
-        self._tasks.insert(task)
+        record = A2aTaskRecord(request.get(operations.TASK_ID) or new_id(), header, time())
+        record.carried, record.arguments, record.schema = carried, arguments, schema
+        record.continues = there.is_agent and there.facts.continues
+        record.add_message(message, extra)
+        if there.tool and state == WORKING:
+            record.log_state(state, "")
+        else:
+            state = SUBMITTED
+        task: A2aTask = Task(principal, self._call, record, record.id, state)
         if ctx.key:
-            self._sends[task.owner, self._key(ctx)] = task
-        if not task.tool:
-            task.ask(self._targets.ask_for_skill(ctx.principal))
+            self._note_key(ctx, task, message)
+        self._tasks.insert(task)
+        if not there.tool:
+            task.ask(router.ask_for_skill(principal))
         return task
 
-    def _aim(self, task: AgentTask, there: Destination, spoken: str = "") -> None:
-        """`spoken` is the name of the skill where the whole message is that and nothing else."""
-        task.continues = there.is_agent and there.facts.continues
+    def _build_arguments(
+        self,
+        principal: Principal,
+        there: Destination,
+        message: Mapping[str, Any],
+        known: Mapping[str, Any],
+        named: str = "",
+    ) -> tuple[dict[str, Any], Any]:
+        """The arguments of the call, and the schema of a tool's. `known` are those of earlier
+        messages; `named` is the skill if the whole message is its name and nothing else."""
         if there.is_agent:
-            task.arguments = routing.build_agent_arguments(task.sent)
-        elif spoken:
-            task.schema = self._schema(task)
-        elif there.tool:
-            self._fill(task)
-
-    def _fill(self, task: AgentTask) -> None:
-        """The arguments of its tool, with what was said just now."""
-        task.schema = self._schema(task)
-        task.arguments = routing.build_tool_arguments(task.sent, task.arguments, task.schema)
-
-    def _schema(self, task: AgentTask) -> Any:
-        return self._targets.find_visible_tool(task.tool, task.owner).definition.get("inputSchema")
-
-    def _other_skill(self, task: AgentTask, request: Mapping[str, Any]) -> bool:
-        """Whether the message leads a task that lacks arguments to another skill, as it then does:
-        by metadata, or by a text that is a skill's id and can be no argument of this one."""
-        there, spoken = self._targets.route(HUB, request), ""
+            return routing.build_agent_arguments(message), None
         if not there.tool:
-            text = join_texts(task.sent["parts"])
-            taken = routing.find_text_property(self._schema(task), task.arguments, text)
-            spoken = self._targets.match_skill(text, task.owner) if taken is None else ""
-            there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
-        if there.tool in ("", task.tool):
-            return False
-        task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
-        task.arguments = {}
-        self._aim(task, there, spoken)
-        return True
+            return {}, None
+        tool = self._router.find_visible_tool(there.tool, principal)
+        schema = tool.definition.get("inputSchema")
+        if named:
+            return {}, schema
+        return routing.build_tool_arguments(message, known, schema), schema
 
-    def _go_on(
-        self, ctx: RequestContext, task: AgentTask, request: Mapping[str, Any], streamed: bool
-    ) -> AgentTask:
+    def _collect_extra(
+        self, ctx: RequestContext, agent: str, request: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What came with a message, for an agent that can use it; nothing with most."""
         message = request["message"]
+        uris, references = message.get("extensions"), message.get("referenceTaskIds")
+        if len(request) == 1 and not (ctx.extensions or uris or references):
+            return NOTHING
+        found: dict[str, Any] = {}
+        if uris:
+            found["message_extensions"] = uris
+        configuration = request.get("configuration", NOTHING)
+        kept = {name: configuration[name] for name in _CONFIGURED if name in configuration}
+        if kept:
+            found["configuration"] = kept
+        if metadata := request.get("metadata"):
+            found["request_metadata"] = metadata
+        if ctx.extensions:
+            found["extensions"] = sorted(ctx.extensions)
+        if references:
+            # The ids, here and at the agent, of those tasks of the same agent that the client may
+            # read. Others are left out: to an agent behind the hub, all callers are one.
+            tasks = (self._access.find(ctx, id) for id in references)
+            found["references"] = [
+                (task.id, task.record.header.far)
+                for task in tasks
+                if task is not None and task.record.header.agent == agent
+            ]
+        return found
+
+    # --- a task that continues -------------------------------------------------------------------
+
+    def _continue(
+        self, ctx: RequestContext, task: A2aTask, request: Mapping[str, Any], streamed: bool
+    ) -> None:
+        message, record, header = request["message"], task.record, task.record.header
+        self._check_continues(ctx, task, message)
+        self._tasks.make_space(task.owned)
+        task.owner = ctx.principal  # equal, with its present roles: after a restart too
+        facts = self._router.get_facts(header.agent or HUB)
+        routing.check_agent_requirements(facts, ctx.extensions, streamed)
+        if facts is not HUB_FACTS:
+            routing.check_media_types(facts, message["parts"])
+        record.add_message(message, self._collect_extra(ctx, header.agent, request))
+        if ctx.key:
+            self._note_key(ctx, task, message)
+        record.continues = bool(header.agent) and facts.continues
+        if task.asked is not None and not record.continues:
+            self._answer(task)
+            return
+        if record.continues and header.tool:
+            record.arguments = routing.build_agent_arguments(record.message)
+        elif not self._aim(task, request):
+            task.ask(self._router.ask_for_skill(ctx.principal))
+            return
+        task.begin()
+
+    def _check_continues(
+        self, ctx: RequestContext, task: A2aTask, message: Mapping[str, Any]
+    ) -> None:
         context = message.get("contextId")
         must_match = find_traits(ctx.version).context_must_match
-        if context is not None and context != task.context and must_match:
+        if context is not None and context != task.record.header.context and must_match:
             raise A2aError(
                 INVALID_PARAMS,
                 f'task "{task.id}" belongs to another context than "{context[:100]}"',
@@ -233,145 +310,135 @@ class Sending:
         if task.finished:
             raise A2aError(
                 UNSUPPORTED_OPERATION,
-                f'task "{task.id}" is {task.status["state"]} and takes no more messages; send one '
-                "without taskId to begin another",
+                f'task "{task.id}" is {STATES[task.state]} and takes no more messages; send one '
+                "without taskId to start another",
             )
         if task.state not in WAITS:
             raise A2aError(
                 UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
             )
-        if task.full:
+        if task.record.full or task.size >= MAX_BYTES:
             raise Overloaded(
-                f'task "{task.id}" holds all that one can; cancel it and begin another'
+                f'task "{task.id}" has reached its size limit; cancel it and start another'
             )
-        self._tasks.make_space(task.owned)
-        task.owner = ctx.principal  # the same, with what is known of it now: after a restart too
-        facts = self._targets.get_facts(task.agent or HUB)
-        routing.check_agent_requirements(facts, ctx.extensions, streamed)
-        if facts is not HUB_FACTS:
-            routing.check_media_types(facts, message["parts"])
-        self._say(ctx, task, request)
-        if ctx.key:
-            self._sends[task.owner, self._key(ctx)] = task
-        task.continues = bool(task.agent) and facts.continues
-        if task.asked is not None and not task.continues:
-            self._answer(task)
-            return task
-        if not task.tool:
-            there = self._chosen(task, request)
-            if there is None:
-                task.ask_again(self._targets.ask_for_skill(ctx.principal))
-                return task
-            task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
-            self._aim(task, there)
-        elif task.continues:
-            task.arguments = routing.build_agent_arguments(task.sent)
-        elif task.agent or not self._other_skill(task, request):
-            self._fill(task)
-        task.begin()
-        return task
 
-    def _answer(self, task: AgentTask) -> None:
-        """Goes on with what the target asked, as soon as all of it is answered."""
-        if task.agent:  # which reads messages, and not forms alone
-            task.answer(build_agent_answers(task.questions, task.sent))
+    def _aim(self, task: A2aTask, request: Mapping[str, Any]) -> bool:
+        """Adds the message to the arguments of the task's tool, or leads the task to the skill that
+        the message names: by metadata, or by a text that is a skill's id and cannot be an argument
+        of the tool. Returns False if there is no tool yet and the message names none."""
+        record, header, router = task.record, task.record.header, self._router
+        message, named = record.message, ""
+        known: Mapping[str, Any] = record.arguments
+        there = Destination(header.agent, HUB_FACTS, header.tool, header.skill, False)
+        if not header.agent:
+            chosen = router.route(HUB, request)
+            if not chosen.tool:
+                text = join_texts(message["parts"])
+                if not header.tool or not self._takes_text(task, text):
+                    named = router.match_skill(text, task.owner)
+                chosen = router.route(HUB, _name_skill(request, named)) if named else chosen
+            if not chosen.tool and not header.tool:
+                return False
+            if chosen.tool in ("", header.tool):
+                named = ""
+            else:
+                if not header.tool and named:  # the first message is for the skill that this names
+                    record.message = message = record.get_first_message()
+                    named = ""
+                there, known = chosen, NOTHING
+                header.tool, header.skill, header.agent = there.tool, there.skill, there.agent
+                record.continues = there.is_agent and there.facts.continues
+        built = self._build_arguments(task.owner, there, message, known, named)
+        record.arguments, record.schema = built
+        return True
+
+    def _takes_text(self, task: A2aTask, text: str) -> bool:
+        tool = self._router.find_visible_tool(task.record.header.tool, task.owner)
+        schema = tool.definition.get("inputSchema")
+        return routing.find_text_property(schema, task.record.arguments, text) is not None
+
+    def _answer(self, task: A2aTask) -> None:
+        """Answers the target's questions, as soon as the client has answered all of them."""
+        message = task.record.message
+        if task.record.header.agent:  # it reads messages, and not forms alone
+            task.answer(build_agent_answers(task.questions, message))
             return
-        answers, missing = parse_answers(task.questions, task.sent, task.said)
+        answers, missing = parse_answers(task.questions, message, task.partial_answers)
+        task.partial_answers = answers if missing else {}
         if missing:
-            task.said = answers
-            task.ask_again(f"This is still missing: {missing}.")
+            task.ask(f"This is still missing: {missing}.")
         else:
-            task.said = {}
             task.answer(answers)
 
-    def _chosen(self, task: AgentTask, request: Mapping[str, Any]) -> Destination | None:
-        """The skill that an answer names; what was said before is for that skill."""
-        there = self._targets.route(HUB, request)
-        if there.tool:
-            return there
-        spoken = self._targets.match_skill(join_texts(task.sent["parts"]), task.owner)
-        if not spoken:
+    # --- idempotency ---------------------------------------------------------------------------
+
+    def _build_key(self, ctx: RequestContext) -> str:
+        """A key counts per agent; the default agent has two paths and one name."""
+        return f"{self._router.get_facts(ctx.agent).name}\n{ctx.key}"
+
+    def _note_key(self, ctx: RequestContext, task: A2aTask, message: Mapping[str, Any]) -> None:
+        key, keys = self._build_key(ctx), task.record.header.sends
+        keys[key] = digest_message(message)
+        while len(keys) > MAX_KEYS:
+            del keys[next(iter(keys))]
+        self._by_key[task.owner, key] = task
+
+    def _find_repeated(self, ctx: RequestContext, message: Mapping[str, Any]) -> A2aTask | None:
+        key = self._build_key(ctx)
+        task = self._by_key.get((ctx.principal, key))
+        if task is None or task.registry is None:
             return None
-        task.sent = dict(task.first_message())
-        return self._targets.route(HUB, _naming(request, spoken))
-
-    def _say(self, ctx: RequestContext, task: AgentTask, request: Mapping[str, Any]) -> None:
-        message = request["message"]
-        task.beside = _beside(ctx, request)
-        if references := message.get("referenceTaskIds"):
-            task.beside = {**task.beside, "references": self._referenced(ctx, task, references)}
-        task.say({**message, "taskId": task.id, "contextId": task.context})
-        if ctx.key:
-            task.sends[self._key(ctx)] = digest(message)
-            while len(task.sends) > MAX_KEYS:
-                del task.sends[next(iter(task.sends))]
-
-    def _referenced(
-        self, ctx: RequestContext, task: AgentTask, ids: Iterable[str]
-    ) -> list[tuple[str, str]]:
-        """The tasks of the same agent that the caller names and may read: their ids here and there.
-        Others are left out, since an agent behind the hub knows all callers as one."""
-        found = (self._find(ctx, id) for id in ids)
-        return [(one.id, one.far) for one in found if one is not None and one.agent == task.agent]
-
-    def _key(self, ctx: RequestContext) -> str:
-        """What is sent to another agent is something else; the default one has two paths."""
-        return f"{self._targets.get_facts(ctx.agent).name}\n{ctx.key}"
-
-    def _sent_before(self, ctx: RequestContext, message: Mapping[str, Any]) -> AgentTask | None:
-        key = self._key(ctx)
-        task = self._sends.get((ctx.principal, key))
-        if task is None or task.tasks is None or key not in task.sends:
-            return None
-        if task.sends[key] != digest(message):
+        digest = task.record.header.sends.get(key)
+        if digest is not None and digest != digest_message(message):
             raise A2aError(
                 INVALID_REQUEST,
                 "this Idempotency-Key was used for another message; choose a new one",
             )
-        return task
+        return None if digest is None else task
+
+    # --- its call ------------------------------------------------------------------------------
 
     def _call(
         self,
-        task: AgentTask,
+        task: A2aTask,
         updates: Updates,
         answers: Mapping[str, Any] | None,
         handle: str | None,
-    ) -> Coroutine[Any, Any, Result]:
-        """What the call needs is taken from the task here and now: one that was finished forgets
-        it, and a question may still have to be given up."""
-        message = MessageOrigin(
-            context=task.context,
+    ) -> Coroutine[Any, Any, tuple[Tool, Result]]:
+        """Takes what the call needs at once: a finished task is released, and an open question of
+        it may still have to be given up."""
+        record, header = task.record, task.record.header
+        name = header.tool
+        if header.skill and header.agent:
+            name = self._router.find_called_tool(name, header.agent, header.skill, task.owner)
+        message = record.message
+        origin = MessageOrigin(
+            context=header.context,
             task=task.id,
-            id=task.sent.get("messageId", ""),
-            metadata=task.sent.get("metadata", {}),
-            skill=task.skill,
-            turn=task.turn,
-            **task.beside,
+            id=message.get("messageId", ""),
+            metadata=message.get("metadata", NOTHING),
+            skill=header.skill,
+            turn=header.turn,
+            **record.context_extra,
         )
         options = CallOptions(
             door="a2a",
             view=EVERYTHING,
-            trace_context=task.carried,
-            message=message,
+            trace_context=record.carried,
+            message=origin,
             updates=updates,
             wanted_updates=WANTED,
             features=FEATURES,
             answers=answers,
             handle=handle,
         )
-        name = self._targets.find_called_tool(task.tool, task.agent, task.skill, task.owner)
-        return self._run(task.owner, name, task.arguments, options)
+        return self._hub.call(task.owner, name, record.arguments, options)
 
-    async def _run(
-        self, owner: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
-    ) -> Result:
-        _, result = await self._hub.call(owner, name, arguments, options)
-        return result
-
-    def unasked(self, task: AgentTask) -> Mapping[str, Any] | None:
-        """What need not be a task: a word of answer, or what nobody would take up. The first is
-        returned, the second raised; unless somebody knows of the task by now."""
-        if task.shown or task.sends:
+    def take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
+        """The message that answers in place of a task, if the target gave one and nobody has heard
+        of the task; None where it stays a task. Raises the error of a call that never started."""
+        record = task.record
+        if record.shown or record.header.sends:
             return None
         if isinstance(task.error, NotFound | Refused | AmbiguousName | StorageFailed):
             self._tasks.remove(task)
@@ -381,32 +448,14 @@ class Sending:
         if task.result is None or not task.result.direct or not task.finished:
             return None
         self._tasks.remove(task)
-        message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
+        status = record.view.status if record.view is not None else NOTHING
+        message = {**status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
         message.pop("taskId", None)
         return message
 
 
-def _naming(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
+def _name_skill(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
     return {**request, "metadata": {"skillId": skill}}
-
-
-def _beside(ctx: RequestContext, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What came with a message, for an agent that can use it; nothing with most."""
-    uris = request["message"].get("extensions")
-    if len(request) == 1 and not ctx.extensions and not uris:
-        return NOTHING
-    found: dict[str, Any] = {}
-    if uris:
-        found["message_extensions"] = uris
-    configuration = request.get("configuration", NOTHING)
-    kept = {name: configuration[name] for name in _CONFIGURED if name in configuration}
-    if kept:
-        found["configuration"] = kept
-    if metadata := request.get("metadata"):
-        found["request_metadata"] = metadata
-    if ctx.extensions:
-        found["extensions"] = sorted(ctx.extensions)
-    return found
 
 
 _CONFIGURED = ("acceptedOutputModes", "historyLength")
@@ -414,7 +463,7 @@ _CONFIGURED = ("acceptedOutputModes", "historyLength")
 notified, concerns the hub, which follows the agent's task in any case."""
 
 
-def digest(message: Mapping[str, Any]) -> str:
-    """Of what it says, and to what."""
-    said = [message.get(member) for member in ("parts", "taskId", "metadata")]
-    return hashlib.sha256(repr(said).encode("utf-8", "replace")).hexdigest()[:32]
+def digest_message(message: Mapping[str, Any]) -> str:
+    """Of its content, and of the task it is for."""
+    content = [message.get(member) for member in ("parts", "taskId", "metadata")]
+    return hashlib.sha256(repr(content).encode("utf-8", "replace")).hexdigest()[:32]

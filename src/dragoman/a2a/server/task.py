@@ -1,19 +1,17 @@
-"""A task as A2A knows it: its log is what a client may hear of it, in the form of 1.0.
+"""An A2A task: its log is what a client may hear of it, in the form of 1.0.
 
-The log has the client's own messages too, which no stream repeats. What a task looks like now is
-kept beside the log while it is under way, and made from the stored log when it is finished.
+The log has the client's own messages too, which no stream repeats. `TaskView` reduces the log to
+what the task looks like: kept while the task is under way, built from the stored log afterwards.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import urandom
 from time import gmtime, strftime, time
-from typing import Any
+from typing import Any, TypeAlias
 
 from dragoman.a2a.protocol import validation
 from dragoman.a2a.protocol.dialects import operations
@@ -21,7 +19,6 @@ from dragoman.a2a.protocol.parts import part_from_block, parts_from_result
 from dragoman.a2a.server.form_answers import AUTH
 from dragoman.core.call import (
     ABSENT,
-    FOLLOW,
     NOTHING,
     URL,
     Artifact,
@@ -31,12 +28,9 @@ from dragoman.core.call import (
     Result,
     StatusMessage,
     Update,
-    Updates,
 )
 from dragoman.core.errors import Declined, HubError, InvalidInput, Refused, WorkFailed
-from dragoman.core.ports import StoredTask
-from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import LoggedTask
+from dragoman.core.task_registry import TaskRegistry
 from dragoman.core.tasks import (
     AUTH_REQUIRED,
     CANCELLED,
@@ -48,12 +42,12 @@ from dragoman.core.tasks import (
     WAITS,
     WORKING,
     Entry,
-    words_of,
+    Task,
+    TaskRecord,
+    render_update,
 )
 from dragoman.core.trace import TraceContext
 from dragoman.wire.json import encode
-
-log = logging.getLogger(__name__)
 
 STATES: Mapping[str, str] = {
     SUBMITTED: validation.SUBMITTED,
@@ -65,424 +59,287 @@ STATES: Mapping[str, str] = {
     CANCELLED: validation.CANCELED,
     REJECTED: validation.REJECTED,
 }
-"""The hub's word for a state, and the protocol's."""
-OURS = {theirs: ours for ours, theirs in STATES.items()}
+"""The hub's name of a state, and the protocol's."""
+CORE_STATES = {theirs: ours for ours, theirs in STATES.items()}
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-"""What one task may make, by rough count, and what it may hold when it is sent more."""
+"""What one task may produce, roughly counted, and what it may hold when it is sent more."""
 PART_BYTES = 200
-"""What a part takes beside what is in it."""
+"""What a part takes beside its content."""
 MAX_WORDS = 20_000
 MAX_SCHEMA = 32 * 1024
-"""Bytes of a schema that goes with a question; of a larger one only the words do."""
+"""Bytes of a schema that goes with a question; a larger one is left out."""
 MAX_MEMBERS = 1_000
 """Of the metadata that an agent may give its task."""
 
 Event = Mapping[str, Any]
-MakeCall = Callable[
-    ["AgentTask", Updates, Mapping[str, Any] | None, str | None], Coroutine[Any, Any, Result]
-]
-"""Makes the call of a task, or the one that continues it: updates, answers, handle."""
 
 
-class AgentTask(LoggedTask):
-    __slots__ = (
-        "_extra", "_following", "_made", "_metadata", "_pending", "_resumed", "agent", "arguments",
-        "artifacts", "beside", "carried", "context", "continues", "far", "history", "metadata",
-        "said", "said_at", "schema", "sends", "sent", "shown", "skill", "status", "tool", "turn",
-        "version",
-    )  # fmt: skip
+@dataclass(slots=True)
+class A2aTaskHeader:
+    """What is stored of a task beside its log. The names are those in the database."""
 
-    def __init__(
-        self,
-        owner: Principal,
-        call: MakeCall,
-        *,
-        id: str,
-        context: str,
-        agent: str,
-        tool: str,
-        skill: str = "",
-    ) -> None:
-        super().__init__(owner, partial(call, self), id)
-        self.state = SUBMITTED
-        self.context = context
-        self.agent = agent
-        """Whose path or name it came by; the hub's own is empty."""
-        self.tool = tool
-        """What is called; empty until that is known."""
-        self.skill = skill
-        self.continues = False
-        """Whether its target goes on with the next message, whichever hub brings it."""
-        self.arguments: dict[str, Any] = {}
-        self.schema: Any = None
-        """Of the arguments, where they are those of a tool that its owner may see."""
-        self.sent: dict[str, Any] = {}
-        """The message that is being answered."""
-        self.beside: Mapping[str, Any] = NOTHING
-        """What the client said beside that message, for the call of the agent: see `Sending`."""
-        self.said_at = 0
-        """The number of the entry with that message."""
-        self.turn = 0
-        self.version = ""
-        """The dialect it was made in."""
-        self.sends: dict[str, str] = {}
-        """The keys of a client that wants what it sends twice to be done once, each with a digest
-        of what was sent with it."""
-        self.metadata: Mapping[str, Any] = {}
-        self.far = ""
-        """The id that the agent behind the hub has given to its task."""
-        self.carried: TraceContext | None = None
-        """One for all the calls of a task."""
-        self.said: dict[str, Any] = {}
-        """What was answered so far to questions that are still open."""
-        self.shown = False
-        """Whether anybody has heard of it, so that it must stay what it is."""
-        self.status: dict[str, Any] = {
+    context: str
+    agent: str
+    """Whose path or name the message came by; empty for the hub itself."""
+    tool: str
+    """The tool that is called; empty until it is known."""
+    version: str
+    """The dialect the task was created in."""
+    turn: int = 0
+    """The number of messages so far."""
+    skill: str = ""
+    trace: str = ""
+    sends: dict[str, str] = field(default_factory=dict)
+    """The idempotency keys of its messages, each with a digest of the message."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    far: str = ""
+    """The id that the agent behind the hub has given to its task."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """While the task waits for its client."""
+    handle: bool = False
+    """Whether a question is open whose handle only the hub that sealed it can open."""
+
+    @classmethod
+    def from_stored(cls, about: Mapping[str, Any]) -> A2aTaskHeader:
+        """Raises `TypeError` where something is missing."""
+        return cls(**{name: about[name] for name in cls.__slots__ if name in about})
+
+
+class TaskView:
+    """What a task looks like after the entries that were applied."""
+
+    __slots__ = ("artifacts", "history", "status")
+
+    def __init__(self, created: float, entries: Iterable[Entry] = ()) -> None:
+        self.status: Mapping[str, Any] = {
             "state": validation.SUBMITTED,
-            "timestamp": stamp(self.created),
+            "timestamp": format_time(created),
         }
         self.history: list[Mapping[str, Any]] = []
         self.artifacts: dict[str, dict[str, Any]] = {}
-        self._made = 0
-        self._following: asyncio.Task[None] | None = None
-        self._resumed = False
-        """Whether the call under way answers a question of the target's."""
-        self._pending: Sequence[Mapping[str, Any]] = ()
-        """The parts of the next status."""
-        self._extra: Mapping[str, Any] = NOTHING
-        """The other members of the message of the next status."""
-        self._metadata: Mapping[str, Any] = NOTHING
-        """The metadata of the next status update."""
+        for entry in entries:
+            self.apply(entry)
 
-    # --- what is stored beside the log -----------------------------------------------------------
+    def apply(self, entry: Entry) -> None:
+        """Nothing that was logged is changed: it may not be stored yet."""
+        event, status = entry.event, self.status
+        if (update := event.get("statusUpdate")) is not None:
+            if "message" in status:
+                self.history.append(status["message"])
+            self.status = update["status"]
+        elif (update := event.get("artifactUpdate")) is not None:
+            artifact = update["artifact"]
+            id = artifact["artifactId"]
+            known = self.artifacts.get(id)
+            if known is None or not update.get("append", False):
+                self.artifacts[id] = {**artifact, "parts": list(artifact["parts"])}
+            else:
+                known["parts"] += artifact["parts"]
+        else:
+            if "message" in status:  # what was asked stands before the answer
+                self.history.append(status["message"])
+            self.history.append(event["message"])
+            if status["state"] in _WAITING:
+                # A stream that begins here must not show the task as still asking: clients stop at
+                # that state, or put the question again.
+                self.status = {"state": validation.WORKING, "timestamp": format_time(entry.at)}
+            elif "message" in status:
+                self.status = {"state": status["state"], "timestamp": status["timestamp"]}
 
-    def about(self) -> dict[str, Any]:
-        about = {
-            "context": self.context,
-            "agent": self.agent,
-            "tool": self.tool,
-            "turn": self.turn,
-            "version": self.version,
-        }
-        if self.carried is not None:
-            about["trace"] = self.carried.id
-        if self.skill:
-            about["skill"] = self.skill
-        if self.sends:
-            about["sends"] = self.sends
-        if self.metadata:
-            about["metadata"] = self.metadata
-        if self.far:
-            about["far"] = self.far
-        if not self.finished and self.state in WAITS:
-            about["arguments"] = self.arguments
-            if self.asked is not None and self.asked.handle and not self.continues:
-                about["handle"] = True
-        return about
 
-    @classmethod
-    def made_again(cls, stored: StoredTask, call: MakeCall) -> AgentTask:
-        about = stored.about
-        task = cls(
-            stored.owner,
-            call,
-            id=stored.id,
-            context=about["context"],
-            agent=about["agent"],
-            tool=about["tool"],
-            skill=about.get("skill", ""),
-        )
-        task.state, task.created, task.updated = stored.state, stored.created, stored.updated
-        task.arguments = about.get("arguments", {})
-        task.turn, task.version = about["turn"], about["version"]
-        task.sends = about.get("sends", {})
-        task.carried = TraceContext(about["trace"], "", "") if "trace" in about else None
-        task.metadata = about.get("metadata", {})
-        task.far = about.get("far", "")
-        task.shown = True
-        task.status = {"state": STATES[stored.state], "timestamp": stamp(stored.updated)}
-        return task
+class A2aTaskRecord(TaskRecord):
+    __slots__ = (
+        "_message_extra", "_produced", "_status_metadata", "_status_parts", "arguments", "carried",
+        "context_extra", "continues", "created", "id", "message", "message_number", "schema",
+        "shown", "view",
+    )  # fmt: skip
+    header: A2aTaskHeader
+
+    def __init__(self, id: str, header: A2aTaskHeader, created: float) -> None:
+        # Not by `super`: this is on the path of every message.
+        self.header = header
+        self.entries: list[Entry] = []
+        self.count = 0
+        self.id = id
+        self.created = created
+        self.view: TaskView | None = None
+        """None for a finished task whose log is in the store."""
+        self.carried: TraceContext | None = None
+        """The trace; one for all the calls of a task."""
+        self.continues = False
+        """Whether the target continues with the next message, whichever hub brings it."""
+        self.arguments: dict[str, Any] = {}
+        self.schema: Any = None
+        """Of the arguments, where they are those of a tool that the owner may see."""
+        self.message: Mapping[str, Any] = {}
+        """The message that is being answered."""
+        self.message_number = 0
+        """The number of the entry with that message."""
+        self.context_extra: Mapping[str, Any] = NOTHING
+        """What came with that message, for the agent that is called."""
+        self.shown = False
+        """Whether anybody has heard of the task, so that its answer cannot be a mere message."""
+        self._produced = 0
+        """Bytes, roughly."""
+        self._status_parts: Sequence[Mapping[str, Any]] = ()
+        self._message_extra: Mapping[str, Any] = NOTHING
+        self._status_metadata: Mapping[str, Any] = NOTHING
+        """For the next status: the parts and other members of its message, and its metadata."""
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    def _log(self, event: Event, now: float) -> None:
+        self.count += 1
+        entry = Entry(self.count, now, event)
+        self.entries.append(entry)
+        if self.view is None:
+            self.view = TaskView(self.created)
+        self.view.apply(entry)
 
     def restore(self, entries: list[Entry]) -> None:
-        super().restore(entries)
-        self.history, self.artifacts, self.status = [], {}, dict(self.status)
-        fold(entries, self.history, self.artifacts, self.status)
+        self.entries = entries
+        self.view = TaskView(self.created, entries)
 
-    def forget(self) -> None:
-        super().forget()
-        self.history, self.artifacts, self.arguments, self.sent = [], {}, {}, {}
-        self.status = {key: self.status[key] for key in ("state", "timestamp")}
-        self.result = None
+    def release(self) -> None:
+        self.entries, self.view = [], None
+        self.arguments, self.message = {}, {}
 
-    # --- as a client sees it -----------------------------------------------------------------
+    def add_message(self, message: Mapping[str, Any], extra: Mapping[str, Any] = NOTHING) -> None:
+        """Logs a message of the client's, which the next call answers. `extra` came with it."""
+        header = self.header
+        header.turn += 1
+        message = {**message, "taskId": self.id, "contextId": header.context}
+        self.message, self.context_extra = message, extra
+        self._log({"message": message}, time())
+        self.message_number = self.count
 
-    def snapshot(
-        self, history: int | None = None, artifacts: bool = True, at: int | None = None
-    ) -> dict[str, Any]:
-        """At most `history` messages, the latest; None for all there are. `at` is the number of
-        the last entry that counts; None for now."""
-        self.shown = True
-        said, made, status = self.history, self.artifacts, self.status
-        if at is not None or (self.count and not self.entries):
-            said, made = [], {}
-            status = {"state": validation.SUBMITTED, "timestamp": stamp(self.created)}
-            fold(self.entries_after(0)[:at], said, made, status)
-        task: dict[str, Any] = {"id": self.id, "contextId": self.context, "status": status}
-        if artifacts and made:
-            task["artifacts"] = list(made.values()) if self.finished else _copies(made)
-        said = list(said) if history is None else said[-history:] if history else []
-        if said:
-            task["history"] = said
-        if self.metadata:
-            task["metadata"] = self.metadata
-        return task
-
-    def events_after(self, number: int, most: int | None = None) -> list[Entry]:
-        """What a stream tells: all but the client's own messages. At least one where there is one,
-        and what is read from the store no more than about `most` bytes."""
-        while entries := self.entries_after(number, most):
-            if found := [entry for entry in entries if "message" not in entry.event]:
-                return found
-            number = entries[-1].number
-        return []
-
-    @property
-    def running(self) -> bool:
-        running = self._running
-        return (running is not None and not running.done()) or self._following is not None
-
-    @property
-    def accepted(self) -> Sequence[str]:
-        """The media types that the client would like best; none where it did not say."""
-        modes: Sequence[str] = self.beside.get("configuration", NOTHING).get(
-            "acceptedOutputModes", ()
-        )
-        return modes
+    def get_first_message(self) -> Mapping[str, Any]:
+        assert self.view is not None
+        return self.view.history[0]
 
     @property
     def full(self) -> bool:
-        """Whether it holds all that one task may."""
-        return self.count >= MAX_ENTRIES or self.size >= MAX_BYTES
+        """Whether no more may be logged."""
+        return self.count >= MAX_ENTRIES or self._produced > MAX_BYTES
 
-    # --- what happens to it ----------------------------------------------------------------------
+    # --- what happens to the call ----------------------------------------------------------------
 
-    def say(self, message: dict[str, Any]) -> None:
-        """A message of the client's."""
-        self.turn += 1
-        self.sent = message
-        if "message" in self.status:  # what was asked stands before the answer
-            self.history.append(self.status["message"])
-            self.status = {key: self.status[key] for key in ("state", "timestamp")}
-        self.history.append(message)
-        entry = self.append({"message": message})
-        if self.status["state"] in _WAITING:
-            self.status = _taken_up(entry)
-        self.said_at = self.count
-
-    def begin(self) -> None:
-        """The call is made, or made again with what was said since."""
-        if self.state in WAITS:
-            self._stop_following()
-            self.questions, self.asked, self.said = {}, None, {}
-        self.error = None
-        self._move(WORKING, "")
-        self.start()
-
-    def answer(self, answers: Mapping[str, Any]) -> None:
-        self._stop_following()
-        super().answer(answers)
-
-    def _stop(self, state: str, message: str, why: str = "") -> bool:
-        self._stop_following()
-        return super()._stop(state, message, why)
-
-    def start(self, answers: Mapping[str, Any] | None = None, handle: str | None = None) -> None:
-        self._resumed = handle is not None
-        super().start(answers, handle)
-
-    def ask(self, words: str) -> None:
-        """Waits for the client without a question of the target's."""
-        self._words(words)
-        self._move(INPUT_REQUIRED, words)
-
-    def ask_again(self, words: str) -> None:
-        """What was said was not what was asked for."""
-        self._words(words)
-        self._log_status()
-        self._tell()
-
-    def first_message(self) -> Mapping[str, Any]:
-        return self.history[0]
-
-    def interrupt(self) -> None:
-        """The hub ends, or has ended, while this was under way."""
-        if self.finished:
-            return
-        error = WorkFailed("it was interrupted: the hub was stopped while it worked on this")
-        self.error = error
-        self._words(str(error))
-        self._stop(FAILED, str(error))
-
-    def cancel(self, why: str = "") -> bool:
-        if why and not self.finished:
-            self._words(f"it was cancelled: {why}")
-        return super().cancel(why)
-
-    def fail(self, error: HubError) -> bool:
-        if not self.finished:
-            self._words(str(error))
-        return super().fail(error)
-
-    def update_status(self, state: str, words: str = "") -> None:
-        """Moves it, where that move is allowed; raises `InvalidInput` otherwise."""
+    def log_state(self, state: str, words: str) -> None:
         if words:
-            self._words(words)
-        self._move(state, words)
+            self._status_parts = [{"text": words[:MAX_WORDS]}]
+        self._log_status(state)
 
-    def complete(self, result: Result) -> None:
-        self._finish(result)
+    def take_update(self, task: Task[Any], update: Update) -> bool:
+        if task.finished or isinstance(update, LogMessage):
+            return False
+        if isinstance(update, Artifact):
+            self._log_artifact_update(update)
+            return True
+        said = update.status_message if isinstance(update, Progress) else None
+        words = "" if said is not None else render_update(update)
+        if said is not None:
+            self._produced += sum(map(_weigh, map(part_from_block, said.content))) + PART_BYTES
+        else:
+            self._produced += len(words[:MAX_WORDS]) + PART_BYTES
+        if self.full or (said is None and not words):
+            return False
+        if said is not None:
+            self._take_said(said)
+        self.log_state(task.state, words)
+        return True
 
-    def _finish(self, result: Result) -> None:
-        try:
-            self._conclude(result)
-        except HubError as error:
-            self._fail(error)
-
-    def _conclude(self, result: Result) -> None:
-        self.result = result
+    def take_result(self, task: Task[Any], result: Result) -> str:
         if result.status_message is not None:
-            self._heard(result.status_message)
+            self._take_said(result.status_message)
         if result.failed:
-            self._pending = parts_from_result(result)
-            self._move(FAILED, "")
-            return
-        if result.direct and not self.shown:
-            self._pending = parts_from_result(result)
+            self._status_parts = parts_from_result(result)
+            self._log_status(FAILED)
+            return FAILED
+        if result.direct and (not self.shown or not result.artifacts):
+            self._status_parts = parts_from_result(result)
         elif result.artifacts:
+            known = self.view.artifacts if self.view is not None else {}
             for made in result.artifacts:
-                if made.id not in self.artifacts:
-                    self._make(made)
-        elif result.direct:
-            self._pending = parts_from_result(result)
-        elif result.status_message is not None:
-            pass  # what the agent said at its end is the status, and it has made nothing
-        elif result.content or result.structured is not ABSENT:
-            parts = parts_from_result(result, self.accepted)
+                if made.id not in known:
+                    self._log_artifact_update(made)
+        elif result.status_message is None and (result.content or result.structured is not ABSENT):
+            # Where the agent said something at its end, that is the status, and it made nothing.
+            configuration = self.context_extra.get("configuration", NOTHING)
+            parts = parts_from_result(result, configuration.get("acceptedOutputModes", ()))
             response = {
                 "artifactId": operations.RESPONSE,
                 "name": operations.RESPONSE,
                 "parts": parts,
             }
-            self._append_artifact(response, False, True)
-        self._move(COMPLETED, "")
+            self._log_artifact(response, False, True)
+        self._log_status(COMPLETED)
+        return COMPLETED
 
-    def _wait(self, words: str) -> None:
-        logs_in = any(
-            question.kind == URL or name == AUTH for name, question in self.questions.items()
-        )
-        asked = self.asked
+    def take_error(self, task: Task[Any], error: BaseException) -> str:
+        if isinstance(error, InvalidInput) and not task.resumed and task.state == WORKING:
+            self._status_parts = render_argument_form(str(error), self.schema, self.arguments)
+            self._log_status(INPUT_REQUIRED)
+            return INPUT_REQUIRED
+        words = str(error) if isinstance(error, HubError) else "it crashed; see the hub's log"
+        self._status_parts = [{"text": words[:MAX_WORDS]}]
+        if isinstance(error, HubError) and error.status_message is not None:
+            self._take_said(error.status_message)
+        state = REJECTED if isinstance(error, Refused | Declined) else FAILED
+        self._log_status(state)
+        return state
+
+    def take_questions(self, task: Task[Any], words: str) -> str:
+        asked = task.asked
         if asked is not None and asked.status_message is not None:
-            self._heard(asked.status_message)
-        if not self._pending:
-            self._pending = question_parts(self.questions, words)
-        self._move(AUTH_REQUIRED if logs_in else INPUT_REQUIRED, words)
-        if asked is not None and asked.settles_itself and not self.continues:
-            self._follow(asked.handle)
+            self._take_said(asked.status_message)
+        if not self._status_parts:
+            self._status_parts = render_questions(task.questions, words)
+        logs_in = any(one.kind == URL or name == AUTH for name, one in task.questions.items())
+        state = AUTH_REQUIRED if logs_in else INPUT_REQUIRED
+        self._log_status(state)
+        self.header.handle = asked is not None and bool(asked.handle) and not self.continues
+        return state
 
-    # --- questions that are settled elsewhere ----------------------------------------------------
+    def can_follow(self, asked: Result) -> bool:
+        return not self.continues
 
-    def _follow(self, handle: str | None) -> None:
-        """Goes on by itself once the question is settled on the far side, as a login is. Whoever
-        answers meanwhile is faster."""
-        following = self._run_following(handle)
-        self._following = asyncio.get_running_loop().create_task(following)
+    def _take_said(self, said: StatusMessage) -> None:
+        """The next status is what the agent behind the hub has said."""
+        header = self.header
+        if said.content:
+            self._status_parts = [part_from_block(block) for block in said.content]
+        self._message_extra, self._status_metadata = said.extra, said.metadata
+        header.far = said.task or header.far
+        known = {**header.metadata, **said.task_metadata, **said.metadata}
+        if len(known) <= MAX_MEMBERS:
+            header.metadata = known
 
-    def _stop_following(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            self._following = None
+    def _log_status(self, state: str) -> None:
+        now, header = time(), self.header
+        status: dict[str, Any] = {"state": STATES[state], "timestamp": format_time(now)}
+        if self._status_parts:
+            status["message"] = {
+                "messageId": new_id(),
+                "contextId": header.context,
+                "taskId": self.id,
+                "role": validation.AGENT,
+                "parts": list(self._status_parts),
+                **self._message_extra,
+            }
+            self._status_parts = ()
+        update: dict[str, Any] = {"taskId": self.id, "contextId": header.context, "status": status}
+        if self._status_metadata:
+            update["metadata"] = self._status_metadata
+        self._message_extra = self._status_metadata = NOTHING
+        if state in WAITS:
+            header.arguments = self.arguments
+        elif header.arguments or header.handle:
+            header.arguments, header.handle = {}, False
+        self._log({"statusUpdate": update}, now)
 
-    async def _run_following(self, handle: str | None) -> None:
-        assert self._work is not None
-        try:
-            result = await self._work(self._update_following, FOLLOW, handle)
-        except asyncio.CancelledError:
-            if self.state == WORKING and self._running is asyncio.current_task():
-                self._move(CANCELLED, "it was stopped")
-            raise
-        except Exception as error:
-            if self.state in WAITS:  # it waits for its client, as it does without this
-                self._following = None
-                log.info('task "%s" is not followed any more: %s', self.id, error)
-            else:
-                self._fail(error)
-            return
-        if self.finished:
-            return
-        self._take_up()
-        if result.questions is not None:
-            self._ask(result, result.questions)
-        else:
-            self._finish(result)
-
-    def _update_following(self, update: Update) -> None:
-        if self.state in WAITS:
-            self._take_up()
-        self._update(update)
-
-    def _take_up(self) -> None:
-        """The question is settled: what follows it is the call of the task now."""
-        if self.state in WAITS:
-            self._running, self._following = self._following, None
-            self.questions, self.asked, self.said = {}, None, {}
-            self._move(WORKING, "")
-
-    def _fail(self, error: Exception) -> None:
-        if self.finished:
-            return
-        if isinstance(error, InvalidInput) and not self._resumed and self.state == WORKING:
-            self.error = error
-            words = str(error)
-            self._pending = argument_parts(words, self.schema, self.arguments)
-            self._move(INPUT_REQUIRED, words)
-            return
-        if isinstance(error, HubError):
-            self._words(str(error))
-            if error.status_message is not None:
-                self._heard(error.status_message)
-            if isinstance(error, Refused | Declined):
-                self.error = error
-                self._move(REJECTED, str(error))
-                return
-        else:
-            self._words("it crashed; see the hub's log")
-        super()._fail(error)
-
-    def _update(self, update: Update) -> None:
-        if self.finished or isinstance(update, LogMessage):
-            return
-        if isinstance(update, Artifact):
-            self._make(update)
-        elif isinstance(update, Progress) and update.status_message is not None:
-            self._made += (
-                sum(map(_weight, map(part_from_block, update.status_message.content))) + PART_BYTES
-            )
-            if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
-                return
-            self._heard(update.status_message)
-            self._log_status()
-        else:
-            words = words_of(update)
-            self._made += len(words[:MAX_WORDS]) + PART_BYTES
-            if not words or self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
-                return
-            self._words(words)
-            self._log_status()
-        self._tell()
-
-    def _make(self, made: Artifact) -> None:
+    def _log_artifact_update(self, made: Artifact) -> None:
         artifact: dict[str, Any] = {"artifactId": made.id}
         if made.name:
             artifact["name"] = made.name
@@ -490,21 +347,21 @@ class AgentTask(LoggedTask):
             artifact["description"] = made.description
         artifact.update(made.extra)
         artifact["parts"] = [part_from_block(block) for block in made.content]
-        self._append_artifact(artifact, made.append, made.last, made.metadata)
+        self._log_artifact(artifact, made.append, made.last, made.metadata)
 
-    def _append_artifact(
+    def _log_artifact(
         self,
         artifact: dict[str, Any],
         append: bool,
         last: bool,
         metadata: Mapping[str, Any] = NOTHING,
     ) -> None:
-        self._made += sum(map(_weight, artifact["parts"]))
-        if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
+        self._produced += sum(map(_weigh, artifact["parts"]))
+        if self.full:
             raise WorkFailed("it has made more than one task can hold, and was stopped")
         update: dict[str, Any] = {
             "taskId": self.id,
-            "contextId": self.context,
+            "contextId": self.header.context,
             "artifact": artifact,
         }
         if append:
@@ -513,48 +370,50 @@ class AgentTask(LoggedTask):
             update["lastChunk"] = True
         if metadata:
             update["metadata"] = metadata
-        self.append({"artifactUpdate": update})
-        _add(self.artifacts, artifact, append)
+        self._log({"artifactUpdate": update}, time())
 
-    # --- the status ------------------------------------------------------------------------------
 
-    def _heard(self, said: StatusMessage) -> None:
-        """The next status is what the agent behind the hub has said."""
-        if said.content:
-            self._pending = [part_from_block(block) for block in said.content]
-        self._extra, self._metadata = said.extra, said.metadata
-        self.far = said.task or self.far
-        known = {**self.metadata, **said.task_metadata, **said.metadata}
-        if len(known) <= MAX_MEMBERS:
-            self.metadata = known
+A2aTask: TypeAlias = Task[A2aTaskRecord]
+A2aTaskRegistry: TypeAlias = TaskRegistry[A2aTaskRecord]
 
-    def _words(self, words: str) -> None:
-        self._pending = [{"text": words[:MAX_WORDS]}]
 
-    def _moved(self) -> None:
-        self._log_status()
+def render_task(
+    task: A2aTask, history: int | None = None, artifacts: bool = True, at: int | None = None
+) -> dict[str, Any]:
+    """At most `history` messages, the latest; None for all. `at` is the number of the last entry
+    that counts; None for now."""
+    record = task.record
+    record.shown = True
+    view = record.view
+    if at is not None or view is None:
+        view = TaskView(record.created, task.entries_after(0)[:at])
+    shown: dict[str, Any] = {
+        "id": task.id,
+        "contextId": record.header.context,
+        "status": view.status,
+    }
+    if artifacts and view.artifacts:
+        made = view.artifacts
+        shown["artifacts"] = list(made.values()) if task.finished else _copy_artifacts(made)
+    messages = list(view.history) if history is None else view.history[-history:] if history else []
+    if messages:
+        shown["history"] = messages
+    if record.header.metadata:
+        shown["metadata"] = record.header.metadata
+    return shown
 
-    def _log_status(self) -> None:
-        now = time()
-        if "message" in self.status:
-            self.history.append(self.status["message"])
-        status: dict[str, Any] = {"state": STATES[self.state], "timestamp": stamp(now)}
-        if self._pending:
-            status["message"] = {
-                "messageId": new_id(),
-                "contextId": self.context,
-                "taskId": self.id,
-                "role": validation.AGENT,
-                "parts": list(self._pending),
-                **self._extra,
-            }
-            self._pending = ()
-        self.status = status
-        update: dict[str, Any] = {"taskId": self.id, "contextId": self.context, "status": status}
-        if self._metadata:
-            update["metadata"] = self._metadata
-        self._extra = self._metadata = NOTHING
-        self.append({"statusUpdate": update})
+
+def read_events(task: A2aTask, after: int, most: int | None = None) -> list[Entry]:
+    """The entries for a stream: all but the client's own messages. At least one if there is one,
+    and no more than about `most` bytes of what is read from the store."""
+    while entries := task.entries_after(after, most):
+        if found := [entry for entry in entries if "message" not in entry.event]:
+            return found
+        after = entries[-1].number
+    return []
+
+
+_WAITING = frozenset(STATES[state] for state in WAITS)
 
 
 _drawn = ""
@@ -572,7 +431,7 @@ def new_id() -> str:
 _second, _millisecond = (0, ""), (0, "")
 
 
-def stamp(at: float) -> str:
+def format_time(at: float) -> str:
     """RFC 3339, to the millisecond. The text is kept for all that happens in the same one."""
     global _second, _millisecond
     now = int(at * 1000)
@@ -588,60 +447,18 @@ def stamp(at: float) -> str:
     return text
 
 
-def fold(
-    entries: Sequence[Entry],
-    history: list[Mapping[str, Any]],
-    artifacts: dict[str, dict[str, Any]],
-    status: dict[str, Any],
-) -> None:
-    """What a task looks like after all that."""
-    for entry in entries:
-        event = entry.event
-        if "message" in event:
-            if "message" in status:
-                history.append(status.pop("message"))
-            history.append(event["message"])
-            if status["state"] in _WAITING:
-                status.clear()
-                status.update(_taken_up(entry))
-        elif "statusUpdate" in event:
-            if "message" in status:
-                history.append(status["message"])
-            status.clear()
-            status.update(event["statusUpdate"]["status"])
-        else:
-            update = event["artifactUpdate"]
-            _add(artifacts, update["artifact"], update.get("append", False))
-
-
-_WAITING = frozenset(STATES[state] for state in WAITS)
-
-
-def _taken_up(entry: Entry) -> dict[str, Any]:
-    """The status of a task whose question was just answered. A stream that begins here must not
-    show it as still asking: clients stop at that state, or put the question again."""
-    return {"state": validation.WORKING, "timestamp": stamp(entry.at)}
-
-
-def _weight(part: Mapping[str, Any]) -> int:
+def _weigh(part: Mapping[str, Any]) -> int:
     said = part.get("text") or part.get("raw") or part.get("url")
     return PART_BYTES + (len(said) if isinstance(said, str) else len(repr(part.get("data"))))
 
 
-def _add(artifacts: dict[str, dict[str, Any]], artifact: dict[str, Any], append: bool) -> None:
-    id = artifact["artifactId"]
-    before = artifacts.get(id)
-    if before is None or not append:  # a copy, since that is what was logged, and this may grow
-        artifacts[id] = {**artifact, "parts": list(artifact["parts"])}
-    else:
-        before["parts"] += artifact["parts"]
-
-
-def _copies(artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _copy_artifacts(artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**made, "parts": list(made["parts"])} for made in artifacts.values()]
 
 
-def argument_parts(words: str, schema: Any, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+def render_argument_form(
+    words: str, schema: Any, arguments: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """What is wrong with the arguments of a tool, all that are missing, and the form of them."""
     required = schema.get("required") if isinstance(schema, Mapping) else None
     names = required if isinstance(required, list) else []
@@ -655,7 +472,7 @@ def argument_parts(words: str, schema: Any, arguments: Mapping[str, Any]) -> lis
     return parts
 
 
-def question_parts(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
+def render_questions(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
     """A question as a message: for people its words, for programs the form to fill in."""
     parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS] or "more is needed to go on"}]
     for name, question in questions.items():

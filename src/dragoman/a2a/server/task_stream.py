@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from dragoman.a2a.server.task import OURS, AgentTask, Event
+from dragoman.a2a.server.task import CORE_STATES, A2aTask, Event, read_events, render_task
 from dragoman.core.tasks import ENDS, INPUT_REQUIRED, Entry
 
 AT_ONCE = 256 * 1024
@@ -16,8 +16,8 @@ AT_ONCE = 256 * 1024
 class TaskStream:
     """The events of one task as one client hears them: from a number on, until it ends."""
 
-    def __init__(self, task: AgentTask, after: int, first: Event | None, seconds: float) -> None:
-        self._task: AgentTask | None = task
+    def __init__(self, task: A2aTask, after: int, first: Event | None, seconds: float) -> None:
+        self._task: A2aTask | None = task
         self._after = after
         self._first = first
         self._until = asyncio.get_running_loop().time() + seconds
@@ -46,7 +46,7 @@ class TaskStream:
 
     def snapshot(self) -> dict[str, Any] | None:
         """The task as it is now; None where there is none."""
-        return self._task.snapshot() if self._task is not None else None
+        return render_task(self._task) if self._task is not None else None
 
     def close(self) -> None:
         """No more is wanted of it, or to be had."""
@@ -63,10 +63,10 @@ class TaskStream:
         task = self._task
         if self._first is not None:
             first, self._first = self._first, None
-            if task is None or (task.finished and not task.events_after(self._after, AT_ONCE)):
+            if task is None or (task.finished and not read_events(task, self._after, AT_ONCE)):
                 self.ended = True
-            if task is not None and task.tasks is not None:
-                task.tasks.flush()
+            if task is not None and task.registry is not None:
+                task.registry.flush()
             return [(self._after, first, self.ended)]
         if task is None or self.ended:
             self.ended = True
@@ -88,11 +88,11 @@ class TaskStream:
             self._woken = None
         return [] if self.ended else self._found(task)
 
-    def _found(self, task: AgentTask) -> list[tuple[int, Event, bool]]:
-        if task.tasks is not None:
-            task.tasks.flush()
+    def _found(self, task: A2aTask) -> list[tuple[int, Event, bool]]:
+        if task.registry is not None:
+            task.registry.flush()
         found = []
-        for entry in task.events_after(self._after, AT_ONCE):
+        for entry in read_events(task, self._after, AT_ONCE):
             self._after = entry.number
             self.ended = _is_last(entry)
             found.append((entry.number, entry.event, self.ended))
@@ -120,5 +120,5 @@ def _is_last(entry: Entry) -> bool:
     update = entry.event.get("statusUpdate")
     if update is None:
         return False
-    state = OURS[update["status"]["state"]]
+    state = CORE_STATES[update["status"]["state"]]
     return state in ENDS or state == INPUT_REQUIRED

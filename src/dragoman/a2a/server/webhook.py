@@ -13,7 +13,7 @@ from typing import Any
 
 from dragoman.a2a.protocol.dialects import BY_VERSION, DialectTraits, find_traits
 from dragoman.a2a.protocol.headers import USER_AGENT
-from dragoman.a2a.server.task import AgentTask
+from dragoman.a2a.server.task import A2aTask, read_events, render_task
 from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
 from dragoman.core.ports import HttpClient, Reply, StoredPush
@@ -38,7 +38,7 @@ class Webhook:
     """A webhook of a task, and how far it has come."""
 
     def __init__(
-        self, task: AgentTask, id: str, config: Mapping[str, Any], version: str, cursor: int
+        self, task: A2aTask, id: str, config: Mapping[str, Any], version: str, cursor: int
     ) -> None:
         self.task = task
         self.id = id
@@ -63,7 +63,7 @@ class Webhook:
     @property
     def is_done(self) -> bool:
         """Whether nothing will ever be sent there again."""
-        return bool(self.dead) or (self.task.finished and self.cursor >= self.task.count)
+        return bool(self.dead) or (self.task.finished and self.cursor >= self.task.record.count)
 
     @property
     def label(self) -> str:
@@ -83,9 +83,9 @@ class Webhook:
     def find_due_entries(self) -> list[Entry]:
         """What it is to be told, in order."""
         if self.traits.pushes_events:
-            return self.task.events_after(self.cursor, AT_ONCE)
+            return read_events(self.task, self.cursor, AT_ONCE)
         # The task as it is now is sent: once for all that has happened.
-        return self.task.events_after(self.cursor)[-1:]
+        return read_events(self.task, self.cursor)[-1:]
 
     def cancel_timer(self) -> None:
         """Whatever it waits for, it waits no longer."""
@@ -103,8 +103,8 @@ async def deliver(
     http: HttpClient, hook: Webhook, entry: Entry, seconds: float
 ) -> DeliveryFailure | None:
     """None when it was taken."""
-    task: Mapping[str, Any] = {} if hook.traits.pushes_events else hook.task.snapshot()
-    hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
+    task: Mapping[str, Any] = {} if hook.traits.pushes_events else render_task(hook.task)
+    hook.task.record.shown = True  # so it is not answered as a mere message
     body = encode(BY_VERSION[hook.version].render_push(dict(entry.event), task))
     url, headers = hook.config["url"], _build_headers(hook)
     try:

@@ -23,6 +23,7 @@ from dragoman.core.call import (
 )
 from dragoman.core.errors import HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.tasks import Task
 from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere, Tool
 from dragoman.core.trace import TraceContext
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
@@ -38,7 +39,7 @@ from dragoman.mcp.protocol.translate import mcp_from_result, select_meta
 from dragoman.mcp.server import client_questions, results
 from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, build_updates
-from dragoman.mcp.server.tasks import McpTasks, ToolTask, declares_tasks
+from dragoman.mcp.server.tasks import McpTasks, ToolTask, ToolTaskRecord, declares_tasks
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
@@ -141,27 +142,27 @@ class CallHandler:
         tool = self.hub.find(name, peer.view)
 
         async def work(
-            updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-        ) -> Result:
+            task: ToolTask, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+        ) -> tuple[Tool, Result]:
             nonlocal tool
             if handle is not None and answers is None and not tool.target.traits.ends_questions:
-                return Result()
+                return tool, Result()
             again = replace(base, updates=updates, answers=answers, handle=handle)
             tool, result = await self.hub.call(task.owner, name, arguments, again)
             if lack := client_questions.find_lack(result.questions or NOTHING, features):
                 raise lack
-            return result
+            return tool, result
 
         def show(result: Result, revision: Revision) -> dict[str, Any]:
             return _render_tool_result(result, tool, revision)
 
-        task = ToolTask(peer.principal, work, show, features, options.updates, name)
+        record = ToolTaskRecord(name, show, features, options.updates)
+        task: ToolTask = Task(peer.principal, work, record)
         if revision.has_task_extension:
             made = await self._tasks.run_call(task, options.answers, options.handle)
             return rpc.encode_result(id, made) if isinstance(made, dict) else (tool, made)
         if isinstance(tool.target, Nowhere):
-            result = await work(discard_update, None, None)
-            return tool, result
+            return await work(task, discard_update, None, None)
         return self._tasks.create_task(id, params, task, peer, revision)
 
     async def _driven(

@@ -17,7 +17,6 @@ from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ListRefresher, Viewer
 from dragoman.core.startup import Startup
-from dragoman.core.tasks import Tasks
 from dragoman.core.trace import parse_trace
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
 from dragoman.mcp.protocol.errors import encode_crash
@@ -41,7 +40,7 @@ from dragoman.mcp.server.header_check import find_named_version
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
-from dragoman.mcp.server.tasks import McpTasks, build_default_tasks
+from dragoman.mcp.server.tasks import McpTasks, ToolTaskRegistry, build_task_registry
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
@@ -62,7 +61,7 @@ class McpServer:
         key: bytes | None = None,
         style_of: Callable[[str], str] = lambda client: "legacy",
         question_seconds: float = 600.0,
-        tasks: Tasks | None = None,
+        tasks: ToolTaskRegistry | None = None,
         task_after: float = 5.0,
         bridge_errors: str = "auto",
         list_aliases: bool = False,
@@ -76,7 +75,7 @@ class McpServer:
         self.hub = hub
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         self.tasks = McpTasks(
-            build_default_tasks() if tasks is None else tasks,
+            build_task_registry() if tasks is None else tasks,
             task_after,
             question_seconds,
             self._permits,

@@ -14,21 +14,24 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
-from dragoman.core.principal import Principal
+from dragoman.core.task_registry import (
+    TaskLimits,
+    TaskRegistry,
+    VolatileTaskStore,
+    task_not_found,
+)
 from dragoman.core.tasks import (
     CANCELLED,
     COMPLETED,
     INPUT_REQUIRED,
     WORKING,
     Task,
-    Tasks,
-    Work,
-    no_task,
+    TaskRecord,
 )
 from dragoman.mcp.protocol.errors import (
     MISSING_CAPABILITY,
@@ -66,30 +69,33 @@ Tell = Callable[[str, Mapping[str, Any]], bool]
 """Sends a notification: its method and its parameters. False when it could not be sent."""
 
 
-class ToolTask(Task):
+class ToolTaskRecord(TaskRecord):
     """A call of a tool by an MCP client."""
 
+    __slots__ = ("features", "show", "tool", "updates")
+
+    keeps_result = True
+
     def __init__(
-        self,
-        owner: Principal,
-        work: Work,
-        show: Show,
-        features: Mapping[str, Any],
-        updates: Updates = discard_update,
-        tool: str = "",
+        self, tool: str, show: Show, features: Mapping[str, Any], updates: Updates = discard_update
     ) -> None:
-        super().__init__(owner, work)
+        super().__init__()
         self.tool = tool
-        """What was called, by the name it was asked by."""
+        """The name that the client called."""
         self.show = show
         self.features = features
         """What its client can be asked."""
         self.updates = updates
         """Where the client hears of the call, as long as it may."""
 
-    def _update(self, update: Update) -> None:
-        super()._update(update)
+    def take_update(self, task: Task[Any], update: Update) -> bool:
+        is_news = super().take_update(task, update)
         self.updates(update)
+        return is_news
+
+
+ToolTask: TypeAlias = Task[ToolTaskRecord]
+ToolTaskRegistry: TypeAlias = TaskRegistry[ToolTaskRecord]
 
 
 def declares_tasks(capabilities: Any) -> bool:
@@ -98,9 +104,12 @@ def declares_tasks(capabilities: Any) -> bool:
     return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
 
 
-def build_default_tasks() -> Tasks:
-    """Where nobody has said how many."""
-    return Tasks(most=100, most_each=100, ttl=7_200.0)
+def build_task_registry(
+    count: int = 100, count_per_owner: int = 100, ttl: float = 7_200.0
+) -> ToolTaskRegistry:
+    """Tasks that end with the hub."""
+    limits = TaskLimits(count, count_per_owner, owner_share=1.0, ttl=ttl)
+    return TaskRegistry(VolatileTaskStore(), limits)
 
 
 Permits = Callable[[ClientState, str, str], bool]
@@ -109,7 +118,7 @@ Permits = Callable[[ClientState, str, str], bool]
 
 class McpTasks:
     def __init__(
-        self, tasks: Tasks, after: float, question_seconds: float, permits: Permits
+        self, tasks: ToolTaskRegistry, after: float, question_seconds: float, permits: Permits
     ) -> None:
         self._tasks = tasks
         self._permits = permits
@@ -132,15 +141,15 @@ class McpTasks:
             kept = not await task.until(_is_lasting_or_moved, self._after) or task.state == WORKING
             if kept:
                 try:
-                    self._tasks.keep(task)
-                except Overloaded:  # no room: it has to wait
+                    self._tasks.insert(task)
+                except (Overloaded, ShuttingDown):  # no room: it has to wait
                     kept = False
                     await task.until(lambda task: task.state != WORKING)
         except asyncio.CancelledError as error:
             task.cancel(*error.args)
             raise
         if kept:
-            task.updates = discard_update
+            task.record.updates = discard_update
             members = shape_members(_render_modern(task), LATEST)
             return {**members, "resultType": "task"}
         if task.error is not None:
@@ -166,13 +175,13 @@ class McpTasks:
                 id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds'
             )
         try:
-            self._tasks.keep(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
-        except Overloaded as error:
+            self._tasks.insert(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
+        except (Overloaded, ShuttingDown) as error:
             return encode_error(id, error, revision)
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, str | int):
-            task.updates = _send_progress_to(peer, token, task.id)
+            task.record.updates = _send_progress_to(peer, token, task.id)
         told = task.state
 
         def tell() -> None:
@@ -224,7 +233,7 @@ class McpTasks:
             if isinstance(brought, str):
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, brought)
             task.answer(brought[0])
-        elif not self._permits(peer, TASK_CANCEL, task.tool):
+        elif not self._permits(peer, TASK_CANCEL, task.record.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
             return encode_error(id, refused, revision)
         elif not task.cancel() and revision.has_task_requests:
@@ -237,11 +246,9 @@ class McpTasks:
         return rpc.encode_result(id, shape_members({}, revision))
 
     def find_task(self, peer: ClientState, id: Any) -> ToolTask:
-        task = self._tasks.find(peer.principal, id)
-        if not isinstance(task, ToolTask):
-            raise NotFound(f'task "{task.id}" is none of an MCP client')
-        if not self._permits(peer, TASK_READ, task.tool):
-            raise no_task(task.id)
+        task = self._tasks.get(peer.principal, id)
+        if not self._permits(peer, TASK_READ, task.record.tool):
+            raise task_not_found(task.id)
         return task
 
     def _list(
@@ -249,9 +256,10 @@ class McpTasks:
     ) -> bytes:
         tasks = [
             task
-            for task in self._tasks.of(peer.principal)
-            if isinstance(task, ToolTask) and self._permits(peer, TASK_READ, task.tool)
+            for task in self._tasks.list_owned(peer.principal)
+            if self._permits(peer, TASK_READ, task.record.tool)
         ]
+        tasks.sort(key=lambda task: (task.created, task.id))
         start, cursor = 0, params.get("cursor")
         if cursor is not None:
             places = [place for place, task in enumerate(tasks) if task.id == cursor]
@@ -404,11 +412,11 @@ def _resolve(turn: asyncio.Future[bool], true: bool) -> None:
         turn.set_result(true)
 
 
-def _is_lasting_or_moved(task: Task) -> bool:
+def _is_lasting_or_moved(task: ToolTask) -> bool:
     return task.lasting or task.state != WORKING
 
 
-def _relate_to_task(task: Task, body: Mapping[str, Any]) -> dict[str, Any]:
+def _relate_to_task(task: ToolTask, body: Mapping[str, Any]) -> dict[str, Any]:
     meta = body.get("_meta")
     known = meta if isinstance(meta, dict) else {}
     return {**body, "_meta": {**known, RELATED_KEY: {"taskId": task.id}}}
@@ -437,20 +445,20 @@ def _send_progress_to(peer: ClientState, token: str | int, id: str) -> Updates:
 def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
     """What a finished task came to: `result` or `error`, as the call itself would have said it."""
     if task.state == COMPLETED and task.result is not None:
-        return "result", task.show(task.result, revision)
+        return "result", task.record.show(task.result, revision)
     if task.state == CANCELLED:
         return "error", {"code": rpc.INTERNAL_ERROR, "message": "the task was cancelled"}
     if not isinstance(task.error, HubError):
         problem = "the call failed inside the hub; see its log"
         return "error", {"code": rpc.INTERNAL_ERROR, "message": problem}
-    error = adapt_error(task.error, revision, task.features)
+    error = adapt_error(task.error, revision, task.record.features)
     shown = render_error_result(error, revision)
     if shown is not None:
         return "result", shape_result(shown, revision)
     return "error", decode(encode_error(0, error, revision))["error"]
 
 
-def _render_modern(task: Task) -> dict[str, Any]:
+def _render_modern(task: ToolTask) -> dict[str, Any]:
     """2026-07-28: what any answer says of a task."""
     members: dict[str, Any] = {
         "taskId": task.id,

@@ -26,7 +26,6 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
-from dragoman.core.tasks import Tasks
 from dragoman.core.tool import PROMPT, TOOL, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
@@ -97,7 +96,7 @@ class Place:
         for kind in (TOOL, PROMPT):
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
             hub.catalogs[kind].offer("worker", [tool])
-        self.tasks = Tasks(**{"most": 100, "most_each": 100, "ttl": 60.0, **bounds})
+        self.tasks = task_face.build_task_registry(**{"ttl": 60.0, **bounds})
         self.face = McpServer(hub, question_seconds=5, tasks=self.tasks, task_after=after)
 
     async def ask(
@@ -543,7 +542,7 @@ async def test_an_unknown_tool_is_no_task_and_a_bad_time_is_said() -> None:
 
 
 async def test_where_there_is_no_room_one_form_is_refused_and_the_other_waits() -> None:
-    async with place(most_each=1, after=0.01) as here:
+    async with place(count_per_owner=1, after=0.01) as here:
         old = Old(here)
         await old.ask("tools/call", name="t", task={})
         await until(lambda: here.worker.calls)
@@ -624,7 +623,7 @@ async def test_who_listens_gets_the_questions_and_the_result() -> None:
         assert text(listener.heard[4]["params"]["result"]) == "done"
         listening.cancel()
         await asyncio.wait([listening])
-        assert not here.face.tasks.find_task(ClientState(OWNER, "t", EVERYTHING), id)._watchers[1:]
+        assert not here.face.tasks.find_task(ClientState(OWNER, "t", EVERYTHING), id).watchers[1:]
 
 
 async def test_who_does_not_read_is_told_later_how_it_is_by_then(

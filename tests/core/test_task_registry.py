@@ -6,14 +6,13 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
 
-from dragoman.core import stored_tasks
 from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
 from dragoman.core.errors import (
     InvalidInput,
@@ -21,83 +20,97 @@ from dragoman.core.errors import (
     Overloaded,
     ShuttingDown,
     StorageFailed,
-    WorkFailed,
 )
 from dragoman.core.ports import StoredTask, TaskChange
 from dragoman.core.principal import Principal
-from dragoman.core.stored_tasks import LoggedTask, StoredTasks
-from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING, Work
+from dragoman.core.task_registry import TaskLimits, TaskRegistry
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    WORKING,
+    Outcome,
+    Task,
+    TaskRecord,
+    Work,
+)
+from dragoman.core.tool import build_unknown_tool
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
+INTERRUPTED = "it was interrupted: the hub was stopped while it worked on this"
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 pytestmark = pytest.mark.timeout(20)
 
 
 async def nothing(
-    updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-) -> Result:
-    return Result(content=[])
+    task: Task[Any], updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+) -> Outcome:
+    return build_unknown_tool("x"), Result(content=[])
 
 
 async def forever(
-    updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
-) -> Result:
+    task: Task[Any], updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+) -> Outcome:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-class Noted(LoggedTask):
-    """A task in words of its own, as a face has them."""
+class NotedRecord(TaskRecord):
+    """A record in a protocol of its own."""
+
+    def take_update(self, task: Task[Any], update: Update) -> bool:
+        assert isinstance(update, Progress)
+        self.append({"words": update.message or ""})
+        return True
+
+    def take_questions(self, task: Task[Any], words: str) -> str:
+        self.header["handle"] = task.asked is not None and bool(task.asked.handle)
+        return super().take_questions(task, words)
+
+
+class Noted(Task[NotedRecord]):
+    """What a test does to a task."""
+
+    __slots__ = ()
 
     def __init__(self, owner: Principal, id: str, work: Work = forever) -> None:
-        super().__init__(owner, work)
-        self.id = id
-
-    def about(self) -> dict[str, object]:
-        about: dict[str, object] = {"note": f"of {self.id}"}
-        if self.asked is not None and self.asked.handle:
-            about["handle"] = True
-        return about
-
-    def interrupt(self) -> None:
-        self.fail(WorkFailed("the hub was stopped"))
+        super().__init__(owner, work, NotedRecord(), id)
+        self.record.header = {"note": f"of {id}"}
 
     def say(self, words: str) -> None:
-        self.append({"words": words})
-        self._tell()
-
-    def _update(self, update: Update) -> None:
-        assert isinstance(update, Progress)
-        self.say(update.message or "")
+        self._take_update(Progress(progress=1, message=words))
 
     def finish(self) -> None:
-        self._move(COMPLETED, "")
+        self.update_status(COMPLETED, "")
 
     def wait(self, handle: str | None = None) -> None:
         question = {"q": Question(FORM, {"message": "what?"})}
-        self._ask(Result(questions=question, handle=handle), question)
+        self._take_questions(Result(questions=question, handle=handle), question)
 
 
-def made_again(stored: StoredTask) -> Noted:
-    task = Noted(stored.owner, stored.id)
-    task.state, task.created, task.updated = stored.state, stored.created, stored.updated
-    return task
+def build_stored(stored: StoredTask) -> Noted:
+    return Noted(stored.owner, stored.id)
 
 
-def listed(store: SqliteTaskStore | MemoryTaskStore, **bounds: Any) -> StoredTasks:
-    given = {"most": 100, "most_each": 10, "max_bytes": 10**6, "idle": 1000.0, **bounds}
-    return StoredTasks(store, **given)
+def listed(
+    store: SqliteTaskStore | MemoryTaskStore,
+    clock_is_steady: Callable[[], bool] = lambda: True,
+    **bounds: Any,
+) -> TaskRegistry[NotedRecord]:
+    given = {"count": 100, "count_per_owner": 10, "stored_bytes": 10**6, "idle_seconds": 1000.0}
+    return TaskRegistry(store, TaskLimits(**{**given, **bounds}), clock_is_steady)
 
 
-def kept(tasks: StoredTasks, owner: Principal, *ids: str) -> list[Noted]:
+def kept(tasks: TaskRegistry[NotedRecord], owner: Principal, *ids: str) -> list[Noted]:
     made = [Noted(owner, id) for id in ids]
     for task in made:
         tasks.insert(task)
     return made
 
 
-def ids(tasks: StoredTasks, owner: Principal) -> list[str]:
-    return [task.id for task in tasks.of(owner)]
+def ids(tasks: TaskRegistry[NotedRecord], owner: Principal) -> list[str]:
+    return [task.id for task in tasks.list_owned(owner)]
 
 
 # --- bounds
@@ -105,7 +118,7 @@ def ids(tasks: StoredTasks, owner: Principal) -> list[str]:
 
 @pytest.mark.promise("K2")
 async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> None:
-    tasks = listed(MemoryTaskStore(), most_each=4)
+    tasks = listed(MemoryTaskStore(), count_per_owner=4)
     one, two, three, four = kept(tasks, ALICE, "one", "two", "three", "four")
     three.finish()
     one.finish()
@@ -124,13 +137,13 @@ async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> Non
 
 @pytest.mark.promise("K2")
 async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_served() -> None:
-    tasks = listed(MemoryTaskStore(), most=5, most_each=3)
+    tasks = listed(MemoryTaskStore(), count=5, count_per_owner=3)
     mine = kept(tasks, ALICE, "one", "two", "three")
     with pytest.raises(Overloaded, match=r"3 tasks of this caller are unfinished.* cancel it"):
         kept(tasks, ALICE, "four")
     assert ids(tasks, ALICE) == ["three", "two", "one"]
     kept(tasks, BOB, "one", "two")
-    with pytest.raises(Overloaded, match="5 tasks are unfinished here"):
+    with pytest.raises(Overloaded, match="5 tasks are unfinished on this hub"):
         kept(tasks, BOB, "three")
     assert tasks.get(ALICE, "one") is mine[0] is not tasks.get(BOB, "one")
     mine[1].cancel()
@@ -141,7 +154,7 @@ async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_ser
 
 
 async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() -> None:
-    tasks = listed(MemoryTaskStore(), most=4, most_each=4)
+    tasks = listed(MemoryTaskStore(), count=4, count_per_owner=4)
     for task in kept(tasks, BOB, "b1", "b2") + kept(tasks, ALICE, "a1", "a2"):
         task.finish()
     tasks.flush()
@@ -152,12 +165,12 @@ async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() 
 
 async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
-    tasks = listed(store, most_each=6)
+    tasks = listed(store, count_per_owner=6)
     for task in kept(tasks, ALICE, *"abcdef"):
         task.finish()
     await tasks.close()
-    again = listed(store, most_each=3)
-    again.load(made_again)
+    again = listed(store, count_per_owner=3)
+    again.load(build_stored)
     assert len(again) == 6
     kept(again, ALICE, "g")
     assert ids(again, ALICE) == ["g", "f", "e"]
@@ -167,7 +180,7 @@ async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: 
 
 async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
-    tasks = listed(store, max_bytes=100_000)
+    tasks = listed(store, stored_bytes=100_000)
     for task in kept(tasks, ALICE, "a", "b", "c"):
         task.say("x" * 10_000)
         task.finish()
@@ -188,7 +201,7 @@ async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path
     assert ids(tasks, ALICE) == ["f", "e", "d"], "what is finished went"
     large.say("x" * 20_000)
     tasks.flush()
-    with pytest.raises(Overloaded, match="all the space that there is here"):
+    with pytest.raises(Overloaded, match="all the space there is on this hub"):
         kept(tasks, ALICE, "g")
     await tasks.close()
     store.close()
@@ -198,7 +211,7 @@ async def test_an_id_is_one_task_for_each_caller() -> None:
     tasks = listed(MemoryTaskStore())
     [first] = kept(tasks, ALICE, "same")
     kept(tasks, BOB, "same")
-    with pytest.raises(InvalidInput, match='"same" already'):
+    with pytest.raises(InvalidInput, match='"same" already exists'):
         kept(tasks, ALICE, "same")
     assert tasks.get(ALICE, "same") is first
     assert len(tasks) == 2
@@ -212,7 +225,7 @@ async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
 ) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
-    told: list[LoggedTask] = []
+    told: list[Task[NotedRecord]] = []
     tasks.on_remove(told.append)
     [task] = kept(tasks, ALICE, "one")
     task.start()
@@ -221,7 +234,8 @@ async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
     tasks.remove(task)
     assert told == [task]
     assert (task.state, len(tasks), ids(tasks, ALICE)) == (CANCELLED, 0, [])
-    await asyncio.wait_for(task.ended(), 5)
+    assert task.call is not None
+    await asyncio.wait([task.call], timeout=5)
     task.say("too late")
     tasks.flush()
     await tasks.close()
@@ -283,11 +297,10 @@ class Refusing(SqliteTaskStore):
 
 
 async def test_what_cannot_be_stored_is_stored_when_it_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stored_tasks, "RETRY_SECONDS", 0.02)
     store = Refusing(tmp_path)
-    tasks = listed(store)
+    tasks = listed(store, retry_seconds=0.02)
     [task] = kept(tasks, ALICE, "one")
     tasks.flush()
     store.full = True
@@ -322,9 +335,9 @@ async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
     for n in range(5):
         task.say(f"event {n}")
     task.finish()
-    assert len(task.entries) == 6, "not stored yet"
+    assert len(task.record.entries) == 6, "not stored yet"
     tasks.flush()
-    assert (task.entries, task.count) == ([], 6)
+    assert (task.record.entries, task.record.count) == ([], 6)
     assert [entry.number for entry in task.entries_after(0)] == [1, 2, 3, 4, 5, 6]
     assert [entry.event for entry in task.entries_after(4)] == [
         {"words": "event 4"},
@@ -334,12 +347,9 @@ async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
     store.close()
 
 
-async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
+async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_gone() -> None:
     store = MemoryTaskStore()
-    tasks = listed(store)
+    tasks = listed(store, sweep_seconds=0.01)
     task, other = kept(tasks, ALICE, "one", "other")
     stop, stop_other = task.watch(lambda: None), other.watch(lambda: None)
     task.finish()
@@ -347,12 +357,12 @@ async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_go
     tasks.flush()
     stop_other()
     async with asyncio.timeout(5):
-        while other.entries:
+        while other.record.entries:
             await asyncio.sleep(0.005)
-    assert len(task.entries) == 1, "somebody listens"
+    assert len(task.record.entries) == 1, "somebody listens"
     stop()
     async with asyncio.timeout(5):
-        while task.entries:
+        while task.record.entries:
             await asyncio.sleep(0.005)
     assert len(task.entries_after(0)) == 1
     await tasks.close()
@@ -377,11 +387,8 @@ async def test_nothing_holds_a_task_that_was_removed() -> None:
 
 
 @pytest.mark.promise("K2")
-async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_work_has_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
-    tasks = listed(MemoryTaskStore(), idle=0.05)
+async def test_a_task_that_waits_too_long_has_failed_and_a_working_one_has_not() -> None:
+    tasks = listed(MemoryTaskStore(), idle_seconds=0.05, sweep_seconds=0.01)
     waits, works, done = kept(tasks, ALICE, "waits", "works", "done")
     waits.wait()
     works.start()
@@ -389,7 +396,7 @@ async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_wo
     assert await waits.until(lambda task: task.finished, 5)
     assert (waits.state, waits.message) == (
         FAILED,
-        "nobody has answered it for 0.05 s, and it has expired",
+        "it expired: no answer came for 0.05 s",
     )
     assert (works.state, done.state) == (WORKING, COMPLETED)
     assert tasks.get(ALICE, "waits") is waits, "it can be asked for"
@@ -398,15 +405,14 @@ async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_wo
 
 @pytest.mark.promise("K2")
 async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
-    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
-    again = listed(store, idle=0.05)
-    again.load(made_again)
+    again = listed(store, idle_seconds=0.05, sweep_seconds=0.01)
+    again.load(build_stored)
     task = again.get(ALICE, "waits")
     assert task.state == INPUT_REQUIRED
     assert await task.until(lambda task: task.finished, 5)
@@ -416,13 +422,12 @@ async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
 
 
 async def test_no_task_expires_by_a_clock_that_has_jumped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
-    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     looks: list[bool] = []
     enough = asyncio.Event()
 
@@ -432,8 +437,8 @@ async def test_no_task_expires_by_a_clock_that_has_jumped(
             enough.set()
         return False
 
-    again = listed(store, idle=0.0001, clock_is_steady=is_steady)
-    again.load(made_again)
+    again = listed(store, idle_seconds=0.0001, sweep_seconds=0.01, clock_is_steady=is_steady)
+    again.load(build_stored)
     await asyncio.wait_for(enough.wait(), 5)
     assert again.get(ALICE, "waits").state == INPUT_REQUIRED
     await again.close()
@@ -460,7 +465,7 @@ async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_wa
     updated = {task.id: task.updated for task in tasks}
 
     again = listed(store)
-    again.load(made_again)
+    again.load(build_stored)
     states = {task.id: task.state for task in again}
     assert states == {
         "works": FAILED, "waits": INPUT_REQUIRED, "sealed": FAILED, "done": COMPLETED,
@@ -468,17 +473,18 @@ async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_wa
     found = again.get(ALICE, "works")
     assert [entry.event for entry in found.entries_after(0)] == [
         {"words": "half"},
-        {"state": FAILED, "message": "the hub was stopped"},
+        {"state": FAILED, "message": INTERRUPTED},
     ]
     assert [entry.number for entry in found.entries_after(0)] == [1, 2]
     assert again.get(ALICE, "waits").updated == updated["waits"]
-    assert again.get(ALICE, "waits").entries != []
-    assert again.get(ALICE, "done").entries == [], "it is read when somebody asks"
+    assert again.get(ALICE, "waits").record.entries != []
+    assert again.get(ALICE, "done").record.entries == [], "it is read when somebody asks"
     assert len(again.get(ALICE, "done").entries_after(0)) == 2
     stored = {one.id: (one.state, one.count) for one in store.load()}
     assert stored["works"] == (FAILED, 2)
     works.cancel()
-    await asyncio.wait_for(works.ended(), 5)
+    assert works.call is not None
+    await asyncio.wait([works.call], timeout=5)
     await tasks.close()
     await again.close()
     store.close()
@@ -496,8 +502,8 @@ async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_
             await asyncio.sleep(0)
     before = ids(tasks, ALICE)
     await tasks.close()
-    again = listed(store, most_each=3)
-    again.load(made_again)
+    again = listed(store, count_per_owner=3)
+    again.load(build_stored)
     assert ids(again, ALICE) == before == ["two", "one", "three"]
     kept(again, ALICE, "four")
     assert ids(again, ALICE) == ["four", "two", "one"]
@@ -516,7 +522,7 @@ async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_pa
     assert {one.id: one.state for one in store.load()} == {
         "works": FAILED, "waits": INPUT_REQUIRED,
     }  # fmt: skip
-    with pytest.raises(ShuttingDown, match="going down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         kept(tasks, ALICE, "late")
     store.close()
 

@@ -1,0 +1,71 @@
+"""Which tasks a request may see: those of its principal, of its agent, that policies permit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dragoman.a2a.config import HUB
+from dragoman.a2a.protocol.errors import PERMISSION_DENIED, TASK_NOT_FOUND, A2aError
+from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.routing import MessageRouter
+from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
+from dragoman.core.errors import NotFound
+from dragoman.core.hub import Hub
+from dragoman.core.ports import TASK_CANCEL, TASK_READ
+from dragoman.core.principal import Principal
+from dragoman.core.tool_filter import EVERYTHING
+
+
+class TaskAccess:
+    def __init__(self, hub: Hub, tasks: A2aTaskRegistry, router: MessageRouter) -> None:
+        self._hub = hub
+        self._tasks = tasks
+        self._router = router
+
+    def find(self, ctx: RequestContext, id: str) -> A2aTask | None:
+        try:
+            task = self._tasks.get(ctx.principal, id)
+        except NotFound:
+            return None
+        return task if self._is_visible(ctx, self._find_agent(ctx), task) else None
+
+    def get(self, ctx: RequestContext, id: str) -> A2aTask:
+        task = self.find(ctx, id)
+        if task is None:
+            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
+        return task
+
+    def list(self, ctx: RequestContext) -> Iterator[A2aTask]:
+        """The one that changed last comes first."""
+        agent = self._find_agent(ctx)
+        for task in self._tasks.list_owned(ctx.principal):
+            if self._is_visible(ctx, agent, task):
+                yield task
+
+    def check_cancel(self, ctx: RequestContext, task: A2aTask) -> None:
+        if not self._permits(ctx, TASK_CANCEL, task):
+            raise A2aError(PERMISSION_DENIED, f'no policy permits you to cancel task "{task.id}"')
+
+    def find_version(self, principal: Principal, id: Any) -> str:
+        """The dialect that a task was created in, for requests that do not name theirs; empty for
+        an unknown task."""
+        try:
+            return self._tasks.get(principal, id).record.header.version
+        except NotFound:
+            return ""
+
+    def _find_agent(self, ctx: RequestContext) -> str | None:
+        """The agent whose tasks are asked for, as tasks name it; None for all."""
+        if ctx.agent is None:
+            return None
+        name = self._router.resolve_slug(ctx.agent)
+        return "" if name == HUB else name
+
+    def _is_visible(self, ctx: RequestContext, agent: str | None, task: A2aTask) -> bool:
+        if agent is not None and agent != task.record.header.agent:
+            return False
+        return self._permits(ctx, TASK_READ, task)
+
+    def _permits(self, ctx: RequestContext, action: str, task: A2aTask) -> bool:
+        return self._hub.can_act_on_task(ctx.principal, action, task.record.header.tool, EVERYTHING)

@@ -1,0 +1,409 @@
+"""The tasks of the hub by owner and id; what happens to them is stored before anybody hears of it.
+
+A change is saved with all others in one transaction: before the next response that could tell of
+it, or after some milliseconds. Bounded per owner and in all, in number and in bytes: the oldest
+finished task is removed first, and if none is finished the new one is refused. Knows neither a
+protocol nor a database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from time import time
+from typing import Any, Generic
+
+from dragoman.core.access import WhyEnded
+from dragoman.core.errors import HubError, InvalidInput, NotFound, Overloaded, ShuttingDown
+from dragoman.core.fast_dataclass import record
+from dragoman.core.ports import StoredPush, StoredTask, TaskChange, TaskStore
+from dragoman.core.principal import Principal
+from dragoman.core.tasks import ENDS, WAITS, Entry, R, Task
+
+log = logging.getLogger(__name__)
+
+
+@record(frozen=True, slots=True)
+class TaskLimits:
+    count: int
+    count_per_owner: int
+    stored_bytes: int = 512 * 1024 * 1024
+    owner_share: float = 0.25
+    """The share of `stored_bytes` that one owner may use."""
+    held_bytes: int = 64 * 1024 * 1024
+    """Results that are kept in memory (`TaskRecord.keeps_result`); beyond it the oldest go."""
+    idle_seconds: float = 86_400.0
+    """A task that waits for its client for so long has failed."""
+    ttl: float = 0.0
+    """Seconds after which a task is removed whatever it does; 0 for never."""
+    save_seconds: float = 0.02
+    retry_seconds: float = 1.0
+    sweep_seconds: float = 30.0
+
+
+class OwnedTasks(Generic[R]):
+    """The tasks of one owner."""
+
+    __slots__ = ("finished", "size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task[R]] = {}
+        """The one that changed last is the last."""
+        self.finished: OrderedDict[str, Task[R]] = OrderedDict()
+        """Of these the finished ones, the first to finish first. A plain dict that loses its first
+        item again and again takes ever longer to find it."""
+        self.size = 0
+        """Bytes that they take in the store."""
+
+
+class TaskRegistry(Generic[R]):
+    def __init__(
+        self,
+        store: TaskStore,
+        limits: TaskLimits,
+        clock_is_steady: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`clock_is_steady` says whether the wall clock may decide that a task has waited too long:
+        one that has jumped would end all of them at once."""
+        self._store = store
+        self._limits = limits
+        self._clock_is_steady = clock_is_steady
+        self.ttl = limits.ttl
+        self._owners: dict[Principal, OwnedTasks[R]] = {}
+        self._finished: OrderedDict[Task[R], None] = OrderedDict()
+        """All that are finished, the first to finish first."""
+        self._count = 0
+        self._bytes = 0
+        self._unsaved: dict[Task[R], None] = {}
+        self._held: OrderedDict[Task[R], int] = OrderedDict()
+        """The bytes of each result that only memory has."""
+        self._held_bytes = 0
+        self._watched: dict[Task[R], None] = {}
+        """Those that were finished and stored while somebody still watched them."""
+        self._expiries: dict[Task[R], asyncio.TimerHandle] = {}
+        self._save_timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[Any]] = set()
+        """Calls that were stopped and have not ended yet."""
+        self._failing = False
+        """Whether the last save failed."""
+        self._on_remove: list[Callable[[Task[R]], None]] = []
+        self._closed = False
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    def load(self, build: Callable[[StoredTask], Task[R]]) -> None:
+        """Loads what an earlier hub has stored; tasks that ran then have failed."""
+        interrupted = []
+        for stored in sorted(self._store.load(), key=lambda one: one.updated):
+            task = build(stored)
+            task.state, task.finished = stored.state, stored.state in ENDS
+            task.created, task.updated = stored.created, stored.updated
+            task.key, task.saved, task.record.count = stored.key, stored.count, stored.count
+            owned = self._owners.setdefault(task.owner, OwnedTasks())
+            self._put(task, owned)
+            self._add_size(task, stored.size)
+            if task.finished:
+                self._note_end(task, owned)
+                continue
+            task.record.restore(self._store.load_entries(task.key))
+            if task.state not in WAITS or stored.about.get("handle"):
+                interrupted.append(task)  # only the hub that sealed a handle can open it
+        for task in interrupted:
+            task.interrupt()
+        self.flush()
+        self._start_sweeping()
+
+    async def close(self) -> None:
+        """Stops the running calls, which have failed, and stores that. Tasks that would expire
+        anyway are removed."""
+        self._closed = True
+        for task in list(self):
+            if task.ttl:
+                self.remove(task)
+            elif task.running:
+                task.interrupt()
+                self._await_end(task)
+        if self._ending:
+            await asyncio.wait(list(self._ending))
+        for timer in (self._save_timer, self._sweep_timer):
+            if timer is not None:
+                timer.cancel()
+        self._save_timer = self._sweep_timer = None
+        try:
+            self.flush()
+        except HubError as error:
+            log.error("tasks could not be stored at the end: %s", error)
+
+    # --- finding -------------------------------------------------------------------------------
+
+    def get(self, owner: Principal, id: Any) -> Task[R]:
+        """Raises `NotFound`, whatever is passed as the id."""
+        owned = self._owners.get(owner)
+        task = owned.tasks.get(id) if owned is not None and isinstance(id, str) else None
+        if task is None:
+            raise task_not_found(id)
+        return task
+
+    def list_owned(self, owner: Principal) -> Iterator[Task[R]]:
+        """The one that changed last comes first."""
+        owned = self._owners.get(owner)
+        return reversed(owned.tasks.values()) if owned is not None else iter(())
+
+    def end_principals(self, why_ended: WhyEnded) -> None:
+        for owner, owned in list(self._owners.items()):
+            if why := why_ended(owner):
+                for task in [one for one in owned.tasks.values() if not one.finished]:
+                    task.cancel(why)
+
+    def __iter__(self) -> Iterator[Task[R]]:
+        for owned in list(self._owners.values()):
+            yield from list(owned.tasks.values())
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def unsaved(self) -> int:
+        """How many have something new that is not stored yet."""
+        return len(self._unsaved)
+
+    def read_entries(self, task: Task[R], after: int = 0, most: int | None = None) -> list[Entry]:
+        return self._store.load_entries(task.key, after, most)
+
+    # --- keeping -------------------------------------------------------------------------------
+
+    def insert(self, task: Task[R], ttl: float | None = None) -> None:
+        """From now on it can be found. Raises `Overloaded` if there is no room for it."""
+        if self._closed:
+            raise ShuttingDown("the hub is shutting down")
+        owned = self._owners.get(task.owner)
+        if owned is not None and task.id in owned.tasks:
+            raise InvalidInput(f'task "{task.id[:100]}" already exists; choose another id')
+        if self._failing:
+            self.flush()  # nothing is started that cannot be stored
+        self._make_room(owned)
+        if owned is None or not owned.tasks:  # the last of these may have made room
+            owned = self._owners[task.owner] = OwnedTasks()
+        self._put(task, owned)
+        if self.ttl:
+            task.ttl = self.ttl if ttl is None else min(max(ttl, 1.0), self.ttl)
+            left = max(task.created + task.ttl - time(), 0.0)
+            self._expiries[task] = asyncio.get_running_loop().call_later(left, self.remove, task)
+        self.note_change(task)
+        if self._sweep_timer is None:
+            self._start_sweeping()
+
+    def on_remove(self, listener: Callable[[Task[R]], None]) -> None:
+        """Calls `listener` with every task that is removed."""
+        self._on_remove.append(listener)
+
+    def remove(self, task: Task[R]) -> None:
+        """Forgets a task and stops its call."""
+        owned = task.owned
+        if owned is None:
+            return
+        del owned.tasks[task.id]
+        owned.finished.pop(task.id, None)
+        if not owned.tasks:
+            del self._owners[task.owner]
+        self._count -= 1
+        self._add_size(task, -task.size)
+        for kept in (self._finished, self._unsaved, self._watched):
+            kept.pop(task, None)
+        self._held_bytes -= self._held.pop(task, 0)
+        if (expiry := self._expiries.pop(task, None)) is not None:
+            expiry.cancel()
+        task.registry = task.owned = None
+        if task.key:
+            self._store.delete(task.key)
+        for listener in self._on_remove:
+            listener(task)
+        if not task.finished:
+            task.cancel()
+        self._await_end(task)
+
+    def note_change(self, task: Task[R]) -> None:
+        self._unsaved[task] = None
+        owned = task.owned
+        assert owned is not None
+        if next(reversed(owned.tasks)) != task.id:
+            owned.tasks[task.id] = owned.tasks.pop(task.id)
+        if task.finished and task.id not in owned.finished:
+            self._note_end(task, owned)
+        if self._save_timer is None:
+            loop = asyncio.get_running_loop()
+            self._save_timer = loop.call_later(self._limits.save_seconds, self._save)
+
+    def flush(self, least: Task[R] | None = None) -> None:
+        """Stores everything that has happened, or at least everything that has to that task. Raises
+        `StorageFailed` when it cannot."""
+        if not self._unsaved or (least is not None and least not in self._unsaved):
+            return
+        changes = []
+        for task in self._unsaved:
+            kept, saved = task.record, task.saved
+            changes.append(
+                TaskChange(
+                    task.key, task.id, task.owner, task.state, task.created, task.updated,
+                    kept.header, kept.entries[saved - kept.count :] if saved < kept.count else (),
+                )
+            )  # fmt: skip
+        self._failing = True
+        stored = self._store.save(changes)
+        self._failing = False
+        tasks, self._unsaved = self._unsaved, {}
+        for task, (key, size) in zip(tasks, stored, strict=True):
+            task.key = key
+            task.saved = task.record.count
+            task.size += size
+            self._bytes += size
+            if task.owned is not None:
+                task.owned.size += size
+            if not task.finished:
+                continue
+            if task.record.keeps_result:
+                self._hold(task)
+            elif task.watchers or task.waiters:
+                self._watched[task] = None
+            else:
+                task.result = None
+                task.record.release()
+        while self._held_bytes > self._limits.held_bytes and len(self._held) > 1:
+            self.remove(next(iter(self._held)))
+
+    def _save(self) -> None:
+        self._save_timer = None
+        try:
+            self.flush()
+        except Exception as error:
+            is_bug = not isinstance(error, HubError)
+            log.error("tasks cannot be stored: %s", error, exc_info=is_bug)
+            loop = asyncio.get_running_loop()
+            self._save_timer = loop.call_later(self._limits.retry_seconds, self._save)
+
+    def _add_size(self, task: Task[R], size: int) -> None:
+        task.size += size
+        self._bytes += size
+        if task.owned is not None:
+            task.owned.size += size
+
+    def _put(self, task: Task[R], owned: OwnedTasks[R]) -> None:
+        owned.tasks[task.id] = task
+        self._count += 1
+        task.registry, task.owned = self, owned
+
+    def _note_end(self, task: Task[R], owned: OwnedTasks[R]) -> None:
+        owned.finished[task.id] = task
+        self._finished[task] = None
+
+    def _hold(self, task: Task[R]) -> None:
+        if task.result is None or task in self._held:
+            return
+        result = task.result
+        size = result.size
+        if size < 0:
+            parts = (result.content, result.structured, result.extra)
+            size = sum(len(repr(part)) for part in parts)
+        self._held[task] = size
+        self._held_bytes += size
+
+    # --- bounds --------------------------------------------------------------------------------
+
+    def _make_room(self, owned: OwnedTasks[R] | None) -> None:
+        """For one more task of that owner; None for an owner without tasks."""
+        limits = self._limits
+        if owned is not None:
+            # More than one too many, where the limit was lowered.
+            while len(owned.tasks) >= limits.count_per_owner:
+                if not self._remove_finished(owned):
+                    raise Overloaded(
+                        f"{len(owned.tasks)} tasks of this caller are unfinished, and no more are "
+                        "kept; wait for one, answer it or cancel it"
+                    )
+        while self._count >= limits.count:
+            if not (self._remove_finished(owned) or self._remove_oldest()):
+                raise Overloaded(
+                    f"{self._count} tasks are unfinished on this hub, which is the limit"
+                )
+        self.make_space(owned)
+
+    def make_space(self, owned: OwnedTasks[R] | None) -> None:
+        """So that a task of that owner may grow. Raises `Overloaded` if there is no space."""
+        most = self._limits.stored_bytes
+        while owned is not None and owned.size >= most * self._limits.owner_share:
+            if not self._remove_finished(owned):
+                raise Overloaded(
+                    "the unfinished tasks of this caller take all the space there is for one; "
+                    "wait for one, answer it or cancel it"
+                )
+        while self._bytes >= most:
+            if not (self._remove_finished(owned) or self._remove_oldest()):
+                raise Overloaded("the unfinished tasks take all the space there is on this hub")
+
+    def _remove_finished(self, owned: OwnedTasks[R] | None) -> bool:
+        if owned is None or not owned.finished:
+            return False
+        self.remove(next(iter(owned.finished.values())))
+        return True
+
+    def _remove_oldest(self) -> bool:
+        if not self._finished:
+            return False
+        self.remove(next(iter(self._finished)))
+        return True
+
+    def _start_sweeping(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep_timer = loop.call_later(self._limits.sweep_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        """Releases finished tasks that nobody watches any more, and fails those that have waited
+        too long for their client."""
+        self._sweep_timer = None
+        if self._closed:
+            return
+        for task in [task for task in self._watched if not (task.watchers or task.waiters)]:
+            del self._watched[task]
+            task.result = None
+            task.record.release()
+        idle = self._limits.idle_seconds
+        before = time() - idle if self._clock_is_steady() else 0.0
+        for task in self:
+            if not task.finished and not task.running and task.updated < before:
+                task.fail(NotFound(f"it expired: no answer came for {idle:g} s"))
+        self._start_sweeping()
+
+    def _await_end(self, task: Task[R]) -> None:
+        if task.call is not None:
+            self._ending.add(task.call)
+            task.call.add_done_callback(self._ending.discard)
+
+
+class VolatileTaskStore:
+    """A `TaskStore` for tasks whose records keep everything in memory: it stores nothing."""
+
+    def load(self) -> list[StoredTask]:
+        return []
+
+    def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+        return []
+
+    def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
+        return [(0, 0)] * len(changes)
+
+    def delete(self, key: int) -> None: ...
+
+    def load_pushes(self) -> list[StoredPush]:
+        return []
+
+    def save_push(self, push: StoredPush) -> None: ...
+
+    def delete_push(self, task: int, id: str) -> None: ...
+
+
+def task_not_found(id: Any) -> NotFound:
+    """For a task that does not exist, and for one that the caller may not know of."""
+    return NotFound(f'task "{str(id)[:100]}" was not found, or has expired')
