@@ -281,7 +281,7 @@ class A2aHttpTransport:
                     )
             found = dialect.ROUTES.find(request.method, path)
             if found is None:
-                allowed = dialect.ROUTES.allowed(path)
+                allowed = dialect.ROUTES.list_methods(path)
                 if allowed:
                     _not_allowed(request, ", ".join(allowed).encode())
                     return
