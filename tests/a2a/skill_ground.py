@@ -124,7 +124,7 @@ async def bridged(
     net = OutboundHttp()
     calls: list[Call] = []
 
-    async def noted(call: Call, next: Next) -> Result:
+    async def noted(next: Next, call: Call) -> Result:
         calls.append(call)
         return await next(call)
 

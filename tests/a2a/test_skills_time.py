@@ -86,16 +86,16 @@ async def test_the_agents_own_time_holds_where_the_bridge_has_none() -> None:
 @pytest.mark.promise("R4")
 async def test_a_caller_with_tasks_waits_as_long_as_a_task_may_take() -> None:
     async with bridged(Slow(4), timeout=0.2) as ground:
-        assert await made(ground, wanted=TASKS)
+        assert await made(ground, wanted_updates=TASKS)
     async with bridged(Slow(4), timeout=0.2) as ground:
         with pytest.raises(RemoteA2ATimeoutError):
-            await made(ground, wanted=PROGRESS)
+            await made(ground, wanted_updates=PROGRESS)
 
 
 @pytest.mark.promise("R4")
 async def test_a_caller_that_hears_progress_waits_anew_with_each_piece_of_it() -> None:
     async with bridged(Slow(5, words=True), timeout=0.5) as ground:
-        assert await made(ground, wanted=PROGRESS)
+        assert await made(ground, wanted_updates=PROGRESS)
         assert len(ground.updates) > 3
     async with bridged(Slow(5, words=True), timeout=0.5) as ground:
         with pytest.raises(RemoteA2ATimeoutError):
@@ -107,7 +107,7 @@ async def test_the_roads_own_limit_is_longer_than_the_skills() -> None:
     async with bridged(Slow(4), timeout=5.0, limits=(0.1, 0.1, 0.1)) as ground:
         assert await made(ground)
     async with bridged(Slow(4), timeout=5.0, limits=(0.1, 0.1, 0.1)) as ground:
-        assert await made(ground, wanted=PROGRESS)
+        assert await made(ground, wanted_updates=PROGRESS)
 
 
 @pytest.mark.promise("P3")
@@ -118,7 +118,7 @@ async def test_what_goes_on_for_longer_than_a_task_may_is_told_to_stop(
     slow = Slow(1_000)
     async with bridged(slow, timeout=0.1, limits=(0.1, 0.2, 0.4)) as ground:
         with pytest.raises(RemoteA2ATimeoutError, match="task_timeout_secs"):
-            await ground.call(wanted=TASKS)
+            await ground.call(wanted_updates=TASKS)
         await asyncio.wait_for(slow.cancelled.wait(), 5)
 
 

@@ -83,7 +83,7 @@ async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
 async def test_an_unknown_name_goes_down_the_road_like_any_other() -> None:
     seen: list[str] = []
 
-    async def stage(call: Call, next: Next) -> Result:
+    async def stage(next: Next, call: Call) -> Result:
         seen.append(call.tool.name)
         return await next(call)
 
@@ -159,7 +159,7 @@ async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() 
     order: list[str] = []
 
     def stage(name: str, stops: bool = False) -> Stage:
-        async def run(call: Call, next: Next) -> Result:
+        async def run(next: Next, call: Call) -> Result:
             order.append(f"{name} in")
             if stops:
                 raise NotFound(name)

@@ -61,10 +61,10 @@ async def recorded(home: Path, error: BaseException | None, **arguments: Any) ->
 
     try:
         if error is None:
-            await Audit(log)(call_of(arguments), run)
+            await Audit(log)(run, call_of(arguments))
         else:
             with pytest.raises(type(error)) as raised:
-                await Audit(log)(call_of(arguments), run)
+                await Audit(log)(run, call_of(arguments))
             assert raised.value is error
     finally:
         log.close()
@@ -80,7 +80,7 @@ async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: P
         return Result()
 
     arguments = {"path": "/tmp/café", "n": 3}
-    await Audit(log)(call_of(arguments, asked="mcp_files_read"), run)
+    await Audit(log)(run, call_of(arguments, asked="mcp_files_read"))
     log.close()
     encoded = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False).encode()
     key = (tmp_path / "audit.key").read_bytes()  # nobody else can count the arguments out
@@ -146,7 +146,7 @@ async def test_a_tool_that_says_it_failed_is_recorded_as_failed(tmp_path: Path) 
     async def run(call: Call) -> Result:
         return Result(failed=True)
 
-    assert (await Audit(log)(call_of({}), run)).failed
+    assert (await Audit(log)(run, call_of({}))).failed
     log.close()
     assert records(tmp_path)[0].outcome == "failed"
 
@@ -168,7 +168,7 @@ async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
         await asyncio.Event().wait()
         return Result()
 
-    running = asyncio.create_task(Audit(log)(call_of({}), run))
+    running = asyncio.create_task(Audit(log)(run, call_of({})))
     await asyncio.sleep(0)
     await turns(after)
     running.cancel()
@@ -192,10 +192,10 @@ async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_pa
     loop: dict[str, Any] = {}
     loop["self"] = loop
     with pytest.raises(StorageFailed, match="cannot be recorded"):
-        await Audit(log)(call_of(loop), run)
+        await Audit(log)(run, call_of(loop))
     log.close()
     with pytest.raises(ShuttingDown, match="going down"):
-        await Audit(log)(call_of({}), run)
+        await Audit(log)(run, call_of({}))
     assert not ran
 
 
@@ -213,7 +213,7 @@ async def test_names_that_callers_choose_are_cut_and_made_storable(tmp_path: Pat
 
     name = "x" * 5_000_000
     with pytest.raises(NotFound):
-        await Audit(log)(call_of({}, name=name, asked="\ud800é"), run)
+        await Audit(log)(run, call_of({}, name=name, asked="\ud800é"))
     log.close()
     (record,) = records(tmp_path)
     assert record.intent["verb"] == "x" * 199 + "…"

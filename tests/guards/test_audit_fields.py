@@ -128,7 +128,7 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
         trace=road.chains.start_trace(ALICE, "v", "t", None),
         door="test",
     )
-    await Audit(log)(call, run)
+    await Audit(log)(run, call)
     log.close()
     reader = AuditReader(tmp_path)
     (record,) = reader.list_records(10)

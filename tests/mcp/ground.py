@@ -94,11 +94,11 @@ class Ground:
         kind: str = TOOL,
         caller: Principal = OWNER,
         updates: Callable[[Update], None] | None = None,
-        wanted: WantedUpdates | None = None,
+        wanted_updates: WantedUpdates | None = None,
         **more: Any,
     ) -> Result:
-        if updates is not None and wanted is not None:
-            more.update(updates=updates, wanted_updates=wanted)
+        if updates is not None and wanted_updates is not None:
+            more.update(updates=updates, wanted_updates=wanted_updates)
         async with asyncio.timeout(20):
             return await call_tool(
                 self.hub,

@@ -147,10 +147,10 @@ async def test_a_call_that_comes_back_belongs_to_the_one_it_was_made_for(door: A
     async with place() as here:
         flight = under_way(here.face.hub.chains, here.work)
         trace = await door(here, flight.trace.build_context(), {})
-        assert trace.above is flight and trace.chain == ("far.run",) and trace.depth == 1
+        assert trace.parent is flight and trace.chain == ("far.run",) and trace.depth == 1
         assert trace.id == flight.trace.id and trace.origin == "key:ann"
         if door is not by_stdio:
-            assert (await door(here, {}, flight.trace.headers())).above is flight
+            assert (await door(here, {}, flight.trace.build_headers())).parent is flight
 
 
 @pytest.mark.promise("Q6")

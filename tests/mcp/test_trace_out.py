@@ -63,7 +63,7 @@ def check_headers(request: Request) -> None:
 def comes_back(world: Ground, request: Request) -> Trace:
     """Where a call belongs that brings what this request said."""
     fields = {name.encode(): value.encode() for name, value in request.headers.items()}
-    return world.hub.chains.trace(LOCAL, "x.y", "x", parse_trace(fields))
+    return world.hub.chains.start_trace(LOCAL, "x.y", "x", parse_trace(fields))
 
 
 @pytest.mark.promise("Q6")
@@ -181,7 +181,7 @@ async def test_everything_that_goes_to_a_child_is_traced_in_its_meta(
             check_traced(one)
         meta = meta_of(server.sent("tools/call")[0])
         assert meta["com.example/own"] == 1
-        trace = world.hub.chains.trace(LOCAL, "x.y", "x", parse_trace({}, meta))
+        trace = world.hub.chains.start_trace(LOCAL, "x.y", "x", parse_trace({}, meta))
         assert trace.chain == ("s.t",) and trace.id == meta[TRACE_ID]
 
 

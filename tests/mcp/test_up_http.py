@@ -262,14 +262,14 @@ async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
 
     async with ground(short_tmp) as world, mini(handle) as server:
         upstream = await world.add(http("s", server.url))
-        assert [tool.remote_name for tool in world.hub.catalog.tools()] == ["marked", "plain"]
+        assert [tool.remote_name for tool in world.hub.catalog.list_tools()] == ["marked", "plain"]
         (problem,) = upstream.problems
         assert "broken" in problem and "x-mcp-header" in problem
 
         await world.call("s.plain", {"region": "none of its"})
         await world.call("s.marked", {"region": " é", "n": 42, "rest": "r"})
         await world.call("s.marked", {"n": 7})
-        (prompt,) = world.hub.catalogs[PROMPT].tools()
+        (prompt,) = world.hub.catalogs[PROMPT].list_tools()
         await world.call(prompt.name, kind=PROMPT)
         await world.call("x://a b", kind=RESOURCE)
         argument = {"ref": {}, "argument": {"name": "a", "value": ""}}

@@ -21,7 +21,7 @@ WHOLE = {
 
 
 def names(world: Ground, kind: str = TOOL) -> list[str]:
-    return [tool.name for tool in world.hub.catalogs[kind].tools()]
+    return [tool.name for tool in world.hub.catalogs[kind].list_tools()]
 
 
 class Choosy:

@@ -31,7 +31,7 @@ def entry(peers: Peers, era: str, transport: str, *args: object, **keys: Any) ->
 
 
 def names(world: Ground, kind: str) -> list[str]:
-    return [tool.name for tool in world.hub.catalogs[kind].tools()]
+    return [tool.name for tool in world.hub.catalogs[kind].list_tools()]
 
 
 def versions(world: Ground) -> dict[str, int]:
@@ -48,7 +48,7 @@ async def test_prompts_resources_and_templates_are_offered_and_used(
 
         assert names(world, PROMPT) == ["m.asks", "m.plain", "m.travel"]
         assert "m.matrix://text" in names(world, RESOURCE)
-        (template,) = world.hub.catalogs[TEMPLATE].tools()
+        (template,) = world.hub.catalogs[TEMPLATE].list_tools()
         assert (template.name, template.alias) == (
             "m.matrix://item/{id}/{part}",
             "matrix://item/{id}/{part}",
@@ -324,4 +324,4 @@ async def test_a_server_that_declares_nothing_and_has_no_tools_is_connected(
     async with ground(short_tmp) as world:
         upstream = await world.add(scripted.entry())
         assert (upstream.state, upstream.problems) == ("connected", [])
-        assert not world.hub.catalog.tools()
+        assert not world.hub.catalog.list_tools()

@@ -30,7 +30,7 @@ class Client:
         stream = await here.send("GET", "/sse", who=who, Accept="text/event-stream")
         assert (stream.status, stream.streams) == (200, True)
         first = await stream.event()
-        assert first.encode_event == "endpoint"
+        assert first.event == "endpoint"
         return cls(here, stream, first.data.decode(), who)
 
     async def say(self, message: Any, who: str | None = None) -> Answer:

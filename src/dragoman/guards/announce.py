@@ -38,7 +38,7 @@ class Announce:
         self.share = (in_flight + 1) // 2
         """How many of them one caller may have."""
 
-    async def __call__(self, call: Call, next: Next) -> Result:
+    async def __call__(self, next: Next, call: Call) -> Result:
         begun = perf_counter()
         caller = call.principal.label
         self.running += 1

@@ -57,7 +57,7 @@ class Audit:
     def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    async def __call__(self, call: Call, next: Next) -> Result:
+    async def __call__(self, next: Next, call: Call) -> Result:
         started = time.perf_counter()
         try:
             seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))

@@ -21,7 +21,7 @@ class Authorize:
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
 
-    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         if isinstance(call.tool.target, Nowhere):
             return next(call)  # nothing is reached
         judged = call

@@ -19,7 +19,7 @@ class Questions:
     def __init__(self, handles: QuestionHandles) -> None:
         self._handles = handles
 
-    async def __call__(self, call: Call, next: Next) -> Result:
+    async def __call__(self, next: Next, call: Call) -> Result:
         opened = call
         if call.handle is not None:
             opened = replace(call, handle=self._handles.open(call))

@@ -14,7 +14,7 @@ class Recursion:
     def __init__(self, chains: CallChains) -> None:
         self._chains = chains
 
-    async def __call__(self, call: Call, next: Next) -> Result:
+    async def __call__(self, next: Next, call: Call) -> Result:
         if isinstance(call.tool.target, Nowhere):
             return await next(call)  # nothing is reached
         flight = self._chains.enter(call)

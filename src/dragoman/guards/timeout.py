@@ -44,21 +44,21 @@ class Timeout:
         self._deadlines = _NamedDeadlines(seconds, "tool_timeout_secs")
         self._deadlines_as_task = _NamedDeadlines(self.as_task, "task_timeout_secs")
 
-    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         tool, wanted = call.tool, call.wanted_updates
         if tool.agent is not None:
-            return self._run_within(self._deadlines_as_task, call, next)
+            return self._run_within(self._deadlines_as_task, next, call)
         more = wanted is not NO_UPDATES and (wanted.progress or wanted.task_start)
         if tool.bridged is not None:
             inner = (tool.target.traits.timeout or self.seconds) + MARGIN
             if more or inner > self.as_task:
-                return _ExtendableTimeout(self, inner).run(call, next)
-            return self._run_within(self._deadlines_as_task, call, next)
+                return _ExtendableTimeout(self, inner).run(next, call)
+            return self._run_within(self._deadlines_as_task, next, call)
         if more or tool.target.traits.may_last:
-            return _ExtendableTimeout(self).run(call, next)
-        return self._run_within(self._deadlines, call, next)
+            return _ExtendableTimeout(self).run(next, call)
+        return self._run_within(self._deadlines, next, call)
 
-    async def _run_within(self, deadlines: _NamedDeadlines, call: Call, next: Next) -> Result:
+    async def _run_within(self, deadlines: _NamedDeadlines, next: Next, call: Call) -> Result:
         # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
@@ -99,7 +99,7 @@ class _ExtendableTimeout:
         self._timing = asyncio.timeout_at(self._begun + self._seconds)
         self._over = False
 
-    async def run(self, call: Call, next: Next) -> Result:
+    async def run(self, next: Next, call: Call) -> Result:
         updates = call.updates
 
         def hear(update: Update) -> None:

@@ -33,7 +33,7 @@ class Truncate:
         self.chars, self.data_chars = limits.result_chars, limits.data_chars
         self._least = min(self.chars, self.data_chars)
 
-    async def __call__(self, call: Call, next: Next) -> Result:
+    async def __call__(self, next: Next, call: Call) -> Result:
         try:
             result = await next(call)
         except WorkFailed as error:

@@ -46,7 +46,7 @@ class Validate:
         for it."""
         self._reads_arguments = reads_arguments
 
-    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         check = call.tool.validate
         if isinstance(check, PartialCheck):
             self._refuse_unchecked(call, check)
