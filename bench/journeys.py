@@ -3,11 +3,12 @@
     make journeys                                # prints the table, fails if a journey is too long
     python -m bench.journeys --steps mcp-stdio   # prints every function that a journey enters
 
-A journey is one warmed call. The hub runs with a profiler that records each Python function of
-`dragoman` that is entered or resumed on the event loop's thread. A *switch* is two consecutive
-entries in different modules; a module is *entered* once for each run of consecutive entries in it.
-Each call is traced several times and the shortest trace counts: timers of the hub that happen to
-fire during a call are not part of it.
+A journey is one warmed call, from its request to its response; what the hub does later for many
+calls at once, such as committing the audit log, is not part of it. A profiler in the hub records
+each Python function of `dragoman` that is entered or resumed on the event loop's thread. A *switch*
+is two consecutive entries in different modules; a module is *entered* once for each run of
+consecutive entries in it. Each call is traced several times and the shortest trace counts: timers
+of the hub that happen to fire during a call are not part of it.
 """
 
 from __future__ import annotations
@@ -249,9 +250,6 @@ def trace_once(journey: Journey, hub: subprocess.Popen, output: Path) -> Trace:
     hub.send_signal(signal.SIGUSR1)
     wait_until(mark.exists, "the profiler")
     answer = journey.call()
-    time.sleep(
-        0.05
-    )  # what follows the response belongs to the call: its audit record, its log line
     hub.send_signal(signal.SIGUSR2)
     wait_until(output.exists, "the trace")
     check_answer(journey, answer)

@@ -670,7 +670,7 @@ async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
 async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     await write(audit, 1500)
-    last = audit._seq
+    last = audit.tip.seq
     assert await audit.prune(3600, 10_000) == 0
     turns = 0
 

@@ -63,6 +63,10 @@ EntryRow = tuple[int, str, int | None, float, bytes, bytes]
 """seq, kind, of, at, body, mac"""
 
 
+PendingEntry = tuple[str, int | None, float, bytes]
+"""kind, of, at, body"""
+
+
 class ChainTip(NamedTuple):
     """A position in the chain. Numbers begin at 1 without gaps, so `seq` is also the count."""
 
@@ -71,6 +75,18 @@ class ChainTip(NamedTuple):
 
 
 ORIGIN = ChainTip(0, bytes(32))
+
+
+class SealedBatch(NamedTuple):
+    """Entries appended to the chain."""
+
+    encoded: bytes
+    """The entries as the journal stores them."""
+    rows: list[EntryRow]
+    tip: ChainTip
+    trailer: bytes
+    """The trailer of a journal that ends with these entries."""
+
 
 FIRST_HEAD = b"H"
 """The head of an audit log without a journal: of a first start."""
@@ -126,6 +142,19 @@ class AuditSeal:
         outer = self._outer.copy()
         outer.update(inner.digest())
         return sealed, outer.digest()
+
+    def seal_batch(self, pending: Iterable[PendingEntry], tip: ChainTip) -> SealedBatch:
+        """Appends entries to the chain that ends at `tip`."""
+        seq, mac = tip
+        encoded, rows = [], []
+        for kind, of, at, body in pending:
+            seq += 1
+            sealed, mac = self.seal_entry(mac, seq, kind, of, at, body)
+            encoded.append(sealed)
+            rows.append((seq, kind, of, at, body, mac))
+        return SealedBatch(
+            b"".join(encoded), rows, ChainTip(seq, mac), self.seal_tip(TRAILER, seq, mac)
+        )
 
     def hash_arguments(self, arguments: bytes) -> str:
         """Returns a MAC: short arguments could be guessed from a plain hash."""

@@ -43,6 +43,7 @@ from dragoman.stores.audit.chain import (
     ChainBroken,
     ChainTip,
     EntryRow,
+    PendingEntry,
     create_key,
     find_tail,
     insert_entries,
@@ -83,12 +84,16 @@ class SqliteAuditLog:
         self.commits = 0
         self._home = home
         self._broken = broken
+        self.tip = ORIGIN
+        """The end of the chain."""
+        self._trailer = b""
+        """The sealed end of the chain for the journal."""
         self.previous_end_at = 0.0
         """The time of the newest entry of an earlier hub; 0 if there is none."""
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
-        self._pending: list[tuple[str, int | None, float, bytes]] = []
-        """Entries that are not in the chain yet: kind, of, at, body."""
+        self._pending: list[PendingEntry] = []
+        """Entries that are not in the chain yet."""
         self._unsaved: list[EntryRow] = []
         """Entries in the chain that are not in the database yet. The journal contains them, so its
         size bounds them, apart from the outcomes of running calls."""
@@ -120,10 +125,13 @@ class SqliteAuditLog:
                 f"the call was refused: its record of {len(body)} bytes is too long"
             )
         self._pending.append((INTENT, None, time.time(), body))
-        if not self._store():
-            self._pending.append((OUTCOME, self._seq, time.time(), REFUSED))
+        self._seal_pending()
+        seq = self.tip.seq
+        # If the journal is full, everything goes to the database. After a failure calls are
+        # refused until the database has all entries.
+        if not self._write_journal() and (self._failure is not None or not self._save()):
+            self._pending.append((OUTCOME, seq, time.time(), REFUSED))
             raise self._build_refusal()
-        seq = self._seq
         self._running[seq] = None
         if self._timer is None:
             self._schedule_save(SAVE_SECONDS)
@@ -148,18 +156,13 @@ class SqliteAuditLog:
         """Whether calls are in progress."""
         return bool(self._running)
 
-    @property
-    def tip(self) -> ChainTip:
-        """The end of the chain."""
-        return ChainTip(self._seq, self._mac)
-
     def find_first(self) -> tuple[int, float]:
         """The number and the time of the oldest entry that is kept. Raises `StorageFailed`."""
         try:
             found = self._db.execute("SELECT seq, at FROM entries ORDER BY seq LIMIT 1").fetchone()
         except sqlite3.Error as error:
             raise StorageFailed(f'the audit in "{self._home}" cannot be read ({error})') from error
-        return found or (self._seq, time.time())
+        return found or (self.tip.seq, time.time())
 
     @property
     def has_unsaved_entries(self) -> bool:
@@ -279,18 +282,19 @@ class SqliteAuditLog:
                 end = tip
         except ChainBroken:  # `problem` describes it
             pass
-        self._seq, self._mac = end
+        self.tip = end
         if problem is not None:
             log.error("the audit log in %s was changed or damaged: %s", self._home, problem)
             # Above every number that head and journal have seen, so that no number is used twice.
             head = self._seal.read_tip(HEADS, record)
             trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
-            self._seq = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
+            last = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
+            self.tip = ChainTip(last, end.mac)
             os.ftruncate(self._head, 0)
             self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
         elif left is None:
             # Before any other write: a missing journal would be a break.
-            self._journal.restart(self._seal.seal_tip(TRAILER, self._seq, self._mac))
+            self._journal.restart(self._seal.seal_tip(TRAILER, *self.tip))
         self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
 
     def _try_recovery(self) -> bool:
@@ -302,27 +306,16 @@ class SqliteAuditLog:
 
     def _seal_pending(self) -> None:
         """Seals the pending entries and appends them to the chain."""
-        seq, mac = self._seq, self._mac
-        seal = self._seal.seal_entry
-        for kind, of, at, body in self._pending:
-            seq += 1
-            sealed, mac = seal(mac, seq, kind, of, at, body)
-            self._unwritten.append(sealed)
-            self._unsaved.append((seq, kind, of, at, body, mac))
-        self._seq, self._mac = seq, mac
+        batch = self._seal.seal_batch(self._pending, self.tip)
         self._pending.clear()
-
-    def _store(self) -> bool:
-        """Writes new entries to the journal or, if it is full, all entries to the database. After
-        a failure calls are refused until the database has all entries."""
-        self._seal_pending()
-        return self._write_journal() or (self._failure is None and self._save())
+        self._unwritten.append(batch.encoded)
+        self._unsaved += batch.rows
+        self.tip, self._trailer = batch.tip, batch.trailer
 
     def _write_journal(self) -> bool:
         """Writes new entries to the journal; returns False if that failed."""
-        trailer = self._seal.seal_tip(TRAILER, self._seq, self._mac)
         try:
-            if not self._journal.append(b"".join(self._unwritten), trailer):
+            if not self._journal.append(b"".join(self._unwritten), self._trailer):
                 return False
             self._unwritten.clear()
             if self._durable:
@@ -334,10 +327,10 @@ class SqliteAuditLog:
 
     def _write_ends(self) -> None:
         self._unwritten.clear()
-        self._journal.restart(self._seal.seal_tip(TRAILER, self._seq, self._mac))
+        self._journal.restart(self._trailer)
         if self._durable:
             self._journal.sync()
-        os.pwrite(self._head, self._seal.seal_tip(HEAD_BESIDE_JOURNAL, self._seq, self._mac), 0)
+        os.pwrite(self._head, self._seal.seal_tip(HEAD_BESIDE_JOURNAL, *self.tip), 0)
         if self._durable:
             os.fsync(self._head)
 
@@ -414,7 +407,7 @@ class SqliteAuditLog:
     def _prune_batch(self, before: float, max_entries: int) -> int:
         if not self._save(can_wait=True):
             return 0
-        oldest_running = next(iter(self._running), self._seq + 1)
+        oldest_running = next(iter(self._running), self.tip.seq + 1)
         last: ChainTip | None = None
         count = 0
         try:
@@ -422,7 +415,7 @@ class SqliteAuditLog:
                 "SELECT seq, at, mac FROM entries ORDER BY seq LIMIT ?", (PRUNE_BATCH,)
             ).fetchall()
             for seq, at, mac in rows:
-                if seq >= oldest_running or (at >= before and seq > self._seq - max_entries):
+                if seq >= oldest_running or (at >= before and seq > self.tip.seq - max_entries):
                     break
                 last = ChainTip(seq, mac)
                 count += 1
