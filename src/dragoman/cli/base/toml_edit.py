@@ -1,6 +1,6 @@
 """Adds and removes TOML tables as text, so that everything else stays byte for byte.
 
-Does no I/O and knows no client. Decision 68 says why no library does this.
+Does no I/O and knows no client. Decision 69 says why no library does this.
 """
 
 from __future__ import annotations
