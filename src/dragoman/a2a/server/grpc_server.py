@@ -1,4 +1,4 @@
-"""A2A over gRPC, on a port of its own: from a call's metadata and bytes to the face, and back.
+"""A2A over gRPC, on its own port: from a call's metadata and bytes to the A2A server, and back.
 
 Knows no operation beyond its name. Importing this needs the extra `grpc`; whoever configures no
 port does not load it. There is no TLS here: on loopback, or behind a proxy that has it. No browser
@@ -108,7 +108,7 @@ Work = Callable[
 class A2aGrpcServer:
     def __init__(
         self,
-        face: A2aServer,
+        server: A2aServer,
         authenticate: Authenticate,
         host: str,
         port: int,
@@ -118,7 +118,7 @@ class A2aGrpcServer:
         max_calls: int = MAX_CALLS,
         max_of_caller: int = MAX_OF_CALLER,
     ) -> None:
-        self._face = face
+        self._operations = server
         self._authenticate = authenticate
         self._host = host
         self._port = port
@@ -268,8 +268,8 @@ class A2aGrpcServer:
         request: dict[str, Any],
         context: Context,
     ) -> bytes:
-        answer = await self._face.answer(ctx, method.op, request)
-        shown = self._face.cards.shape_card(answer, V10) if method.op == CARD else answer
+        answer = await self._operations.answer(ctx, method.op, request)
+        shown = self._operations.cards.shape_card(answer, V10) if method.op == CARD else answer
         await self._say_extensions(ctx, request, context)
         return _written(service, method, service.render_result(method.op, shown))
 
@@ -282,9 +282,9 @@ class A2aGrpcServer:
         context: Context,
     ) -> None:
         if method.op == SUBSCRIBE:
-            events = self._face.subscribe(ctx, request, None)
+            events = self._operations.subscribe(ctx, request, None)
         else:
-            events = await self._face.stream(ctx, request)
+            events = await self._operations.stream(ctx, request)
         try:
             await self._say_extensions(ctx, request, context)
             async for _, event, final in events:
@@ -305,7 +305,7 @@ class A2aGrpcServer:
     ) -> None:
         """Those that are in use."""
         if ctx.extensions:
-            facts = self._face.router.get_facts(request.get("tenant"))
+            facts = self._operations.router.get_facts(request.get("tenant"))
             used = ctx.extensions & {one["uri"] for one in facts.extensions}
             if used:
                 named = ", ".join(sorted(used))

@@ -1,21 +1,21 @@
 """A2A over HTTP: which agent, binding and dialect a request is for, and how it is answered.
 
 Under `listen_path`, and under an agent's name below it: JSON-RPC of every dialect by `POST`, the
-routes of 1.0, those of 0.3 below `/v1`, those of the first dialect; the cards. Who is calling was
-settled before a request comes here; nobody, where it asks for a card.
+routes of 1.0, those of 0.3 below `/v1`, those of 0.1; the cards. Requests come here authenticated,
+except for cards.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
 from dragoman.a2a.cards.build import build_card_headers, is_unchanged
 from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.protocol import dialects
-from dragoman.a2a.protocol.dialects import Dialect, DialectTraits, operations, v03, v10
+from dragoman.a2a.protocol.dialects import Dialect, RestRoutes, operations, v03, v10
 from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     INTERNAL,
@@ -30,6 +30,7 @@ from dragoman.a2a.server.card_service import CardService
 from dragoman.a2a.server.operations import A2aServer, merge_metadata
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.task_stream import TaskStream
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
@@ -52,32 +53,238 @@ _A2A_JSON = b"application/a2a+json"
 _RPC_PATHS = frozenset(("", "/", "/message/send", "/message/stream"))
 """Some gateways, litellm's among them, add the method to the path of an agent."""
 _MESSAGES = frozenset((operations.SEND, operations.STREAM))
-PARAMS = (b'"message"', b'"id"', b'"configuration"', b'"metadata"')
 
 
-class Known:
-    """What is known of a JSON-RPC request, for the answer to it."""
+class RestDialect(Dialect, Protocol):
+    """A dialect that has the HTTP+JSON binding."""
 
-    __slots__ = ("dialect", "id", "op")
+    @property
+    def ROUTES(self) -> RestRoutes: ...
+    def parse_rest_params(
+        self, op: str, values: Mapping[str, str], query: Mapping[str, str], body: Any
+    ) -> dict[str, Any]: ...
+    def render_rest_result(self, op: str, value: Any) -> Any: ...
+    def render_rest_event(self, event: dict[str, Any], *, final: bool) -> dict[str, Any]: ...
+    def render_rest_error(self, error: A2aError) -> tuple[int, dict[str, Any]]: ...
 
-    def __init__(self) -> None:
-        self.id: rpc.Id = None
+
+class Exchange:
+    """A request in one of the bindings, and how its response is written. `parse` fills it in step
+    by step: an error is written in the dialect that is known by then."""
+
+    __slots__ = ("agent", "dialect", "op", "principal", "request", "transport", "wanted")
+
+    headers: list[tuple[bytes, bytes]] = JSON_HEADERS
+    lists_extensions = True
+    """Whether a response names the extensions in use."""
+
+    def __init__(
+        self,
+        transport: A2aHttpTransport,
+        request: HttpRequest,
+        principal: Principal,
+        agent: str | None,
+    ) -> None:
+        self.transport = transport
+        self.request = request
+        self.principal = principal
+        self.agent = agent
         self.dialect: Dialect = dialects.NATIVE
         self.op = ""
+        self.wanted: Mapping[str, Any] = NOTHING
+        """The request of the operation, in the form of 1.0."""
+
+    def parse(self) -> Exchange | None:
+        """Returns this exchange, or one of another binding where the body shows that the request is
+        of that; None if it has been answered."""
+        raise NotImplementedError
+
+    def encode_result(self, answer: dict[str, Any]) -> bytes:
+        """The body of the response to the operation."""
+        raise NotImplementedError
+
+    def encode_card(self, card: Mapping[str, Any]) -> bytes:
+        return encode(card)
+
+    def encode_event(self, stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+        """An event of a stream as SSE; may be nothing."""
+        raise NotImplementedError
+
+    def write_error(self, error: A2aError) -> None:
+        raise NotImplementedError
+
+
+class JsonRpcExchange(Exchange):
+    __slots__ = ("id",)
+
+    def parse(self) -> Exchange | None:
+        request = self.request
+        self.id: rpc.Id = None
+        if request.method != "POST":
+            _reject_method(request, b"POST")
+            return None
+        message = read_json(request)
+        self.id = rpc.find_id(message)
+        checked = message
+        if isinstance(message, dict):
+            if "jsonrpc" not in message and http_v01.parse_bare_request(message):
+                return LegacyExchange(self.transport, request, self.principal, self.agent, "")
+            if message.get("id", 0) is None:
+                # JSON-RPC discourages null as an id, and some A2A clients send it.
+                checked = {**message, "id": 0}
+        if (flaw := rpc.find_flaw(checked)) is not None or "method" not in message:
+            raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
+        method, params = message["method"], message.get("params")
+        version = read_version(request)
+        required = self.transport.require_version
+        dialect = self.dialect = dialects.choose(version, method, params, required)
+        if version is None and method in dialects.SHARED:
+            task_id = params.get("id") if isinstance(params, dict) else None
+            created_in = self.transport.server.access.find_version(self.principal, task_id)
+            dialect = self.dialect = dialects.choose_shared(created_in)
+        op = dialect.METHODS.get(method)
+        if op is None:
+            raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
+        self.op = op
+        self.wanted = dialect.parse_params(op, params)
+        if "id" not in message:  # a notification: nobody waits for the outcome, so nothing is done
+            request.reply(204, [], b"")
+            return None
+        return self
+
+    def encode_result(self, answer: dict[str, Any]) -> bytes:
+        return rpc.encode_result(self.id, self.dialect.render_result(self.op, answer))
+
+    def encode_card(self, card: Mapping[str, Any]) -> bytes:
+        return rpc.encode_result(self.id, card)
+
+    def encode_event(self, stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+        out = rpc.encode_result(self.id, self.dialect.render_event(event, final=final))
+        return sse.encode_event(out, id=str(number))
+
+    def write_error(self, error: A2aError) -> None:
+        shown = self.dialect.render_error(error)
+        body = encode({"jsonrpc": "2.0", "id": self.id, "error": shown})
+        request = self.request
+        as_event = self.dialect.TRAITS.streams_errors and self.op in operations.STREAMING
+        if as_event and b"text/event-stream" in request.fields.get(b"accept", b"").lower():
+            request.reply(200, SSE_HEADERS, sse.encode_event(body))
+        else:
+            request.reply(200, JSON_HEADERS, body)
+
+
+class RestExchange(Exchange):
+    __slots__ = ("headers", "path", "rest")
+
+    def __init__(
+        self,
+        transport: A2aHttpTransport,
+        request: HttpRequest,
+        principal: Principal,
+        agent: str | None,
+        path: str,
+        dialect: RestDialect,
+    ) -> None:
+        super().__init__(transport, request, principal, agent)
+        self.path = path
+        self.rest = self.dialect = dialect
+        self.headers = [(b"content-type", dialect.TRAITS.media_type.encode())]
+
+    def parse(self) -> Exchange | None:
+        request, path, dialect, traits = self.request, self.path, self.rest, self.dialect.TRAITS
+        version = read_version(request)
+        if version is not None or not traits.versioned_paths:
+            # A path has no dialect but its own; what is named beside it must be that.
+            required = self.transport.require_version
+            chosen = dialects.choose(version, operations.SEND, None, required)
+            if chosen is not dialect and not traits.versioned_paths:
+                raise A2aError(METHOD_NOT_FOUND, f'version "{version}" has no such path; see /v1')
+        found = dialect.ROUTES.find(request.method, path)
+        if found is None:
+            if allowed := dialect.ROUTES.list_methods(path):
+                _reject_method(request, ", ".join(allowed).encode())
+                return None
+            raise A2aError(METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
+        op, values = found
+        body = read_json(request) if request.body else None
+        if op in _MESSAGES and isinstance(body, dict) and "jsonrpc" in body:
+            # agno's client puts the envelope of JSON-RPC there, and reads one.
+            return JsonRpcExchange(self.transport, request, self.principal, self.agent)
+        self.op = op
+        self.wanted = dialect.parse_rest_params(op, values, read_query(request), body)
+        return self
+
+    def encode_result(self, answer: dict[str, Any]) -> bytes:
+        return encode(self.rest.render_rest_result(self.op, answer))
+
+    def encode_event(self, stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+        out = encode(self.rest.render_rest_event(event, final=final))
+        return sse.encode_event(out, id=str(number))
+
+    def write_error(self, error: A2aError) -> None:
+        status, out = self.rest.render_rest_error(error)
+        self.request.reply(status, self.headers, encode(out))
+
+
+class LegacyExchange(Exchange):
+    """The routes of 0.1, and bodies without an envelope."""
+
+    __slots__ = ("legacy", "path")
+
+    lists_extensions = False
+
+    def __init__(
+        self,
+        transport: A2aHttpTransport,
+        request: HttpRequest,
+        principal: Principal,
+        agent: str | None,
+        path: str,
+    ) -> None:
+        super().__init__(transport, request, principal, agent)
+        self.path = path
+        self.dialect = http_v01.DIALECT
+        self.legacy: http_v01.LegacyRequest | None = None
+
+    def parse(self) -> Exchange:
+        body = read_json(self.request) if self.request.body else None
+        if self.path:
+            legacy = http_v01.parse_request(self.request.method, self.path, body)
+        else:
+            bare = http_v01.parse_bare_request(body)
+            if bare is None:
+                raise A2aError(INVALID_REQUEST, '"jsonrpc" must be "2.0"')
+            legacy = bare
+        self.legacy, self.op, self.wanted = legacy, legacy.op, legacy.request
+        return self
+
+    def encode_result(self, answer: dict[str, Any]) -> bytes:
+        assert self.legacy is not None
+        return encode(self.legacy.answer(answer))
+
+    def encode_event(self, stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+        assert self.legacy is not None
+        return self.legacy.frame(stream, number, event, final)
+
+    def write_error(self, error: A2aError) -> None:
+        render = http_v01.render_failure if self.legacy is None else self.legacy.render_failure
+        status, out = render(error)
+        self.request.reply(status, JSON_HEADERS, encode(out))
 
 
 class A2aHttpTransport:
     def __init__(
-        self, face: A2aServer, settings: A2aSettings, base_of: Callable[[HttpRequest], str]
+        self, server: A2aServer, settings: A2aSettings, find_base: Callable[[HttpRequest], str]
     ) -> None:
-        self.face = face
-        self._cards: CardService = face.cards
+        """`find_base` returns the address at which the client of a request sees the hub."""
+        self.server = server
+        self._cards: CardService = server.cards
         self._path = settings.listen_path.rstrip("/")
-        self._require_version = settings.require_version
-        self._base_of = base_of
+        self.require_version = settings.require_version
+        self._find_base = find_base
 
     def is_card(self, path: str) -> bool:
-        """Whether that is asked for without a key."""
+        """Whether a request for `path` needs no key."""
         if not path.endswith(CARD_PATHS):
             return False
         return path in CARD_PATHS or self._split(path)[1] in CARD_PATHS
@@ -86,23 +293,24 @@ class A2aHttpTransport:
         return self._split(path)[1] in _RPC_PATHS
 
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
+        """The operation has started when this returns."""
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
-        if agent is not None:
-            agent = self.face.router.resolve_slug(agent)
-        if principal is not None and rest in _RPC_PATHS:
-            return self._rpc(request, principal, agent)
-        return self._other(request, principal, agent, rest)
-
-    async def _other(
-        self, request: HttpRequest, principal: Principal | None, agent: str | None, rest: str
-    ) -> None:
         if rest in CARD_PATHS:
-            self._card(request, principal, agent)
+            self._serve_card(request, principal, agent)
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
+        elif rest in _RPC_PATHS:
+            return self._serve(JsonRpcExchange(self, request, principal, agent))
+        elif rest == "/agents" and agent is None:
+            self._serve_agents(request, principal)
+        elif rest.startswith("/v1/"):
+            return self._serve(RestExchange(self, request, principal, agent, rest, v03))
+        elif http_v01.is_route(request.method, rest) and _may_be_legacy(request):
+            return self._serve(LegacyExchange(self, request, principal, agent, rest))
         else:
-            await self._rest(request, principal, agent, rest)
+            return self._serve(RestExchange(self, request, principal, agent, rest, v10))
+        return _done()
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """The agent that a path below ours names, and the rest of it."""
@@ -115,128 +323,79 @@ class A2aHttpTransport:
                 return unquote(first), f"/{after}" if after else ""
         return None, rest
 
-    # --- JSON-RPC --------------------------------------------------------------------------------
+    # --- operations ------------------------------------------------------------------------------
 
-    def _rpc(
-        self, request: HttpRequest, principal: Principal, agent: str | None
-    ) -> Awaitable[None]:
-        """What was asked for is begun when this returns."""
-        if request.method != "POST":
-            _not_allowed(request, b"POST")
-            return _done()
-        known = Known()
+    def _serve(self, exchange: Exchange) -> Awaitable[None]:
+        """Starts the operation. Here and in `_finish` every error is answered in the binding and
+        dialect of the request."""
         try:
-            return self._begin(request, principal, agent, known)
-        except Exception as error:
-            _fail(request, known, error)
-            return _done()
-
-    def _begin(
-        self, request: HttpRequest, principal: Principal, agent: str | None, known: Known
-    ) -> Awaitable[None]:
-        message = self._message(request)
-        known.id = rpc.find_id(message)
-        if (
-            isinstance(message, dict)
-            and "jsonrpc" not in message
-            and http_v01.parse_bare_request(message)
-        ):
-            return self._legacy(request, principal, agent, "")
-        if (flaw := rpc.find_flaw(_with_any_id(message))) is not None or "method" not in message:
-            raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
-        method, params = message["method"], message.get("params")
-        version = _version(request)
-        dialect = known.dialect = dialects.choose(version, method, params, self._require_version)
-        if version is None and method in dialects.SHARED:
-            id_of_task = params.get("id") if isinstance(params, dict) else None
-            created_in = self.face.access.find_version(principal, id_of_task)
-            dialect = known.dialect = dialects.choose_shared(created_in)
-        op = dialect.METHODS.get(method)
-        if op is None:
-            raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
-        known.op = op
-        wanted = dialect.parse_params(op, params)
-        ctx = self._build_context(request, principal, agent, dialect, wanted)
-        if "id" not in message:  # nobody waits for the outcome, so nothing is done
-            request.reply(204, [], b"")
-            return _done()
-        if op in operations.STREAMING:
-            return self._rpc_stream(request, known, ctx, wanted)
-        return self._rpc_answer(request, known, ctx, wanted, self.face.answer(ctx, op, wanted))
-
-    async def _rpc_answer(
-        self,
-        request: HttpRequest,
-        known: Known,
-        ctx: RequestContext,
-        wanted: Mapping[str, Any],
-        answer: Awaitable[dict[str, Any]],
-    ) -> None:
-        try:
-            body = rpc.encode_result(known.id, self._out(known.dialect, known.op, await answer))
-        except Exception as error:
-            _fail(request, known, error)
-            return
-        request.reply(200, self._headers(ctx, JSON_HEADERS, wanted), body)
-
-    async def _rpc_stream(
-        self, request: HttpRequest, known: Known, ctx: RequestContext, wanted: Mapping[str, Any]
-    ) -> None:
-        def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-            out = rpc.encode_result(known.id, known.dialect.render_event(event, final=final))
-            return sse.encode_event(out, id=str(number))
-
-        try:
-            stream = await self._opened(known.op, ctx, wanted, request)
-        except Exception as error:
-            _fail(request, known, error)
-            return
-        await self._pump(request, stream, frame, ctx, wanted)
-
-    def _message(self, request: HttpRequest) -> Any:
-        kind = request.fields.get(b"content-type", b"").lower()
-        if not kind.startswith((_JSON, _A2A_JSON)):
-            raise A2aError(
-                CONTENT_TYPE_NOT_SUPPORTED, "send a message as content-type application/json"
+            while (parsed := exchange.parse()) is not exchange:
+                if parsed is None:
+                    return _done()
+                exchange = parsed
+            op, wanted, request = exchange.op, exchange.wanted, exchange.request
+            fields = request.fields
+            extensions = fields.get(b"a2a-extensions") or fields.get(b"x-a2a-extensions")
+            key = fields.get(b"idempotency-key", b"").decode("latin-1")
+            if len(key) > 256 or not key.isprintable():
+                raise A2aError(INVALID_REQUEST, "an Idempotency-Key has at most 256 characters")
+            ctx = RequestContext(
+                exchange.principal,
+                exchange.agent,
+                exchange.dialect.VERSION,
+                _parse_extensions(extensions) if extensions else _NONE,
+                self._find_base(request) if op == operations.CARD else "",
+                key,
+                parse_trace(fields, merge_metadata(wanted)),
             )
-        try:
-            message = decode(request.body)
-        except Malformed as problem:
-            raise A2aError(PARSE_ERROR, str(problem)) from None
-        body = request.body
-        if not is_compact(body, message) and has_duplicate_names(body, rpc.ENVELOPE, (), 0):
-            raise A2aError(INVALID_REQUEST, "a member is named twice")
-        return message
+            answer = None
+            if op not in operations.STREAMING:
+                answer = self.server.answer(ctx, op, wanted)
+        except Exception as error:
+            _fail(exchange, error)
+            return _done()
+        return self._finish(exchange, ctx, answer)
 
-    def _out(self, dialect: Dialect, op: str, answer: dict[str, Any]) -> Any:
-        if op == operations.CARD:
-            return self._cards.shape_card(answer, dialect.VERSION)
-        return dialect.render_result(op, answer)
-
-    async def _opened(
-        self, op: str, ctx: RequestContext, wanted: Mapping[str, Any], request: HttpRequest
-    ) -> TaskStream:
-        if op == operations.STREAM:
-            return await self.face.stream(ctx, wanted)
-        last = request.fields.get(b"last-event-id", b"").decode("latin-1")
-        return self.face.subscribe(ctx, wanted, int(last) if _is_number(last) else None)
-
-    async def _pump(
-        self,
-        request: HttpRequest,
-        stream: TaskStream,
-        frame: http_v01.Frame,
-        ctx: RequestContext,
-        wanted: Mapping[str, Any],
+    async def _finish(
+        self, exchange: Exchange, ctx: RequestContext, answer: Awaitable[dict[str, Any]] | None
     ) -> None:
-        """Sends what the stream has, as long as there is somebody who reads it."""
-        request.start(200, self._headers(ctx, SSE_HEADERS, wanted))
+        """`answer` is None for a stream, which is opened here."""
+        try:
+            if answer is None:
+                stream = await self._open_stream(exchange, ctx)
+            elif exchange.op == operations.CARD:
+                card = self._cards.shape_card(await answer, exchange.dialect.VERSION)
+                body = exchange.encode_card(card)
+            else:
+                body = exchange.encode_result(await answer)
+        except Exception as error:
+            _fail(exchange, error)
+            return
+        if answer is None:
+            await self._pump(exchange, ctx, stream)
+            return
+        headers = exchange.headers
+        if ctx.extensions and exchange.lists_extensions:
+            headers = self._add_extensions(exchange, ctx, headers)
+        exchange.request.reply(200, headers, body)
+
+    async def _open_stream(self, exchange: Exchange, ctx: RequestContext) -> TaskStream:
+        if exchange.op == operations.STREAM:
+            return await self.server.stream(ctx, exchange.wanted)
+        last = exchange.request.fields.get(b"last-event-id", b"").decode("latin-1")
+        number = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else None
+        return self.server.subscribe(ctx, exchange.wanted, number)
+
+    async def _pump(self, exchange: Exchange, ctx: RequestContext, stream: TaskStream) -> None:
+        """Sends the events of the stream until it ends or the client has gone."""
+        request = exchange.request
+        request.start(200, self._add_extensions(exchange, ctx, SSE_HEADERS))
         request.gone.add_done_callback(lambda _: stream.close())
         try:
             while not stream.ended and not request.lost:
                 found = await stream.next(HEARTBEAT_SECONDS)
                 for number, event, final in found:
-                    await request.write(frame(stream, number, event, final))
+                    await request.write(exchange.encode_event(stream, number, event, final))
                 if not found and not stream.ended:
                     await request.write(sse.KEEPALIVE)
         except HubError as error:
@@ -245,115 +404,30 @@ class A2aHttpTransport:
             stream.close()
             request.end()
 
-    # --- routes ----------------------------------------------------------------------------------
-
-    async def _rest(
-        self, request: HttpRequest, principal: Principal, agent: str | None, path: str
-    ) -> None:
-        if path == "/agents" and agent is None:
-            self._agents(request, principal)
-            return
-        if path.startswith("/v1/"):
-            await self._routed(request, principal, agent, path, v03)
-        elif http_v01.is_route(request.method, path) and _is_first(request):
-            await self._legacy(request, principal, agent, path)
-        else:
-            await self._routed(request, principal, agent, path, v10)
-
-    async def _routed(
-        self,
-        request: HttpRequest,
-        principal: Principal,
-        agent: str | None,
-        path: str,
-        dialect: Any,
-    ) -> None:
-        traits: DialectTraits = dialect.TRAITS
-        kind = traits.media_type.encode()
-        try:
-            version = _version(request)
-            if version is not None or not traits.versioned_paths:
-                # A path has no dialect but its own; what is named beside it must be that.
-                chosen = dialects.choose(version, operations.SEND, None, self._require_version)
-                if chosen is not dialect and not traits.versioned_paths:
-                    raise A2aError(
-                        METHOD_NOT_FOUND, f'version "{version}" has no such path; see /v1'
-                    )
-            found = dialect.ROUTES.find(request.method, path)
-            if found is None:
-                allowed = dialect.ROUTES.list_methods(path)
-                if allowed:
-                    _not_allowed(request, ", ".join(allowed).encode())
-                    return
-                raise A2aError(METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
-            op, values = found
-            body = self._message(request) if request.body else None
-            if op in _MESSAGES and isinstance(body, dict) and "jsonrpc" in body:
-                # agno's client puts the envelope of JSON-RPC there, and reads one.
-                await self._rpc(request, principal, agent)
-                return
-            wanted = dialect.parse_rest_params(op, values, _query(request), body)
-            ctx = self._build_context(request, principal, agent, dialect, wanted)
-            if op in operations.STREAMING:
-                stream = await self._opened(op, ctx, wanted, request)
-
-                def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-                    out = encode(dialect.render_rest_event(event, final=final))
-                    return sse.encode_event(out, id=str(number))
-
-                await self._pump(request, stream, frame, ctx, wanted)
-                return
-            answer = await self.face.answer(ctx, op, wanted)
-            if op == operations.CARD:
-                out = self._cards.shape_card(answer, dialect.VERSION)
-            else:
-                out = dialect.render_rest_result(op, answer)
-        except Exception as error:
-            status, out = dialect.render_rest_error(_understood(error, request))
-            request.reply(status, [(b"content-type", kind)], encode(out))
-            return
-        headers = self._headers(ctx, [(b"content-type", kind)], wanted)
-        request.reply(200, headers, encode(out))
-
-    async def _legacy(
-        self, request: HttpRequest, principal: Principal, agent: str | None, path: str
-    ) -> None:
-        """The first dialect's own routes."""
-        failure: http_v01.RenderFailure = http_v01.render_failure
-        try:
-            body = self._message(request) if request.body else None
-            asked = (
-                http_v01.parse_request(request.method, path, body)
-                if path
-                else http_v01.parse_bare_request(body)
-            )
-            if asked is None:
-                raise A2aError(INVALID_REQUEST, '"jsonrpc" must be "2.0"')
-            failure = asked.render_failure
-            dialect = dialects.BY_VERSION["0.1"]
-            ctx = self._build_context(request, principal, agent, dialect, asked.request)
-            if asked.op in operations.STREAMING:
-                stream = await self._opened(asked.op, ctx, asked.request, request)
-                await self._pump(request, stream, asked.frame, ctx, asked.request)
-                return
-            answer = await self.face.answer(ctx, asked.op, asked.request)
-            out = asked.answer(answer)
-        except Exception as error:
-            status, out = failure(_understood(error, request))
-            request.reply(status, JSON_HEADERS, encode(out))
-            return
-        request.reply(200, JSON_HEADERS, encode(out))
+    def _add_extensions(
+        self, exchange: Exchange, ctx: RequestContext, headers: list[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        """Names the extensions that are in use."""
+        if not ctx.extensions:
+            return headers
+        facts = self.server.router.get_facts(ctx.agent or exchange.wanted.get("tenant"))
+        used = sorted(ctx.extensions & {one["uri"] for one in facts.extensions})
+        if not used:
+            return headers
+        return [*headers, (b"a2a-extensions", ", ".join(used).encode("latin-1", "replace"))]
 
     # --- cards -----------------------------------------------------------------------------------
 
-    def _card(self, request: HttpRequest, principal: Principal | None, agent: str | None) -> None:
+    def _serve_card(
+        self, request: HttpRequest, principal: Principal | None, agent: str | None
+    ) -> None:
         if request.method not in ("GET", "HEAD"):
-            _not_allowed(request, b"GET")
+            _reject_method(request, b"GET")
             return
         try:
-            shape = _card_shape(_version(request))
-            base = self._base_of(request)
-            grpc = _query(request).get("binding", "").upper() == "GRPC"
+            shape = find_card_shape(read_version(request))
+            base = self._find_base(request)
+            grpc = read_query(request).get("binding", "").upper() == "GRPC"
             body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc=grpc)
         except A2aError as error:
             status = 404 if error.reason == "INVALID_PARAMS" else error.codes.http
@@ -369,86 +443,48 @@ class A2aHttpTransport:
         else:
             request.reply(200, headers, body)
 
-    def _agents(self, request: HttpRequest, principal: Principal) -> None:
+    def _serve_agents(self, request: HttpRequest, principal: Principal) -> None:
         if request.method not in ("GET", "HEAD"):
-            _not_allowed(request, b"GET")
+            _reject_method(request, b"GET")
             return
         try:
-            shape = _card_shape(_version(request))
+            shape = find_card_shape(read_version(request))
         except A2aError as error:
             body = encode({"error": {"message": error.message}})
             request.reply(error.codes.http, JSON_HEADERS, body)
             return
-        body = self._cards.encode_agent_list(principal, self._base_of(request), shape)
+        body = self._cards.encode_agent_list(principal, self._find_base(request), shape)
         request.reply(200, JSON_HEADERS, body)
-
-    # --- who asks --------------------------------------------------------------------------------
-
-    def _build_context(
-        self,
-        request: HttpRequest,
-        principal: Principal,
-        agent: str | None,
-        dialect: Dialect,
-        wanted: Mapping[str, Any],
-    ) -> RequestContext:
-        fields = request.fields
-        named = fields.get(b"a2a-extensions") or fields.get(b"x-a2a-extensions")
-        key = fields.get(b"idempotency-key", b"").decode("latin-1")
-        if len(key) > 256 or not key.isprintable():
-            raise A2aError(INVALID_REQUEST, "an Idempotency-Key has at most 256 characters")
-        return RequestContext(
-            principal,
-            agent,
-            dialect.VERSION,
-            _extensions(named) if named else _NONE,
-            self._base_of(request),
-            key,
-            parse_trace(fields, merge_metadata(wanted)),
-        )
-
-    def _headers(
-        self, ctx: RequestContext, headers: list[tuple[bytes, bytes]], wanted: Mapping[str, Any]
-    ) -> list[tuple[bytes, bytes]]:
-        """With the extensions that are in use."""
-        if not ctx.extensions:
-            return headers
-        facts = self.face.router.get_facts(ctx.agent or wanted.get("tenant"))
-        declared = {one["uri"] for one in facts.extensions}
-        used = sorted(ctx.extensions & declared)
-        if not used:
-            return headers
-        return [*headers, (b"a2a-extensions", ", ".join(used).encode("latin-1", "replace"))]
 
 
 _NONE: frozenset[str] = frozenset()
 
 
-def _extensions(named: bytes) -> frozenset[str]:
+def _parse_extensions(named: bytes) -> frozenset[str]:
     found = [one.strip() for one in named.decode("latin-1").split(",")]
     return frozenset(one for one in found[:MAX_EXTENSIONS] if 0 < len(one) <= 512)
 
 
-def _version(request: HttpRequest) -> str | None:
+def read_version(request: HttpRequest) -> str | None:
     """The version that was named, as a header or in the query; None without one."""
     named = request.fields.get(b"a2a-version")
     if named is None:
         if not request.query:
             return None
-        return _query(request).get("A2A-Version") or None
+        return read_query(request).get("A2A-Version") or None
     return named.decode("latin-1").strip() or None
 
 
-def _is_first(request: HttpRequest) -> bool:
-    """Whether no other dialect than the first is named."""
+def _may_be_legacy(request: HttpRequest) -> bool:
+    """Whether the request names no dialect without legacy routes."""
     try:
-        version = _version(request)
-        return version is None or dialects.find_traits(_card_shape(version)).has_legacy_routes
+        version = read_version(request)
+        return version is None or dialects.find_traits(find_card_shape(version)).has_legacy_routes
     except A2aError:
-        return False  # which is said where the routes are looked for
+        return False  # `RestExchange.parse` raises it again, and answers it
 
 
-def _query(request: HttpRequest) -> dict[str, str]:
+def read_query(request: HttpRequest) -> dict[str, str]:
     if not request.query:
         return {}
     try:
@@ -457,17 +493,26 @@ def _query(request: HttpRequest) -> dict[str, str]:
         raise A2aError(INVALID_REQUEST, "the query has more than 32 fields") from None
 
 
-def _card_shape(version: str | None) -> str:
+def find_card_shape(version: str | None) -> str:
     """The shape that clients of that version read; empty for the one of the configuration."""
     if version is None:
         return ""
     return dialects.choose(version, None, None, False).VERSION
 
 
-def _with_any_id(message: Any) -> Any:
-    """JSON-RPC discourages null as an id, and some clients of A2A send it: they are answered."""
-    if isinstance(message, dict) and "id" in message and message["id"] is None:
-        return {**message, "id": 0}
+def read_json(request: HttpRequest) -> Any:
+    kind = request.fields.get(b"content-type", b"").lower()
+    if not kind.startswith((_JSON, _A2A_JSON)):
+        raise A2aError(
+            CONTENT_TYPE_NOT_SUPPORTED, "send a message as content-type application/json"
+        )
+    body = request.body
+    try:
+        message = decode(body)
+    except Malformed as problem:
+        raise A2aError(PARSE_ERROR, str(problem)) from None
+    if not is_compact(body, message) and has_duplicate_names(body, rpc.ENVELOPE, (), 0):
+        raise A2aError(INVALID_REQUEST, "a member is named twice")
     return message
 
 
@@ -475,34 +520,18 @@ async def _done() -> None:
     """It is answered already."""
 
 
-def _fail(request: HttpRequest, known: Known, error: Exception) -> None:
-    shown = known.dialect.render_error(_understood(error, request))
-    body = encode({"jsonrpc": "2.0", "id": known.id, "error": shown})
-    as_event = known.dialect.TRAITS.streams_errors and known.op in operations.STREAMING
-    if as_event and _wants_events(request):
-        request.reply(200, SSE_HEADERS, sse.encode_event(body))
-    else:
-        request.reply(200, JSON_HEADERS, body)
-
-
-def _wants_events(request: HttpRequest) -> bool:
-    return b"text/event-stream" in request.fields.get(b"accept", b"").lower()
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _understood(error: Exception, request: HttpRequest) -> A2aError:
-    if isinstance(error, A2aError):
-        return error
+def _fail(exchange: Exchange, error: Exception) -> None:
+    """The outer boundary: whatever goes wrong is answered."""
     if isinstance(error, HubError):
-        return error_from_hub(error)
-    log.error("%s %s crashed", request.method, request.path, exc_info=error)
-    return A2aError(INTERNAL, "the hub failed at this; see its log")
+        error = error_from_hub(error)
+    if not isinstance(error, A2aError):
+        request = exchange.request
+        log.error("%s %s crashed", request.method, request.path, exc_info=error)
+        error = A2aError(INTERNAL, "internal error: see the hub's log")
+    exchange.write_error(error)
 
 
-def _not_allowed(request: HttpRequest, methods: bytes) -> None:
+def _reject_method(request: HttpRequest, methods: bytes) -> None:
     body = encode({"error": {"message": f"use {methods.decode()}"}})
     request.reply(405, [*JSON_HEADERS, (b"allow", methods)], body)
 

@@ -24,6 +24,8 @@ PYTHON_A2A_PATHS = {path: op for path, op in python_a2a.PATHS.items() if path no
 _TASK = re.compile(r"/tasks/([^/:]+)")
 _CANCEL = re.compile(r"/tasks/([^/:]+)/cancel")
 
+DIALECT = v01
+
 Frame = Callable[[TaskStream, int, Any, bool], bytes]
 """An event with its number, and whether it is the last, as it goes into a stream; may be nothing.
 """
