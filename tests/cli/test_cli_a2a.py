@@ -107,7 +107,7 @@ def test_what_a_task_comes_to_has_its_exit_code(terminal: Terminal, sdk: HttpPee
         (2, ["send", sdk.url, "--data", "{"], "--data is not valid JSON"),
         (2, ["send", sdk.url, "x", "--no-wait", "--stream"], "exclude each other"),
         (2, ["send", "nohub", "x", "--header", "A: b"], "--header needs an agent given by URL"),
-        (2, ["send", sdk.url, "x", "--header", "nonsense"], "Name: value"),
+        (2, ["send", sdk.url, "x", "--header", "nonsense"], "NAME: VALUE"),
         (2, ["task", "a", "b", "c"], "unexpected argument"),
         (2, ["send", "localhost:9999", "x"], "for a URL write http://localhost:9999"),
         (2, ["discover", "ftp://127.0.0.1"], "only http:// and https://"),

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
+from dragoman.cli.base.arguments import parse_header
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
 from dragoman.cli.base.output import (
@@ -18,8 +19,9 @@ from dragoman.cli.base.output import (
     print_json,
     print_table,
 )
+from dragoman.cli.base.prompt import yes_option
 from dragoman.cli.completion import complete_agents
-from dragoman.cli.pins import must_confirm, show_and_approve, yes_option
+from dragoman.cli.pins import must_confirm, show_and_approve
 from dragoman.config import RENAMED_WIRES, load
 from dragoman.core.errors import ConfigError
 from dragoman.core.safe_text import escape_controls
@@ -79,7 +81,7 @@ def _list_agents(home: str | None, as_json: bool) -> None:
         found = hub.get(AGENTS)
         if hub.is_temporary:
             found["agents"] = [_refetch_unknown(hub, agent) for agent in found["agents"]]
-        held = hub.list_quarantined()
+        quarantined = hub.list_quarantined()
         local = hub.get("/api/status").get("agents", {}).get("local", [])
     if as_json:
         print_json({**found, "local": local})
@@ -98,7 +100,7 @@ def _list_agents(home: str | None, as_json: bool) -> None:
             len(agent["skills"]),
             (agent["lastSeenAt"] or "-").partition(".")[0].replace("T", " "),
             agent["url"],
-            "; ".join(filter(None, (agent["reason"], _describe_quarantined(agent, held)))),
+            "; ".join(filter(None, (agent["reason"], _describe_quarantined(agent, quarantined)))),
         )
         for agent in found["agents"]
     ]
@@ -107,9 +109,9 @@ def _list_agents(home: str | None, as_json: bool) -> None:
     )
 
 
-def _describe_quarantined(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
+def _describe_quarantined(agent: dict[str, Any], pins: list[dict[str, Any]]) -> str:
     """Describes the skills of an agent that are quarantined until approved."""
-    names = [pin["name"] for pin in held if pin["target"] == agent["name"] and pin["kind"] != CARD]
+    names = [pin["name"] for pin in pins if pin["target"] == agent["name"] and pin["kind"] != CARD]
     if not names:
         return ""  # its health reports a quarantined card
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -183,7 +185,7 @@ def add(
     options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}
     body |= {key: value for key, value in options.items() if value is not None}
     if headers:
-        body["headers"] = _parse_headers(headers)
+        body["headers"] = dict(parse_header(line, "NAME: ${VARIABLE}") for line in headers)
     if timeout is not None:
         body["timeout_secs"] = timeout
     if allow_private:
@@ -192,8 +194,8 @@ def add(
         body["public"] = True
     with connect_hub(home) as hub:
         agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
-        held = hub.list_quarantined()
-    _report(agent, as_json, "is registered", held)
+        quarantined = hub.list_quarantined()
+    _report(agent, as_json, "is registered", quarantined)
     if not as_json and not _has_exposed_tools(hub.home):
         say(
             'IDEs do not see its skills yet: add stdio_expose = ["*"] below [mcp] in config.toml; '
@@ -207,16 +209,6 @@ def _has_exposed_tools(place: str) -> bool:
         return bool(load(Path(place) / "config.toml").mcp.stdio_expose)
     except ConfigError:
         return True  # other commands report it
-
-
-def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon:
-            fail(f"invalid --header \"{name[:60]}\": write 'NAME: ${{VARIABLE}}'", USAGE)
-        found[name.strip()] = value.strip()
-    return found
 
 
 @agents.command(short_help="Show an agent's card, skills and tools.")
@@ -306,8 +298,8 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
     """
     with connect_hub(home) as hub:
         found = hub.send("POST", f"{_build_path(agent)}/refetch", {}, ADD_SECONDS)
-        held = hub.list_quarantined()
-    _report(found, as_json, "was checked", held)
+        quarantined = hub.list_quarantined()
+    _report(found, as_json, "was checked", quarantined)
 
 
 @agents.command(short_help="Remove an agent.")
@@ -343,8 +335,8 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
     """
     with connect_hub(home) as hub:
         found = hub.send("PATCH", _build_path(agent), {"trustLevel": level}, ADD_SECONDS)
-        held = hub.list_quarantined()
-    _report(found, as_json, f"is {level}", held)
+        quarantined = hub.list_quarantined()
+    _report(found, as_json, f"is {level}", quarantined)
 
 
 @agents.command(short_help="Approve the changes of an agent.")
@@ -367,18 +359,18 @@ def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
         found = hub.get(_build_path(agent))
         done = show_and_approve(hub, found["name"], as_json, must_confirm(yes, as_json))
         found = hub.send("POST", f"{_build_path(found['id'])}/refetch", {}, ADD_SECONDS)
-        held = hub.list_quarantined()
+        quarantined = hub.list_quarantined()
     if as_json:
         print_json({"approved": done, "agent": found})
     else:
-        _report(found, False, "is approved as it is now", held)
+        _report(found, False, "is approved as it is now", quarantined)
 
 
 def _build_path(agent: str) -> str:
     return f"{AGENTS}/{quote(agent, safe='')}"
 
 
-def _report(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, Any]]) -> None:
+def _report(agent: dict[str, Any], as_json: bool, what: str, pins: list[dict[str, Any]]) -> None:
     if as_json:
         print_json(agent)
         return
@@ -387,7 +379,7 @@ def _report(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str
     count = sum(tool != f"{agent['name']}.message" for tool in agent["tools"])
     tools = f"{count} tool{'s' * (count != 1)} under {agent['slug']}."
     print(f'agent "{name}" {what}: {agent["health"]}, {tools}')
-    if waits := _describe_quarantined(agent, held):
+    if waits := _describe_quarantined(agent, pins):
         say(f'agent "{name}": {waits}')
     if agent["reason"]:
         say(f'agent "{name}": {agent["reason"]}')

@@ -23,7 +23,7 @@ from dragoman.cli.base.output import (
     render_json,
     style,
 )
-from dragoman.cli.base.prompt import confirm
+from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import load
 from dragoman.core.errors import HubError
 
@@ -254,14 +254,14 @@ def verify(home: str | None, as_json: bool) -> None:
     """
     from dragoman.app.app import verify as prove
 
-    waiting = StatusLine()
+    status_line = StatusLine()
     place = Path(resolve_home(home))
     if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
         fail(
             f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
         )
-    verdict = prove(place, lambda done, total: waiting.show(f"{done} of {total} entries …"))
-    waiting.clear()
+    verdict = prove(place, lambda done, total: status_line.show(f"{done} of {total} entries …"))
+    status_line.clear()
     if as_json:
         print_json(
             {
@@ -281,7 +281,7 @@ def verify(home: str | None, as_json: bool) -> None:
 
 
 @audit.command()
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @home_option
 def prune(yes: bool, home: str | None) -> None:
     """Delete records older than [audit] keep_days or beyond max_entries, and shrink the file.

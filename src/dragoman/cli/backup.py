@@ -13,7 +13,7 @@ from dragoman import home as homes
 from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, find_user_name, home_option, json_option, print_json
-from dragoman.cli.base.prompt import confirm
+from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import Config, StdioTransport, load, parse_headers
 from dragoman.core.errors import HubError
 from dragoman.core.urls import render_arguments
@@ -102,7 +102,7 @@ def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @home_option
 @json_option
 def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:

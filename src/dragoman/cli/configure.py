@@ -163,8 +163,8 @@ def check(home: str | None, as_json: bool) -> None:
     print(f"  A2A          {a2a.listen_path if a2a.enabled else 'off ([a2a] enabled)'}")
     for agent in found.agents:
         print(f"  agent        {agent.name}: {agent.function}")
-    for far in a2a.external_agents:
-        print(f"  agent        {far.name}: {render_origin(far.url)}")
+    for external in a2a.external_agents:
+        print(f"  agent        {external.name}: {render_origin(external.url)}")
     for server in servers:
         off = "" if server["enabled"] else " (disabled)"
         print(f"  server       {server['name']}: {server['where']}{off}")

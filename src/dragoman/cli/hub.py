@@ -171,8 +171,11 @@ def _list_optional_rows(hub: Instance) -> Iterator[tuple[str, str]]:
         count = sum(not each.guardrail for each in policies.policies.policy_set.policies)
         shadow = ", shadow mode: not enforced" if policies.policies.mode == "shadow" else ""
         yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
-    if held := [pin["name"] for pin in hub.guards.approvals.list_pins("held")]:
-        yield "quarantined", f"{_render_names(held)}, until you approve it (dragoman pins list)"
+    if quarantined := [pin["name"] for pin in hub.guards.approvals.list_pins("held")]:
+        yield (
+            "quarantined",
+            f"{_render_names(quarantined)}, until you approve it (dragoman pins list)",
+        )
 
 
 def _render_names(names: Sequence[str]) -> str:
@@ -202,13 +205,13 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
         command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True
     )
     os.close(fd)
-    waiting = StatusLine()
+    status_line = StatusLine()
     until = time.monotonic() + DETACH_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        waiting.show("starting …")
+        status_line.show("starting …")
         daemon = find_running_hub(place)
         if daemon is not None:
-            waiting.clear()
+            status_line.clear()
             process.returncode = 0  # the hub outlives this command: suppress the ResourceWarning
             if as_json:
                 print_json(_build_report(daemon.pid, daemon.url, place, log=log))
@@ -217,7 +220,7 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
                 print("stop it with: dragoman stop")
             return
         time.sleep(0.05)
-    waiting.clear()
+    status_line.clear()
     if process.poll() is None:
         fail(f"process {process.pid} did not start within {DETACH_SECONDS:g} s; see {log}")
     _fail_with_log(process.returncode, log, begun)
@@ -232,13 +235,20 @@ def _fail_with_log(code: int, log: str, begun: int) -> NoReturn:
     fail(f"the hub did not start: {words}", code if code > 0 else FAILED)
 
 
-def explain_not_running(place: str) -> str:
-    """Explains why no hub answers on the home."""
+def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.Daemon]:
+    """Returns the home and its hub, or ends the command; with --json it prints `key: false`."""
+    place = resolve_home(home)
+    daemon = find_running_hub(place)
+    if daemon is not None:
+        return place, daemon
+    if as_json:
+        print_json({key: False, "home": place})
+        raise SystemExit(NO_HUB)
     if not homes.is_held(place):
-        return f"no hub is running on {place}; start one with: dragoman up"
+        fail(f"no hub is running on {place}; start one with: dragoman up", NO_HUB)
     pid = read_lock_pid(place)
     who = f"process {pid}" if pid else "another process"
-    return f"{who} holds {place} but does not answer; see: dragoman doctor"
+    fail(f"{who} holds {place} but does not answer; see: dragoman doctor", NO_HUB)
 
 
 def read_lock_pid(place: str) -> int | None:
@@ -260,13 +270,7 @@ def stop_command(home: str | None, as_json: bool) -> None:
     \b
     dragoman stop
     """
-    place = resolve_home(home)
-    daemon = find_running_hub(place)
-    if daemon is None:
-        if as_json:
-            print_json({"stopped": False, "home": place})
-            raise SystemExit(NO_HUB)
-        fail(explain_not_running(place), NO_HUB)
+    place, daemon = _require_hub(home, as_json, "stopped")
     if daemon.mode == "mcp":
         fail(
             f"the hub runs inside process {daemon.pid}, a command or a `dragoman mcp` that an IDE "
@@ -275,19 +279,19 @@ def stop_command(home: str | None, as_json: bool) -> None:
             NO_HUB,
         )
     os.kill(daemon.pid, signal.SIGTERM)
-    waiting = StatusLine()
+    status_line = StatusLine()
     until = time.monotonic() + STOP_SECONDS
     while time.monotonic() < until:
         if not _is_alive(daemon.pid) or not homes.is_held(place):
-            waiting.clear()
+            status_line.clear()
             if as_json:
                 print_json({"stopped": True, "pid": daemon.pid, "home": place})
             else:
                 print(f"the hub (process {daemon.pid}) has stopped")
             return
-        waiting.show("waiting for calls in progress …")
+        status_line.show("waiting for calls in progress …")
         time.sleep(0.05)
-    waiting.clear()
+    status_line.clear()
     fail(f"process {daemon.pid} did not stop within {STOP_SECONDS:g} s; see its log")
 
 
@@ -311,16 +315,10 @@ def status(home: str | None, as_json: bool) -> None:
     dragoman status
     dragoman status --json
     """
-    place = resolve_home(home)
-    daemon = find_running_hub(place)
-    if daemon is None:
-        if as_json:
-            print_json({"running": False, "home": place})
-            raise SystemExit(NO_HUB)
-        fail(explain_not_running(place), NO_HUB)
+    place, daemon = _require_hub(home, as_json, "running")
     hub = HubClient(place, daemon.socket)
     state = hub.get("/api/status")
-    held = hub.list_quarantined()
+    quarantined = hub.list_quarantined()
     if as_json:
         print_json({"running": True, **state})
         return
@@ -338,8 +336,8 @@ def status(home: str | None, as_json: bool) -> None:
     print(f"  tools     {state['tools']}")
     _print_agents(state["agents"])
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")
-    if held:
-        names = _render_names([pin["name"] for pin in held])
+    if quarantined:
+        names = _render_names([pin["name"] for pin in quarantined])
         print(f"  pins      quarantined: {names}; see: dragoman pins list")
     policies = state["policies"]
     if policies["mode"] == "shadow":

@@ -13,12 +13,11 @@ import click
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
-from dragoman.cli.base.prompt import confirm
+from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.cli.completion import complete_quarantined, complete_targets
 from dragoman.core.safe_text import escape_controls
 
 LOOK_SECONDS = 2.0
-yes_option = click.option("--yes", is_flag=True, help="Approve without asking.")
 
 
 @click.group()

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from dragoman.cli.base.arguments import parse_header
 from dragoman.cli.base.errors import (
     NO_HUB,
     NOT_FOUND,
@@ -262,19 +263,19 @@ def add(
     found = FoundServer(
         name, entry, COMMAND_LINE, COMMAND_LINE.title, Path.cwd(), settings, allow_private
     )
-    work = ImportJob(Path(resolve_home(home)), replaces=name if replace else None)
-    plan, backup = _add_server(work, found)
+    job = ImportJob(Path(resolve_home(home)), replaces=name if replace else None)
+    plan, backup = _add_server(job, found)
     state = None if no_connect else _connect(home, name)
     if as_json:
-        answer = {"added": name, "config": str(work.config_path), "notes": plan.notes}
+        answer = {"added": name, "config": str(job.config_path), "notes": plan.notes}
         print_json({**answer, "backup": str(backup) if backup else None, "server": state})
     else:
         kept = f" (backup: {backup.name})" if backup else ""
-        print(f'added "{name}" to {work.config_path}{kept}')
+        print(f'added "{name}" to {job.config_path}{kept}')
         for note in plan.notes:
             print(f"  note: {clean(note)}")
         if plan.values:
-            print(f"  {', '.join(plan.values)}: stored in {work.env_path}, readable only by you")
+            print(f"  {', '.join(plan.values)}: stored in {job.env_path}, readable only by you")
     _report_state(name, state, as_json)
 
 
@@ -290,7 +291,7 @@ def _build_entry(
         if env or cwd:
             fail("--env and --cwd need a program; use --header with a URL", USAGE)
         entry: dict[str, Any] = {"url": where[0], "type": "sse" if sse else "http"}
-        entry["headers"] = dict(_parse_header(line) for line in headers)
+        entry["headers"] = dict(map(parse_header, headers))
         return entry
     if _URL.match(where[0]):
         fail(f'unexpected argument "{where[1][:60]}" after the URL', USAGE)
@@ -306,13 +307,6 @@ def _build_entry(
     }
 
 
-def _parse_header(line: str) -> tuple[str, str]:
-    name, colon, value = line.partition(":")
-    if not colon or not name.strip():
-        fail(f"invalid --header \"{name[:60]}\": write 'NAME: VALUE'", USAGE)
-    return name.strip(), value.strip()
-
-
 def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -326,21 +320,18 @@ def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _add_server(work: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | None]:
+def _add_server(job: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | None]:
     try:
-        if work.replaces is not None and work.replaces not in _names(work.config_path):
-            work.replaces = None
-        work.plan_servers([found])
-        for skip in work.skipped:
+        listed = list_server_names(decode_text(read_bytes(job.config_path) or b"")[1])
+        if job.replaces not in listed:
+            job.replaces = None
+        job.plan_servers([found])
+        for skip in job.skipped:
             taken = "; use --replace to replace it" if "of this name" in skip["reason"] else ""
             fail(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
-        return work.plans[0], work.write()
+        return job.plans[0], job.write()
     except (UnreadableFile, Unfit, ConfigError) as error:
         raise CommandFailed(f"{str(error).rstrip('.')}; nothing was changed") from None
-
-
-def _names(file: Path) -> list[str]:
-    return list_server_names(decode_text(read_bytes(file) or b"")[1])
 
 
 @servers.command(short_help="Remove a server.")

@@ -18,7 +18,7 @@ from dragoman.cli.base.output import (
     print_json,
     print_table,
 )
-from dragoman.cli.base.prompt import confirm
+from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import load
 from dragoman.core.errors import HubError
 
@@ -83,7 +83,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
 
 @stores.command("accept-loss")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @home_option
 def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
     """Accept the loss of databases, so that the hub starts without them. No hub may be running.

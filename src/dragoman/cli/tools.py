@@ -91,12 +91,12 @@ def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str
         starting = hub.wait_until_connected()
         states = [*hub.list_servers(), *_list_agents(hub)]
         found = hub.get("/api/tools")["tools"]
-        held = hub.list_quarantined()
+        quarantined = hub.list_quarantined()
     if of is not None:
         of = _resolve_target(of, states, found)
         found = [tool for tool in found if tool["server"] == of]
         states = [state for state in states if state["name"] == of]
-        held = [pin for pin in held if pin["target"] == of]
+        quarantined = [pin for pin in quarantined if pin["target"] == of]
     total = len(found)
     found = find_matching(found, words)
     if as_json:
@@ -112,8 +112,10 @@ def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str
     else:
         print("no tools")
     _report_unavailable(states, starting)
-    if held:
-        names = ", ".join(pin["name"] for pin in held[:5]) + (" …" if len(held) > 5 else "")
+    if quarantined:
+        names = ", ".join(pin["name"] for pin in quarantined[:5]) + (
+            " …" if len(quarantined) > 5 else ""
+        )
         say(f"quarantined until approved, not listed: {names}; see: dragoman pins list")
 
 

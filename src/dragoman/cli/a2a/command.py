@@ -84,11 +84,7 @@ def a2a() -> None:
 @click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
 @add_connection_options
 @json_option
-def discover(
-    target: str,
-    options: ConnectionOptions,
-    as_json: bool,
-) -> None:
+def discover(target: str, options: ConnectionOptions, as_json: bool) -> None:
     """Show the card of TARGET and probe which dialect it really speaks.
 
     \b
@@ -245,11 +241,7 @@ def task(
 @_TARGET_AND_ID
 @add_connection_options
 @json_option
-def cancel(
-    where: tuple[str, ...],
-    options: ConnectionOptions,
-    as_json: bool,
-) -> None:
+def cancel(where: tuple[str, ...], options: ConnectionOptions, as_json: bool) -> None:
     """Cancel TASK of TARGET and the calls it started. An ended task cannot be cancelled.
 
     \b
@@ -273,11 +265,7 @@ def cancel(
 @_TARGET_AND_ID
 @add_connection_options
 @json_option
-def watch(
-    where: tuple[str, ...],
-    options: ConnectionOptions,
-    as_json: bool,
-) -> None:
+def watch(where: tuple[str, ...], options: ConnectionOptions, as_json: bool) -> None:
     """Follow TASK of TARGET, or of the hub, until it ends or asks a question; print its artifacts.
 
     \b

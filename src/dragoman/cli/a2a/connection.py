@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+from dragoman.cli.base.arguments import parse_header
 from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail, fail_with
 from dragoman.cli.base.hub_client import (
     HubClient,
@@ -92,7 +93,7 @@ async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) 
     try:
         client = A2aClient(
             http,
-            _parse_headers(options.headers),
+            dict(map(parse_header, options.headers)),
             options.timeout,
             registered=target,
             extensions=options.extensions,
@@ -103,16 +104,6 @@ async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) 
             await client.close()
     finally:
         await net.close()
-
-
-def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
-    headers = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            fail(f'invalid --header "{name[:40]}": write "Name: value"', USAGE)
-        headers[name.strip()] = value.strip()
-    return headers
 
 
 async def _run_with_hub(

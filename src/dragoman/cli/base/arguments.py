@@ -73,6 +73,14 @@ def _read_file(name: str, what: str) -> bytes:
     return data
 
 
+def parse_header(line: str, form: str = "NAME: VALUE") -> tuple[str, str]:
+    """Splits the value of --header into name and value."""
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip():
+        fail(f"invalid --header \"{name[:60]}\": write '{form}'", USAGE)
+    return name.strip(), value.strip()
+
+
 def convert_pairs(pairs: Pairs, properties: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Converts each value to the type that the schema declares."""
     return {key: _convert_value(key, text, properties.get(key, {})) for key, text in pairs}

@@ -22,6 +22,9 @@ MAX_ROUNDS = 20
 DECLINED: dict[str, Any] = {"action": "decline"}
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
 def list_question_kinds() -> list[str]:
     """Returns the kinds of questions that can be asked here: none without a terminal."""
     return QUESTION_KINDS if sys.stdin.isatty() and sys.stderr.isatty() else []

@@ -72,23 +72,23 @@ def remove_table(text: str, keys: tuple[str, ...], name: str) -> str:
     path = r"\s*\.\s*".join(_build_key_pattern(key) for key in (*keys, name))
     ours = re.compile(rf"\s*\[\s*{path}\s*(?:\.[^\]]*)?\]\s*(?:#.*)?$")
     kept: list[str] = []
-    held: list[str] = []
+    pending: list[str] = []
     inside = False
     for line in text.splitlines(keepends=True):
         is_header = re.match(r"\s*\[", line) is not None
         if is_header:
             was, inside = inside, bool(ours.match(line))
-            kept += [] if inside else held
-            held = []
+            kept += [] if inside else pending
+            pending = []
             if inside and not was and kept and not kept[-1].strip():
                 kept.pop()
         if not inside:
             kept.append(line)
         elif not line.strip() or line.lstrip().startswith("#"):
-            held.append(line)  # comments before the next table belong to it
+            pending.append(line)  # comments before the next table belong to it
         else:
-            held = []
-    return "".join(kept + [line for line in held if line.strip()])
+            pending = []
+    return "".join(kept + [line for line in pending if line.strip()])
 
 
 # --- arrays of tables ----------------------------------------------------------------------------

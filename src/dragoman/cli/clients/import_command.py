@@ -218,7 +218,7 @@ def _drop_defaults(transport: Any) -> Any:
     return {key: value for key, value in transport.items() if value not in ([], {}, False, None)}
 
 
-def _find_servers(source: str | None, work: ImportJob) -> list[FoundServer]:
+def _find_servers(source: str | None, job: ImportJob) -> list[FoundServer]:
     if source is not None and source not in CLIENTS:
         if not Path(source).exists():
             if "/" in source or "." in source:
@@ -238,7 +238,7 @@ def _find_servers(source: str | None, work: ImportJob) -> list[FoundServer]:
         try:
             everything += find_client_servers(client)
         except UnreadableFile as error:
-            work.problems.append(f"{client.title}: {error}")
+            job.problems.append(f"{client.title}: {error}")
     return everything
 
 
@@ -255,63 +255,63 @@ def _select_servers(found: list[FoundServer], only: str) -> list[FoundServer]:
     return chosen
 
 
-def _build_answer(work: ImportJob, done: bool, backup: Path | None) -> dict[str, Any]:
-    brief = [plan.summarize() for plan in work.plans]
+def _build_answer(job: ImportJob, done: bool, backup: Path | None) -> dict[str, Any]:
+    brief = [plan.summarize() for plan in job.plans]
     after = "dragoman servers" if done else "dragoman import --all"
     return {
         "added": brief if done else [],
         "found": brief,
-        "skipped": work.skipped,
-        "problems": work.problems,
-        "config": str(work.config_path),
-        "env_file": str(work.env_path),
+        "skipped": job.skipped,
+        "problems": job.problems,
+        "config": str(job.config_path),
+        "env_file": str(job.env_path),
         "backup": str(backup) if backup else None,
-        "next": after if work.plans else None,
+        "next": after if job.plans else None,
     }
 
 
-def _print_plans(work: ImportJob, mark: str = "") -> None:
-    for problem in work.problems:
+def _print_plans(job: ImportJob, mark: str = "") -> None:
+    for problem in job.problems:
         click.echo(f"{mark}Cannot read {clean(problem)}")
-    for skip in work.skipped:
+    for skip in job.skipped:
         words = f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.'
         click.echo(f"{mark}{clean(words)}")
-    for plan in [] if mark else work.plans:
+    for plan in [] if mark else job.plans:
         brief = plan.summarize()
         click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")
         for note in brief["notes"]:
             click.echo(f"  note: {note}")
-    if not mark and any(plan.settings.get("home") == "user" for plan in work.plans):
+    if not mark and any(plan.settings.get("home") == "user" for plan in job.plans):
         click.echo(
             "Imported programs use your home folder and its settings, as before; set home = "
             '"private" in config.toml to give one a private folder.'
         )
 
 
-def _print_summary(work: ImportJob, backup: Path | None) -> None:
+def _print_summary(job: ImportJob, backup: Path | None) -> None:
     kept = f" (backup: {backup.name})" if backup else ""
-    names = ", ".join(plan.name for plan in work.plans)
-    click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
-    if any(plan.values for plan in work.plans):
-        click.echo(f"Their secrets are in {work.env_path}, readable only by you.")
+    names = ", ".join(plan.name for plan in job.plans)
+    click.echo(f"Added {len(job.plans)} to {job.config_path}{kept}: {names}.")
+    if any(plan.values for plan in job.plans):
+        click.echo(f"Their secrets are in {job.env_path}, readable only by you.")
     click.echo("Check their state with: dragoman servers")
 
 
-def _print_config(work: ImportJob) -> None:
-    _print_plans(work, "# ")
-    click.echo(f"# Add this to {work.config_path}:")
-    for plan in work.plans:
+def _print_config(job: ImportJob) -> None:
+    _print_plans(job, "# ")
+    click.echo(f"# Add this to {job.config_path}:")
+    for plan in job.plans:
         notes = "".join(f"# {note}\n" for note in plan.summarize()["notes"])
         click.echo(f"\n{notes}{plan.render_block()}", nl=False)
-    names = dict.fromkeys(name for plan in work.plans for name in plan.values)
+    names = dict.fromkeys(name for plan in job.plans for name in plan.values)
     if names:
-        click.echo(f"\n# Add these values to {work.env_path}: {', '.join(names)}")
+        click.echo(f"\n# Add these values to {job.env_path}: {', '.join(names)}")
 
 
-def _confirm(work: ImportJob) -> bool:
+def _confirm(job: ImportJob) -> bool:
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
-            return click.confirm(f"Add these to {work.config_path}?", default=True)
+            return click.confirm(f"Add these to {job.config_path}?", default=True)
         except click.Abort:
             click.echo()  # end the line of the question
             raise
@@ -368,16 +368,16 @@ def import_command(
         _undo(source, home, as_json)
         return
     try:
-        work = ImportJob(Path(home_path(home)))
-        found = _find_servers(source, work)
-        work.plan_servers(_select_servers(found, only) if only is not None else found)
+        job = ImportJob(Path(home_path(home)))
+        found = _find_servers(source, job)
+        job.plan_servers(_select_servers(found, only) if only is not None else found)
         if not as_json and not printed:
-            _print_plans(work)
+            _print_plans(job)
         explicit = everything or source is not None or only is not None
-        done = not printed and bool(work.plans) and (explicit or (not as_json and _confirm(work)))
-        backup = work.write() if done else None
-        wanted = [*work.added, *work.present] if moves and (done or not work.plans) else []
-        moved = move_servers(work.home, wanted) if wanted and not printed else None
+        done = not printed and bool(job.plans) and (explicit or (not as_json and _confirm(job)))
+        backup = job.write() if done else None
+        wanted = [*job.added, *job.present] if moves and (done or not job.plans) else []
+        moved = move_servers(job.home, wanted) if wanted and not printed else None
     except (click.ClickException, UnreadableFile, Unfit, ConfigError, OSError) as error:
         message = str(error).rstrip(".") + "."
         failure = error if isinstance(error, click.ClickException) else CommandFailed(message)
@@ -387,15 +387,15 @@ def import_command(
         ctx.exit(failure.exit_code)
     if as_json:
         more = moved.build_json() if moved is not None else {}
-        click.echo(json.dumps({**_build_answer(work, done, backup), **more}, indent=2))
+        click.echo(json.dumps({**_build_answer(job, done, backup), **more}, indent=2))
     elif printed:
-        _print_config(work)
+        _print_config(job)
     elif done:
-        _print_summary(work, backup)
-    elif work.plans:
+        _print_summary(job, backup)
+    elif job.plans:
         click.echo("Nothing was changed; run again with --all to add these.")
     else:
-        found_none = not work.skipped and not work.problems
+        found_none = not job.skipped and not job.problems
         where = f"the files of the {len(CLIENTS)} known clients have no MCP servers"
         click.echo(
             f"Nothing to import: {where}. Give a FILE, or see: dragoman servers add --help"

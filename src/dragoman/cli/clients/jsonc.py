@@ -240,7 +240,7 @@ def _cut(text: str, node: JsonNode, index: int) -> str:
 
 
 def _find(node: JsonNode, key: str) -> int | None:
-    """The last member of this name: the one that a reader goes by."""
+    """Finds the last member of this name, which is the one that parsers use."""
     return next((i for i, m in reversed(list(enumerate(node.members))) if m.key == key), None)
 
 

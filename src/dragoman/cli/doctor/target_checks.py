@@ -202,25 +202,25 @@ def check_agents(found: DoctorContext) -> Iterator[Finding]:
         yield Finding(f"agent {name}", "problem", clean(problem), fix)
     for name in state.get("local", ()):
         yield Finding(f"agent {name}", "ok", "loaded")
-    for far in state.get("remote", ()):
-        who = clean(far["name"])
+    for agent in state.get("remote", ()):
+        who = clean(agent["name"])
         name = f"agent {who}"
-        if far["state"] == "healthy":
-            yield Finding(name, "ok", f"healthy, {clean(far['dialect'] or 'dialect unknown')}")
-        elif far["state"] == "degraded":
-            said = f"degraded: {clean(far['reason'])}"
+        if agent["state"] == "healthy":
+            yield Finding(name, "ok", f"healthy, {clean(agent['dialect'] or 'dialect unknown')}")
+        elif agent["state"] == "degraded":
+            said = f"degraded: {clean(agent['reason'])}"
             yield Finding(name, "warning", said, f'dragoman agents show "{who}"')
-        elif far.get("refused"):
+        elif agent.get("refused"):
             fix = (
                 "permit the reference as described and restart the hub, or: dragoman agents remove"
             )
-            yield Finding(name, "problem", clean(far["reason"]), f'{fix} "{who}"')
+            yield Finding(name, "problem", clean(agent["reason"]), f'{fix} "{who}"')
         else:
-            said = f"{far['state']}: {clean(far['reason'] or 'not checked yet')}"
+            said = f"{agent['state']}: {clean(agent['reason'] or 'not checked yet')}"
             fix = f'check that it runs and its url is correct: dragoman agents refresh "{who}"'
-            yield Finding(name, "problem" if far["reason"] else "info", said, fix)
-        for odd in far["findings"]:
-            yield Finding(name, "warning", clean(odd), "report it to the operator of the agent")
+            yield Finding(name, "problem" if agent["reason"] else "info", said, fix)
+        for finding in agent["findings"]:
+            yield Finding(name, "warning", clean(finding), "report it to the operator of the agent")
 
 
 MAX_NAMED = 5
