@@ -29,11 +29,7 @@ COMMANDS = {
         "import_command",
         "Import MCP servers from an IDE's configuration.",
     ),
-    "install": (
-        "dragoman.cli.clients.install",
-        "install",
-        "Add the hub to an IDE, or remove it.",
-    ),
+    "install": ("dragoman.cli.clients.install", "install", "Add the hub to an IDE, or remove it."),
     "servers": ("dragoman.cli.servers", "servers", "Manage MCP servers."),
     "tools": ("dragoman.cli.tools", "tools", "List, search and describe tools."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),

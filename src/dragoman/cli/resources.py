@@ -120,8 +120,7 @@ def read(uri: str, output: str | None, force: bool, home: str | None, as_json: b
     if output is not None and output != "-":
         if len(contents) != 1:
             fail(
-                f"the resource has {len(contents)} parts, too many for one file; use --json",
-                USAGE,
+                f"the resource has {len(contents)} parts, too many for one file; use --json", USAGE
             )
         _save_file(_decode_part(contents[0]), Path(output), force)
         return

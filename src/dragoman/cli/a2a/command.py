@@ -39,11 +39,7 @@ def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def taken(
-        home: str | None,
-        headers: tuple[str, ...],
-        allow_private: bool,
-        timeout: float,
-        **more: Any,
+        home: str | None, headers: tuple[str, ...], allow_private: bool, timeout: float, **more: Any
     ) -> None:
         command(options=ConnectionOptions(home, headers, allow_private, timeout), **more)
 
@@ -173,11 +169,7 @@ def send(
 @add_connection_options
 @json_option
 def tasks(
-    target: str,
-    context: str | None,
-    limit: int,
-    options: ConnectionOptions,
-    as_json: bool,
+    target: str, context: str | None, limit: int, options: ConnectionOptions, as_json: bool
 ) -> None:
     """List your tasks at TARGET, or at the hub. Agents before A2A 1.0 cannot list tasks.
 
@@ -212,10 +204,7 @@ def _split_target(where: tuple[str, ...]) -> tuple[str, str]:
 @add_connection_options
 @json_option
 def task(
-    where: tuple[str, ...],
-    history: int | None,
-    options: ConnectionOptions,
-    as_json: bool,
+    where: tuple[str, ...], history: int | None, options: ConnectionOptions, as_json: bool
 ) -> None:
     """Show TASK of TARGET: its state, messages and artifacts.
 

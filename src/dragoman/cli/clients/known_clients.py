@@ -94,9 +94,7 @@ CLIENTS: dict[str, KnownClient] = {
             then=_SESSION,
         ),
         KnownClient(
-            name="windsurf",
-            title="Windsurf",
-            files=("{home}/.codeium/windsurf/mcp_config.json",),
+            name="windsurf", title="Windsurf", files=("{home}/.codeium/windsurf/mcp_config.json",)
         ),
         KnownClient(
             name="zed",

@@ -38,10 +38,7 @@ _HTTP_ADVICE = (
         'set credentials under headers, for example { Authorization = "Bearer ${NAME}" }, with '
         "NAME=… in the env file; an existing token may have expired",
     ),
-    (
-        "HTTP 403",
-        "the credentials lack permission: use others, or ask who issues them",
-    ),
+    ("HTTP 403", "the credentials lack permission: use others, or ask who issues them"),
     ("HTTP 404", "correct the path of url: many servers serve MCP at /mcp, older ones at /sse"),
     ("HTTP 405", "correct url: this address is not an MCP endpoint"),
     ("HTTP 3", "use the address that it redirects to; it may be a login page, which needs a token"),
