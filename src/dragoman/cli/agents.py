@@ -143,7 +143,7 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
 @click.option("--wire", type=RenamingChoice(["auto", "skill-only"], RENAMED_WIRES), default=None,
               help="How a skill is called: as its card says (auto, the default), or by "
               "message/send with none of the members that 0.3 added (skill-only).")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=None,
+@click.option("--timeout", "timeout_secs", type=click.FloatRange(0.1, 86_400), default=None,
               help="Seconds to wait for each response [default: 30].")  # fmt: skip
 @click.option("--allow-private", is_flag=True,
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
@@ -152,18 +152,7 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
 @home_option
 @json_option
 def add(
-    url: str,
-    name: str | None,
-    token: str | None,
-    headers: tuple[str, ...],
-    trust: str | None,
-    pin: str | None,
-    wire: str | None,
-    timeout: float | None,
-    allow_private: bool,
-    public: bool,
-    home: str | None,
-    as_json: bool,
+    url: str, headers: tuple[str, ...], home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Register the agent at URL: the URL of its card, or the base URL of the agent.
 
@@ -182,16 +171,9 @@ def add(
     first registered for.
     """
     body: dict[str, Any] = {"url": url}
-    options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}
-    body |= {key: value for key, value in options.items() if value is not None}
+    body |= {key: value for key, value in options.items() if value not in (None, False)}
     if headers:
         body["headers"] = dict(parse_header(line, "NAME: ${VARIABLE}") for line in headers)
-    if timeout is not None:
-        body["timeout_secs"] = timeout
-    if allow_private:
-        body["allow_private"] = True
-    if public:
-        body["public"] = True
     with connect_hub(home) as hub:
         agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
         quarantined = hub.list_quarantined()

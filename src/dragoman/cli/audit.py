@@ -93,18 +93,7 @@ def audit() -> None:
 )
 @home_option
 @json_option
-def tail(
-    lines: int,
-    follow: bool,
-    verb: str | None,
-    caller: str | None,
-    outcome: str | None,
-    trace: str | None,
-    agent: str | None,
-    decision: str | None,
-    home: str | None,
-    as_json: bool,
-) -> None:
+def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: str | None) -> None:
     """Show the newest records, oldest first. --json prints one object per line.
 
     \b
@@ -119,7 +108,7 @@ def tail(
     """
     from dragoman.app.app import AuditReader
 
-    wanted = RecordFilter(verb, caller, outcome, trace, agent, decision)
+    wanted = RecordFilter(**filters)
     try:
         reader = AuditReader(Path(resolve_home(home)))
         found = wanted.find_newest(reader, lines)
@@ -129,9 +118,7 @@ def tail(
         say("no matching records" if any(asdict(wanted).values()) else "no records yet")
         return
     if not as_json:
-        print(
-            style(_render_line(dict(zip(COLUMNS, map(str.upper, COLUMNS), strict=True))), bold=True)
-        )
+        print(style(_render_line({column: column.upper() for column in COLUMNS}), bold=True))
     _print_records([_build_row(record) for record in reversed(found)], as_json)
     if follow:
         _follow(reader, wanted, as_json)

@@ -173,7 +173,7 @@ def restart(name: str, home: str | None, as_json: bool) -> None:
 _SEE = "see: dragoman servers"
 
 
-COMMAND_LINE = KnownClient(name=import_plan.COMMAND_LINE, title="the command line", files=())
+COMMAND_LINE = KnownClient(import_plan.COMMAND_LINE, "the command line", ())
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 

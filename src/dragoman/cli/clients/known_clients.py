@@ -10,18 +10,19 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KnownClient:
     name: str
     title: str
     files: tuple[str, ...]
     """The first that exists is used, else the first; `{…}` are keys of `_list_places`."""
+    _: KW_ONLY
     windows: tuple[str, ...] = ()
     """Replaces `files` on Windows."""
     project: tuple[str, ...] = ()
@@ -55,51 +56,46 @@ CLIENTS: dict[str, KnownClient] = {
     client.name: client
     for client in (
         KnownClient(
-            name="cursor",
-            title="Cursor",
-            files=("{home}/.cursor/mcp.json",),
-            project=(".cursor/mcp.json",),
+            "cursor", "Cursor", ("{home}/.cursor/mcp.json",), project=(".cursor/mcp.json",)
         ),
         KnownClient(
-            name="vscode",
-            title="VS Code",
-            files=("{support}/Code/User/mcp.json",),
+            "vscode",
+            "VS Code",
+            ("{support}/Code/User/mcp.json",),
             project=(".vscode/mcp.json",),
             keys=("servers",),
             first=_STDIO,
             then=_VSCODE,
         ),
         KnownClient(
-            name="vscode-insiders",
-            title="VS Code Insiders",
-            files=("{support}/Code - Insiders/User/mcp.json",),
+            "vscode-insiders",
+            "VS Code Insiders",
+            ("{support}/Code - Insiders/User/mcp.json",),
             project=(".vscode/mcp.json",),
             keys=("servers",),
             first=_STDIO,
             then=_VSCODE,
         ),
         KnownClient(
-            name="claude-desktop",
-            title="Claude Desktop",
-            files=("{support}/Claude/claude_desktop_config.json",),
+            "claude-desktop",
+            "Claude Desktop",
+            ("{support}/Claude/claude_desktop_config.json",),
             then="Quit Claude Desktop completely and start it again.",
         ),
         KnownClient(
-            name="claude-code",
-            title="Claude Code",
-            files=("{claude}/.claude.json",),
+            "claude-code",
+            "Claude Code",
+            ("{claude}/.claude.json",),
             project=(".mcp.json",),
             first=_STDIO,
             gui=False,
             then=_SESSION,
         ),
+        KnownClient("windsurf", "Windsurf", ("{home}/.codeium/windsurf/mcp_config.json",)),
         KnownClient(
-            name="windsurf", title="Windsurf", files=("{home}/.codeium/windsurf/mcp_config.json",)
-        ),
-        KnownClient(
-            name="zed",
-            title="Zed",
-            files=("{config}/zed/settings.json",),
+            "zed",
+            "Zed",
+            ("{config}/zed/settings.json",),
             windows=("{support}/Zed/settings.json",),
             project=(".zed/settings.json",),
             keys=("context_servers",),
@@ -107,18 +103,18 @@ CLIENTS: dict[str, KnownClient] = {
             then="Zed starts it immediately; the Agent Panel's settings show a green dot.",
         ),
         KnownClient(
-            name="gemini-cli",
-            title="Gemini CLI",
-            files=("{home}/.gemini/settings.json",),
+            "gemini-cli",
+            "Gemini CLI",
+            ("{home}/.gemini/settings.json",),
             project=(".gemini/settings.json",),
             plain_url="sse",
             gui=False,
             then=_SESSION,
         ),
         KnownClient(
-            name="codex",
-            title="Codex",
-            files=("{codex}/config.toml",),
+            "codex",
+            "Codex",
+            ("{codex}/config.toml",),
             project=(".codex/config.toml",),
             keys=("mcp_servers",),
             format="toml",
@@ -126,38 +122,38 @@ CLIENTS: dict[str, KnownClient] = {
             then=_SESSION,
         ),
         KnownClient(
-            name="cline",
-            title="Cline (VS Code)",
-            files=(f"{_EXTENSIONS}/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",),
+            "cline",
+            "Cline (VS Code)",
+            (f"{_EXTENSIONS}/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",),
             then=_RELOAD,
         ),
         KnownClient(
-            name="cline-cli",
-            title="Cline CLI",
-            files=("{home}/.cline/data/settings/cline_mcp_settings.json",),
+            "cline-cli",
+            "Cline CLI",
+            ("{home}/.cline/data/settings/cline_mcp_settings.json",),
             gui=False,
             then="Start Cline again.",
         ),
         KnownClient(
-            name="roo-code",
-            title="Roo Code (VS Code)",
-            files=(f"{_EXTENSIONS}/rooveterinaryinc.roo-cline/settings/mcp_settings.json",),
+            "roo-code",
+            "Roo Code (VS Code)",
+            (f"{_EXTENSIONS}/rooveterinaryinc.roo-cline/settings/mcp_settings.json",),
             project=(".roo/mcp.json",),
             then=_RELOAD,
         ),
         # Continue's config.yaml is not edited: Continue also reads the JSON files in this folder.
         KnownClient(
-            name="continue",
-            title="Continue",
-            files=("{home}/.continue/mcpServers/dragoman.json",),
+            "continue",
+            "Continue",
+            ("{home}/.continue/mcpServers/dragoman.json",),
             project=(".continue/mcpServers/dragoman.json",),
             then="Reload Continue; MCP tools are available in agent mode.",
         ),
         # Version 2 has `mcp.servers` and still reads the older form.
         KnownClient(
-            name="opencode",
-            title="OpenCode",
-            files=("{xdg}/opencode/opencode.json", "{xdg}/opencode/opencode.jsonc"),
+            "opencode",
+            "OpenCode",
+            ("{xdg}/opencode/opencode.json", "{xdg}/opencode/opencode.jsonc"),
             project=("opencode.json", "opencode.jsonc"),
             keys=("mcp",),
             newer_keys=("mcp", "servers"),
@@ -168,60 +164,60 @@ CLIENTS: dict[str, KnownClient] = {
             then="Start OpenCode again.",
         ),
         KnownClient(
-            name="copilot-cli",
-            title="GitHub Copilot CLI",
-            files=("{home}/.copilot/mcp-config.json",),
+            "copilot-cli",
+            "GitHub Copilot CLI",
+            ("{home}/.copilot/mcp-config.json",),
             first=(("type", "local"),),
             last=(("tools", ["*"]),),
             gui=False,
             then=_SESSION,
         ),
         KnownClient(
-            name="amp",
-            title="Amp",
-            files=("{home}/.config/amp/settings.json", "{home}/.config/amp/settings.jsonc"),
+            "amp",
+            "Amp",
+            ("{home}/.config/amp/settings.json", "{home}/.config/amp/settings.jsonc"),
             project=(".amp/settings.json", ".amp/settings.jsonc"),
             keys=("amp.mcpServers",),
             gui=False,
             then="Start Amp again.",
         ),
         KnownClient(
-            name="goose",
-            title="Goose",
-            files=("{home}/.config/goose/config.yaml",),
+            "goose",
+            "Goose",
+            ("{home}/.config/goose/config.yaml",),
             windows=("{support}/Block/goose/config/config.yaml",),
             keys=("extensions",),
             format="yaml",
         ),
         KnownClient(
-            name="lm-studio",
-            title="LM Studio",
-            files=("{home}/.lmstudio/mcp.json", "{home}/.cache/lm-studio/mcp.json"),
+            "lm-studio",
+            "LM Studio",
+            ("{home}/.lmstudio/mcp.json", "{home}/.cache/lm-studio/mcp.json"),
         ),
         KnownClient(
-            name="amazon-q",
-            title="Amazon Q Developer",
-            files=("{home}/.aws/amazonq/mcp.json",),
+            "amazon-q",
+            "Amazon Q Developer",
+            ("{home}/.aws/amazonq/mcp.json",),
             project=(".amazonq/mcp.json",),
         ),
         KnownClient(
-            name="kiro",
-            title="Kiro",
-            files=("{home}/.kiro/settings/mcp.json",),
+            "kiro",
+            "Kiro",
+            ("{home}/.kiro/settings/mcp.json",),
             project=(".kiro/settings/mcp.json",),
             then="Kiro connects automatically; the MCP servers tab lists the hub.",
         ),
         KnownClient(
-            name="junie",
-            title="Junie (JetBrains)",
-            files=("{home}/.junie/mcp/mcp.json",),
+            "junie",
+            "Junie (JetBrains)",
+            ("{home}/.junie/mcp/mcp.json",),
             project=(".junie/mcp/mcp.json",),
             then="Restart the IDE, or start Junie again.",
         ),
         KnownClient(
-            name="antigravity",
-            title="Antigravity",
-            files=(
+            "antigravity",
+            "Antigravity",
+            (
                 "{home}/.gemini/config/mcp_config.json",
                 "{home}/.gemini/antigravity/mcp_config.json",
             ),
