@@ -1,4 +1,4 @@
-"""The command line as its users have it: `python -m dragoman` in a process of its own."""
+"""Runs `python -m dragoman` in a process with an empty HOME."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Done:
 
 @dataclass
 class Terminal:
-    """Somebody with an empty HOME; `home` is the hub's, and not there yet."""
+    """A user with an empty HOME; `home` is the hub's and does not exist yet."""
 
     user: Path
     env: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Terminal:
     def run(
         self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 30.0
     ) -> Done:
-        """To its end, which is never a traceback and never the confession of a bug."""
+        """Runs a command to its end and checks that it reports no unexpected error."""
         done = subprocess.run(
             [*DRAGOMAN, *args],
             input=input.encode() if isinstance(input, str) else input,

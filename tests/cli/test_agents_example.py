@@ -1,4 +1,4 @@
-"""examples/agents: its README says exactly what one types and sees."""
+"""The commands and output in the README of examples/agents are exact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.terminal import Terminal
-from tests.cli.test_hello import typed_and_seen
+from tests.cli.test_hello_example import typed_and_seen
 
 ROOT = Path(__file__).parent.parent.parent
 AGENTS = ROOT / "examples" / "agents"

@@ -1,4 +1,4 @@
-"""`doctor`: each failure that is known is found, and its fix is said."""
+"""`doctor` finds each known failure and names its fix."""
 
 from __future__ import annotations
 

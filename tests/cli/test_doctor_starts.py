@@ -1,4 +1,4 @@
-"""Whatever keeps a hub from starting, `doctor` finds, and names the fix that fits."""
+"""`doctor` finds everything that keeps a hub from starting, and names the fix."""
 
 from __future__ import annotations
 

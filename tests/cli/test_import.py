@@ -1,4 +1,4 @@
-"""`dragoman import` from real files of a home of its own into the hub's."""
+"""`dragoman import` with real client files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import --move` out of real files, beside a hub and without one, and `import --undo`."""
+"""`import --move` and `import --undo` with real files, with and without a running hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dragoman install` on real files of a home of its own."""
+"""`dragoman install` with real client files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/policies: its README says exactly what one types and sees."""
+"""The commands and output in the README of examples/policies are exact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from tests.cli.terminal import Terminal
-from tests.cli.test_hello import typed_and_seen
+from tests.cli.test_hello_example import typed_and_seen
 
 ROOT = Path(__file__).parent.parent.parent
 POLICIES = ROOT / "examples" / "policies"

@@ -1,4 +1,4 @@
-"""`tools`, `call` and `servers`, with a hub that runs and without one."""
+"""`tools`, `call` and `servers`, with and without a running hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things that one meets every day: columns, addresses, questions, who holds a port."""
+"""Tables, schemas, questions and the owner of a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`policy`: the files without a hub, the questions with one."""
+"""`policy`: files without a hub, queries with one."""
 
 from __future__ import annotations
 

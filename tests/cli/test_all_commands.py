@@ -1,4 +1,4 @@
-"""What holds for every command: help that teaches, one sentence for a mistake, no traceback."""
+"""Every command has help with an example, and reports a mistake in one line without a traceback."""
 
 from __future__ import annotations
 

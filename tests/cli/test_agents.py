@@ -1,4 +1,4 @@
-"""`dragoman agents` as its users have it."""
+"""`dragoman agents`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/hello: its README says exactly what one types and sees."""
+"""The commands and output in the README of examples/hello are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pins`, as its users type it, beside a hub that runs and without one."""
+"""`pins`, with and without a running hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`a2a send` prints the answer that it heard, whatever the agent says of the task afterwards."""
+"""`a2a send` prints the answer it received, even if the agent later drops it from the task."""
 
 from __future__ import annotations
 

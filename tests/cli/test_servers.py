@@ -1,4 +1,4 @@
-"""`servers add`, `show`, `restart`, `disable`, `enable` and `remove`, beside a hub and without."""
+"""The subcommands of `servers`, with and without a running hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts, resources, search, `tools show`, `call` and `logs`, as they are typed beside a hub."""
+"""`prompts`, `resources`, `tools`, `call` and `logs` with a running hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.offering_server import PIXEL
+from tests.cli.prompt_server import PIXEL
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
 from tests.peers.process import server_entry
 
-OFFERING = Path(__file__).parent / "offering_server.py"
+OFFERING = Path(__file__).parent / "prompt_server.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`a2a`: with agents by URL, and with those of a hub."""
+"""`a2a` with agents by URL and with agents of the hub."""
 
 from __future__ import annotations
 
