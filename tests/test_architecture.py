@@ -54,6 +54,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.app",
         "dragoman.home",
         "dragoman.core",
+        "dragoman.wire.http",
         # What commands that work without a hub need:
         "dragoman.a2a.cards.signing",
         "dragoman.a2a.client",

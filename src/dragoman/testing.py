@@ -31,7 +31,6 @@ from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.name_claims import NameClaims
-from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import TOOL, Tool
@@ -40,6 +39,7 @@ from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.loader import PolicyError, check_texts
+from dragoman.wire.http import NO_HEADERS, Reply
 
 __all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
 

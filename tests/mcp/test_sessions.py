@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import can_answer
 from dragoman.core.tool_filter import EVERYTHING
@@ -16,6 +15,7 @@ from dragoman.mcp.server import http_sessions as module
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession, HttpSessions
 from dragoman.mcp.server.replay_streams import NOTIFICATIONS, EventStream, ReplayStream
+from dragoman.wire.http import HttpRequest
 
 KEY = bytes(range(32))
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")

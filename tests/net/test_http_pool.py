@@ -13,10 +13,10 @@ from tests.net.raw_server import BOUND, OK, Talk, a_client, always, get, listeni
 
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import InvalidInput, Unreachable
-from dragoman.core.ports import FixedHeaders
 from dragoman.net import pool
 from dragoman.net.client import OutboundHttp
 from dragoman.net.connection import Connection
+from dragoman.wire.http import FixedHeaders
 
 FIRST = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst"
 

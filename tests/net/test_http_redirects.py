@@ -8,7 +8,7 @@ import pytest
 from tests.net.raw_server import BOUND, OK, Talk, a_client, always, get, listening
 
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
-from dragoman.core.ports import FixedHeaders
+from dragoman.wire.http import FixedHeaders
 
 HEADERS = {
     "Authorization": "Bearer secret",

@@ -15,7 +15,6 @@ from tests.web.test_listener import Plain
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.stores.keys import LOOK_SECONDS, KeyStore
 from dragoman.web import access_watch
@@ -26,6 +25,7 @@ from dragoman.web.auth import API_KEY, AllowedNames, Authenticator
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
+from dragoman.wire.http import HttpRequest
 from permissive_hub import build_permissive_hub
 
 pytestmark = pytest.mark.promise("O1")

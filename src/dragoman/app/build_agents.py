@@ -38,7 +38,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
-from dragoman.core.ports import AuditLog, HttpClient, HttpRequest
+from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Target
@@ -51,6 +51,7 @@ from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.api import ApiPart
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.app import Under
+from dragoman.wire.http import HttpClient, HttpRequest
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,9 @@
-"""What the packages need of one another, joined in `assembly`."""
+"""What the packages need of one another, joined in `app`."""
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, Future
-from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
@@ -287,121 +286,3 @@ class SchemaCompiler(Protocol):
     """Makes a validator of a JSON Schema and fetches nothing; ValueError for a bad schema."""
 
     def __call__(self, schema: Mapping[str, Any]) -> Validator: ...
-
-
-@record(frozen=True, slots=True)
-class Reply:
-    """The head of an HTTP answer, its body still to come."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Lower-case names; where one came twice, the last."""
-    body: Body
-    secrets: tuple[str, ...] = ()
-    """Values of headers that were sent, which no message may repeat."""
-
-
-class Body(Protocol):
-    async def read(self, limit: int) -> bytes:
-        """All of it; raises `BadReply` when it is longer than `limit`."""
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """As it comes, for streams. Whoever stops early calls `close`."""
-
-    def close(self) -> None:
-        """Done with it. A body not read to its end costs the connection."""
-
-
-NO_HEADERS: Mapping[str, str] = {}
-
-
-class FixedHeaders(dict[str, str]):
-    """Headers of many requests, unchanged after the first: the HTTP client encodes them once."""
-
-    __slots__ = ("encoded",)
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        super().__init__(headers)
-        self.encoded = b""
-        """As they are sent, once they were."""
-
-
-class HttpClient(Protocol):
-    """The one way out over HTTP: addresses are checked when dialling, on every redirect too."""
-
-    async def request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-        *,
-        timeout: float,
-        extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
-        """Sends and waits for the head of the answer. `extra_headers` are those of this request
-        alone and override `headers`, which may be `FixedHeaders`. Raises `Unreachable` when nothing
-        was sent or the connection was lost (`Unreachable.sent` tells whether anything may have
-        left), `TimedOut` after `timeout` seconds without a head, `BadReply` for an answer that is
-        not HTTP, `InvalidInput` for invalid headers. The timeout covers `read` too, not `chunks`.
-        """
-
-
-@runtime_checkable
-class AddressFinder(Protocol):
-    """A way out that also serves protocols which bring their own connections, under its rules."""
-
-    async def find_addresses(self, url: str, timeout: float) -> list[str]:
-        """The IP addresses that may be dialled for `url`; to look it up again could lead elsewhere.
-        Raises `Unreachable`."""
-
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers with the values of credentials in the place of their references."""
-
-
-JSON_HEADERS = [(b"content-type", b"application/json")]
-"""Most answers have these and no others, so that how they are written can be known beforehand."""
-
-
-class HttpRequest(Protocol):
-    """A request that came in over HTTP, and the way to answer it."""
-
-    method: str
-    path: str
-    """As it was sent, without the query."""
-    query: bytes
-    """What follows the question mark, as it was sent."""
-    fields: dict[bytes, bytes]
-    """The headers, names in lower case."""
-    body: bytes
-
-    @property
-    def loop(self) -> AbstractEventLoop:
-        """The loop it is served on. To ask for the running one costs a system call each time."""
-
-    @property
-    def gone(self) -> Future[None]:
-        """Done when the client has gone away."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether it has."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether the client is there and takes what it is sent; one that has not for long is
-        left."""
-
-    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """The whole answer, in one write."""
-
-    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head of an answer whose body comes in pieces; `fields` and `body` are let go."""
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the body; waits while the client does not read."""
-
-    def send(self, data: bytes) -> bool:
-        """A piece of the body, at once, where the client reads; whether it was sent."""
-
-    def end(self) -> None: ...

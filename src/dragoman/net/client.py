@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
-from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, classify_address
 from dragoman.net.connection import Exchange
@@ -28,6 +27,7 @@ from dragoman.net.dialing import (
 from dragoman.net.headers import encode_headers, select_harmless
 from dragoman.net.pool import ConnectionPool
 from dragoman.net.urls import LOOPBACK, BadUrl, Url, UrlOrigin, join_url, parse_url
+from dragoman.wire.http import NO_HEADERS, Reply
 
 REDIRECTS = 3
 ROUTES = 256
@@ -118,7 +118,7 @@ class RequestRoute(NamedTuple):
 
 
 class GuardedHttpClient:
-    """Implements `ports.HttpClient`."""
+    """Implements `wire.http.HttpClient`."""
 
     def __init__(self, client: OutboundHttp, configured: Url | None, allow_private: bool) -> None:
         self._client = client
@@ -160,7 +160,7 @@ class GuardedHttpClient:
         return Reply(exchange.status, exchange.headers, exchange)
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
-        """Implements `ports.AddressFinder`."""
+        """Implements `wire.http.AddressFinder`."""
         try:
             parsed = parse_url(url)
         except BadUrl as problem:

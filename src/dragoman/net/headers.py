@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.ports import NO_HEADERS, FixedHeaders
+from dragoman.wire.http import NO_HEADERS, FixedHeaders
 
 # The client says these itself: they decide where a message ends and what may come back.
 _OURS = frozenset(

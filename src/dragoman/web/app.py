@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.errors import HubError
-from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, ApiResponse, build_error
 from dragoman.web.auth import AllowedNames, Authenticator
@@ -19,6 +18,7 @@ from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
 from dragoman.web.peer_process import PeerIdentifier
 from dragoman.web.update_stream import UpdateStream, wants_updates
 from dragoman.wire import rpc
+from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import MAX_BYTES
 
 log = logging.getLogger(__name__)

@@ -28,12 +28,13 @@ from dragoman.core.errors import (
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN, HttpRequest
+from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, shorten
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.web.api import ApiResponse, build_error, decode_query, response_from_error
 from dragoman.wire import sse
+from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
 
 MAX_STREAMS, MAX_EACH = 32, 4

@@ -7,9 +7,9 @@ call without updates gets a plain JSON response with its own status.
 from __future__ import annotations
 
 from dragoman.core.call import Progress, TaskStarted, Update
-from dragoman.core.ports import HttpRequest
 from dragoman.web.api import ApiResponse
 from dragoman.wire import sse
+from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
 
 _HEADERS = [

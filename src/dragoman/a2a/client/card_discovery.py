@@ -23,8 +23,8 @@ from dragoman.a2a.cards.signing import check_signatures
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.fast_dataclass import record
-from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.urls import render_origin
+from dragoman.wire.http import HttpClient, Reply
 
 log = logging.getLogger(__name__)
 

@@ -57,9 +57,9 @@ from dragoman.a2a.protocol.errors import (
     A2aError,
 )
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
-from dragoman.core.ports import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 from dragoman.core.read_pacing import PER_SECOND, Pace
 from dragoman.core.urls import render_origin
+from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 from dragoman.wire.json import MAX_BYTES
 
 if TYPE_CHECKING:

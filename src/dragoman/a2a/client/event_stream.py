@@ -15,9 +15,9 @@ from dragoman.a2a.client.endpoint import (
 )
 from dragoman.a2a.protocol.dialects.operations import STREAMING
 from dragoman.core.errors import BadReply
-from dragoman.core.ports import Reply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.wire import sse
+from dragoman.wire.http import Reply
 from dragoman.wire.json import MAX_BYTES, Malformed, decode_reply
 
 MAX_STREAM = 256 * 1024 * 1024

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
-from dragoman.core.ports import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
+from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
 PLACEHOLDER = "(held)"
@@ -162,7 +162,7 @@ class AgentCredentials:
 
 
 class CredentialHttpClient:
-    """Implements `ports.HttpClient`: puts the values into the headers that are sent."""
+    """Implements `wire.http.HttpClient`: puts the values into the headers that are sent."""
 
     def __init__(self, http: HttpClient, credentials: AgentCredentials) -> None:
         self._http = http
@@ -205,7 +205,7 @@ class CredentialHttpClient:
             raise Unreachable(str(error), sent=False) from None
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
-        """Implements `ports.AddressFinder`."""
+        """Implements `wire.http.AddressFinder`."""
         if not isinstance(self._http, AddressFinder):
             raise Unreachable("there is no way out for gRPC here", sent=False)
         return await self._http.find_addresses(url, timeout)

@@ -75,7 +75,7 @@ from dragoman.core.errors import (
     Unreachable,
     WorkFailed,
 )
-from dragoman.core.ports import HttpClient, SchemaCompiler
+from dragoman.core.ports import SchemaCompiler
 from dragoman.core.question_handles import build_needs_input
 from dragoman.core.tool import (
     EXTERNAL,
@@ -87,6 +87,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.urls import HIDDEN, render_origin
+from dragoman.wire.http import HttpClient
 from dragoman.wire.json import encode
 
 MAX_TAKEN = 10

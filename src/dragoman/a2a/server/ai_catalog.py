@@ -18,9 +18,9 @@ from dragoman.a2a.cards.build import MAX_AGE_SECS, build_etag, is_unchanged
 from dragoman.a2a.config import HUB, A2aSettings
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, MessageRouter
-from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import AgentFacts
+from dragoman.wire.http import JSON_HEADERS, HttpRequest
 from dragoman.wire.json import encode
 
 CATALOG_PATHS = ("/.well-known/ai-catalog.json", "/.well-known/ard.json")

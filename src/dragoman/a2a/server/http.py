@@ -32,10 +32,10 @@ from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError
-from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.trace import parse_trace
 from dragoman.wire import rpc, sse
+from dragoman.wire.http import JSON_HEADERS, HttpRequest
 from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names, is_compact
 
 log = logging.getLogger(__name__)

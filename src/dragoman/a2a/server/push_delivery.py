@@ -28,8 +28,9 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import Overloaded, StorageFailed
-from dragoman.core.ports import HttpClient, TaskStore
+from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
+from dragoman.wire.http import HttpClient
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.a2a.server.task import A2aTask, read_events, render_task
 from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
-from dragoman.core.ports import HttpClient, Reply, StoredPush
+from dragoman.core.ports import StoredPush
 from dragoman.core.tasks import Entry
 from dragoman.core.urls import render_origin
+from dragoman.wire.http import HttpClient, Reply
 from dragoman.wire.json import encode
 
 MAX_REPLY = 64 * 1024

@@ -21,7 +21,7 @@ from dragoman.cli.base.hub_client import (
     suggest,
 )
 from dragoman.core.errors import BadReply, ConfigError, HubError
-from dragoman.core.ports import NO_HEADERS, HttpClient, Reply
+from dragoman.wire.http import NO_HEADERS, HttpClient, Reply
 
 if TYPE_CHECKING:
     from dragoman.app.app import A2aClient
@@ -166,8 +166,8 @@ def list_hub_agents(socket_path: str, path: str) -> list[str]:
 
 
 class HubHttpClient:
-    """Implements `ports.HttpClient` over the hub's socket. Cards may name the hub's public URL, so
-    every request goes to `origin`, the hub's own address."""
+    """Implements `wire.http.HttpClient` over the hub's socket. Cards may name the hub's public URL,
+    so every request goes to `origin`, the hub's own address."""
 
     def __init__(self, http: HttpClient, origin: str) -> None:
         self._http = http

@@ -20,7 +20,6 @@ from dragoman.core.errors import (
     Unreachable,
     WorkFailed,
 )
-from dragoman.core.ports import HttpClient
 from dragoman.mcp.client.child_process import build_environment
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
@@ -29,6 +28,7 @@ from dragoman.mcp.client.stdio import StdioWire
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
 from dragoman.mcp.client.upstream import HttpWireType, Upstream
 from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, parse_headers
+from dragoman.wire.http import HttpClient
 
 OTHER_TRANSPORT = frozenset({200, 400, 404, 405, 406, 415, 501})
 """Statuses with which a server of one HTTP transport may answer a request of the other: a POST of

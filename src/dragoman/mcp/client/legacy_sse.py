@@ -10,7 +10,6 @@ from urllib.parse import urljoin, urlsplit
 
 from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, HubError, Unreachable
-from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import new_trace, trace_headers
@@ -18,6 +17,7 @@ from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
 from dragoman.wire import sse
+from dragoman.wire.http import HttpClient, Reply
 from dragoman.wire.json import MAX_BYTES
 
 UNSENT_BYTES = 16 * 1024 * 1024

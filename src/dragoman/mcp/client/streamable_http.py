@@ -16,7 +16,6 @@ from dragoman.core.background import Background
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
-from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.read_pacing import LARGE, LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import new_trace, trace_headers
@@ -51,6 +50,7 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.wire import rpc, sse
+from dragoman.wire.http import FixedHeaders, HttpClient, Reply
 from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
 
 log = logging.getLogger(__name__)

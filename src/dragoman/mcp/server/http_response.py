@@ -10,7 +10,6 @@ import re
 from collections.abc import Coroutine
 from typing import Any
 
-from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
@@ -24,6 +23,7 @@ from dragoman.mcp.server.replay_streams import (
     ReplayStream,
 )
 from dragoman.wire import rpc
+from dragoman.wire.http import JSON_HEADERS, HttpRequest
 
 CANCELLED = -32800
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})

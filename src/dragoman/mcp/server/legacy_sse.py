@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.errors import encode_crash
@@ -24,6 +23,7 @@ from dragoman.mcp.server.header_check import find_named_version
 from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Keepalive
 from dragoman.mcp.server.streamable_http import parse_message, refuse, refuse_method
 from dragoman.wire import rpc, sse
+from dragoman.wire.http import HttpRequest
 
 MAX_CLIENTS = 5_000
 MAX_RUNNING = 256

@@ -15,8 +15,8 @@ from time import monotonic
 from typing import Protocol
 
 from dragoman.core.deadlines import Deadlines
-from dragoman.core.ports import HttpRequest
 from dragoman.wire import sse
+from dragoman.wire.http import HttpRequest
 
 Headers = list[tuple[bytes, bytes]]
 

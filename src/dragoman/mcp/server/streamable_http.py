@@ -10,7 +10,6 @@ from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import Overloaded
-from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.errors import encode_crash, encode_error
@@ -38,6 +37,7 @@ from dragoman.mcp.server.replay_streams import (
     StreamKeepalive,
 )
 from dragoman.wire import rpc, sse
+from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import Malformed, decode, has_duplicate_names, is_compact
 
 PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')

@@ -7,8 +7,8 @@ import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.ports import JSON_HEADERS
 from dragoman.core.principal import Principal
+from dragoman.wire.http import JSON_HEADERS
 
 if TYPE_CHECKING:
     from dragoman.web.http.http1 import Connection

@@ -1,0 +1,126 @@
+"""HTTP as the packages see it: requests that arrive, the client for those that leave. No I/O."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(slots=True)
+class Reply:
+    """The status and headers of an HTTP response whose body is still to come."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Lower-case names; of a repeated header the last value."""
+    body: Body
+    secrets: tuple[str, ...] = ()
+    """Values of request headers that no message may repeat."""
+
+
+class Body(Protocol):
+    async def read(self, limit: int) -> bytes:
+        """Reads all of it; raises `BadReply` when it is longer than `limit`."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterates over the body as it arrives. A reader that stops early calls `close`."""
+
+    def close(self) -> None:
+        """Discards the rest. A body not read to its end costs the connection."""
+
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class FixedHeaders(dict[str, str]):
+    """Headers of many requests, unchanged after the first: the HTTP client encodes them once."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self.encoded = b""
+        """Set when they are sent for the first time."""
+
+
+class HttpClient(Protocol):
+    """Sends requests. Addresses are checked when dialling, on every redirect too."""
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Reply:
+        """Sends and waits for the head of the answer. `extra_headers` are those of this request
+        alone and override `headers`, which may be `FixedHeaders`. Raises `Unreachable` when nothing
+        was sent or the connection was lost (`Unreachable.sent` tells whether anything may have
+        left), `TimedOut` after `timeout` seconds without a head, `BadReply` for an answer that is
+        not HTTP, `InvalidInput` for invalid headers. The timeout covers `read` too, not `chunks`.
+        """
+
+
+@runtime_checkable
+class AddressFinder(Protocol):
+    """A client whose address rules also serve protocols that make their own connections."""
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        """Resolves `url` to the IP addresses that may be dialled; a second lookup could lead
+        elsewhere. Raises `Unreachable`."""
+
+    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Replaces references to credentials in headers by their values."""
+
+
+JSON_HEADERS = [(b"content-type", b"application/json")]
+"""Most responses have exactly these, so that they are encoded in advance."""
+
+
+class HttpRequest(Protocol):
+    """A request of a client, and its response."""
+
+    method: str
+    path: str
+    """As sent, without the query."""
+    query: bytes
+    """What follows the question mark, as sent."""
+    fields: dict[bytes, bytes]
+    """The headers, names in lower case."""
+    body: bytes
+
+    @property
+    def loop(self) -> AbstractEventLoop:
+        """The loop that serves it: `get_running_loop` costs a system call each time."""
+
+    @property
+    def gone(self) -> Future[None]:
+        """Done when the client has disconnected."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client has disconnected."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the client is connected and reads; one that does not read for long is
+        disconnected."""
+
+    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Sends the whole response in one write."""
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Sends the head of a streamed response and frees `fields` and `body`."""
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece of the body; waits while the client does not read."""
+
+    def send(self, data: bytes) -> bool:
+        """Sends a piece of the body if the client reads; returns whether it was sent."""
+
+    def end(self) -> None: ...
