@@ -128,7 +128,24 @@ REVISION_HOME, DIALECT_HOME = "dragoman.mcp.protocol", "dragoman.a2a.protocol.di
 for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
-LIFECYCLE: set[str] = set()
+LIFECYCLE = {
+    "ConfigWatch._before",
+    "ConfigWatch._seen",
+    "ConfigWatch.problem",
+    "LiveConfig.config",
+    "LiveConfig.stdio_view",
+    "PinReviews._retry_at",
+    "PolicyService._author",
+    "PolicyService._is_closed",
+    "PolicyService._is_replaying",
+    "PolicyService._reported",
+    "RecordedCalls.more",
+    "RunState.grpc_port",
+    "RunState.is_draining",
+    "RunState.url",
+    "StoreWatch._reported",
+    "StoreWatch._unwritten",
+}
 
 # How often a file still breaks a rule. An entry that is higher than what is found is stale, and
 # fails too.
@@ -140,7 +157,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "mcp/server/streamable_http.py": 4,
         "policy/context.py": 1,
     },
-    "dialects": {},
     "tasks": {
         "a2a/client/grpc_channels.py": 1,
         "a2a/remote/health_watch.py": 2,
@@ -161,15 +177,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "web/app.py": 1,
         "web/http/http1.py": 1,
         "web/tool_listing.py": 1,
-    },
-    "wiring": {
-        "app/app.py": 22,
-        "app/build_agents.py": 12,
-        "app/build_guards.py": 4,
-        "app/build_stores.py": 4,
-        "app/config_watch.py": 7,
-        "app/policy_admin/queries.py": 1,
-        "app/policy_admin/service.py": 12,
     },
 }
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from tests.skill_hub import SkillHub
 
-from dragoman.app.build_events import EVENTS, BusSide, join_plugins
+from dragoman.app.build_events import EVENTS, build_events
+from dragoman.app.plugins import load_plugins
+from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.errors import ConfigError, Denied
 from dragoman.core.events import PostVerb, PreVerb, VerbError
@@ -28,7 +30,7 @@ def friday(bus):
 
 def watch(bus):
     for kind in (PreVerb, PostVerb, VerbError):
-        bus.observe(kind, lambda event: heard.append(verb_event(event)["phase"]))
+        bus.observe(kind, lambda event: heard.append(render_verb_event(event)["phase"]))
     async def follow(event):
         await asyncio.sleep(0.05)  # it takes its time, which it is given
         followed.append(event.outcome)
@@ -66,20 +68,24 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+def build_config(*plugins: str) -> Config:
+    return parse(f"[bus]\nplugins = {list(plugins)}\n[bridge]\nkeep_dispatches = 100\n")
+
+
 @pytest.mark.promise("R8")
 async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
     installed: str, short_tmp: Path
 ) -> None:
-    road = SkillHub()
-    side = BusSide(short_tmp, road.hub, ["friday", "watch"], 100)
-    await road.call(branch="dev")
+    hub = SkillHub()
+    events = build_events(short_tmp, build_config("friday", "watch"), hub.hub)
+    await hub.call(branch="dev")
     with pytest.raises(Denied, match="not to main on a Friday"):
-        await road.call(branch="main")
-    assert [call.arguments["branch"] for call in road.agent.calls] == ["dev"]
-    rows, _ = await side.dispatches.find(10, None, org="default", caller="*")
+        await hub.call(branch="main")
+    assert [call.arguments["branch"] for call in hub.agent.calls] == ["dev"]
+    rows, _ = await events.dispatches.find(10, None, org="default", caller="*")
     assert [row["status"] for row in rows] == ["denied", "completed"]
-    side.begin_stop()
-    await asyncio.wait_for(side.stop(), 5)
+    events.streams.close()
+    await asyncio.wait_for(events.close(), 5)
     module = __import__(installed)
     assert module.heard == ["pre-verb", "post-verb", "pre-verb", "post-verb", "verb-error"]
     assert module.followed == ["completed", "failed"]
@@ -87,7 +93,7 @@ async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
 
 def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
     bus = Bus()
-    join_plugins(bus, [])
+    load_plugins(bus, [])
     assert not bus.has_gates and not any(
         bus.is_observed(kind) for kind in (PreVerb, PostVerb, VerbError)
     )
@@ -97,27 +103,27 @@ def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
     ("name", "why"),
     [
         ("frida", 'has an entry point "frida" in the group dragoman.bus; there are broken, friday'),
-        ("broken", r"\"broken\" \(.*\) cannot be used: ValueError\('no settings'\); mend it"),
-        ("gone", "cannot be used: AttributeError"),
-        ("nothing", "cannot be used: TypeError"),
-        ("late", "it is async, and so would join too late"),
+        ("broken", r"\"broken\" \(.*\) failed to load: ValueError\('no settings'\); fix it"),
+        ("gone", "failed to load: AttributeError"),
+        ("nothing", "failed to load: TypeError"),
+        ("late", "a plug-in must not be async: it would join the bus too late"),
         ("twice", r"\"twice\" names several entry points in the group dragoman.bus: \S+, \S+;"),
     ],
 )
 def test_a_plugin_that_is_named_and_cannot_be_used_stops_the_start(
     name: str, why: str, installed: str, short_tmp: Path
 ) -> None:
-    road = SkillHub()
+    hub = SkillHub()
     with pytest.raises(ConfigError, match=why):
-        BusSide(short_tmp, road.hub, [name], 100)
+        build_events(short_tmp, build_config(name), hub.hub)
     assert list(short_tmp.iterdir()) == []  # nothing was opened that nobody would close
 
 
 async def test_a_hub_without_plugins_has_its_stream_and_its_dispatches(short_tmp: Path) -> None:
-    road = SkillHub()
-    side = BusSide(short_tmp, road.hub, [], 100)
-    assert list(side.mounts) == [EVENTS] == ["/api/events"]
-    (part,) = side.parts
-    assert [path for _, path, _ in part.routes] == [r"/api/a2a/dispatches"]
-    await side.stop()
-    await side.stop()
+    hub = SkillHub()
+    events = build_events(short_tmp, build_config(), hub.hub)
+    assert list(events.mounts) == [EVENTS] == ["/api/events"]
+    rows, _ = await events.dispatches.find(10, None, org="default", caller="*")
+    assert rows == []
+    await events.close()
+    await events.close()

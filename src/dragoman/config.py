@@ -206,7 +206,7 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
             f'{where}: {kind} name "{called}" may hold letters, digits, '
             f'spaces,{also} "-" and "_" only, and begins with a letter or digit'
         )
-    key = slug(called)
+    key = slug_from_name(called)
     if key in seen:
         raise ConfigError(
             f'{where}: {kind} "{called}" has the name of "{seen[key]}" '
@@ -255,7 +255,7 @@ def _check_prefixes(config: Config, source: Source) -> None:
     """Refuses two targets whose tools would be listed under the same prefix in some style."""
     seen: dict[str, tuple[str, str | None]] = {}
     for path, called, prefix in _listed_targets(config):
-        base = slug(called if prefix is None else prefix)
+        base = slug_from_name(called if prefix is None else prefix)
         styles = {f"{base}_", f"mcp_{base}_" if path[0] == "mcp_servers" else f"a2a_{base}_"}
         for listed in sorted(styles) if base else ():
             other, chosen = seen.setdefault(listed, (called, prefix))
@@ -274,14 +274,14 @@ def _listed_targets(config: Config) -> Iterator[tuple[Path_, str, str | None]]:
         yield ("a2a", "external_agents", index, "name"), agent.name, None
 
 
-def slug(name: str) -> str:
+def slug_from_name(name: str) -> str:
     """A name as lists have it: lower case, `_` for everything but letters and digits."""
     return re.sub("[^a-z0-9]+", "_", fold_server_name(name)).strip("_")
 
 
 def find_overlaps(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Pairs of targets of which the first could list a tool as the second lists its own."""
-    slugs = {slug(name): name for name in names}
+    slugs = {slug_from_name(name): name for name in names}
     for one, name in slugs.items():
         parts = one.split("_")
         for length in range(1, len(parts)):

@@ -7,13 +7,18 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent
 
-from dragoman.app.build_agents import AgentSide
-from dragoman.config import parse
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.a2a.remote.registry_view import RegistryView
+from dragoman.app.build_agents import Agents, LocalAgents, build_a2a_mounts, build_agents
+from dragoman.app.config_watch import LiveConfig
+from dragoman.app.run_state import RunState
+from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import AgentChanged
@@ -21,6 +26,10 @@ from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.registry import RegistryStore
+from dragoman.stores.steady_clock import SteadyClock
+from dragoman.stores.tasks import MemoryTaskStore
+from dragoman.web.app import Under
 from permissive_hub import build_permissive_hub
 
 NOT_FOUND = -32001
@@ -102,17 +111,33 @@ class Pins:
         return self.holds(raw)
 
 
+@dataclass(frozen=True)
+class AgentStores:
+    registry: RegistryStore
+    tasks: MemoryTaskStore
+    clock: SteadyClock
+
+
 class Ground:
-    def __init__(self, hub: Hub, side: AgentSide, pins: Pins, audit: SqliteAuditLog) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        config: Config,
+        state: RunState,
+        agents: Agents,
+        store: RegistryStore,
+        pins: Pins,
+        audit: SqliteAuditLog,
+    ) -> None:
         self.hub = hub
         self.audit = audit
-        self.side = side
+        self.config, self.state, self.agents = config, state, agents
         self.pins = pins
         self.events: list[tuple[str, str]] = []
         self.reasons: list[str] = []
         self.fact_changes = 0
-        assert side.registry is not None and side.listed is not None
-        self.registry, self.listed = side.registry, side.listed
+        self.registry = agents.registry
+        self.listed = RegistryView(agents.registry, store, hub.catalog, lambda name: 0)
         self._moved = asyncio.Event()
         hub.bus.observe(AgentChanged, self._heard)
         hub.catalog.on_change(self._moved.set)
@@ -121,6 +146,9 @@ class Ground:
         self.events.append((event.agent, event.state))
         self.reasons.append(event.reason)
         self._moved.set()
+
+    def build_mounts(self) -> list[Under]:
+        return build_a2a_mounts(self.config, self.agents.a2a)
 
     def one(self, key: str) -> dict[str, Any]:
         return self.listed.get_agent(key, anybody, secret=True)
@@ -157,30 +185,36 @@ async def ground(
     hub, net, pins = build_permissive_hub(tools, Bus(), []), OutboundHttp(), Pins()
     changes: list[None] = []
     audit = SqliteAuditLog(home)
-    side = AgentSide(
+    config = parse(written)
+    live, state, local = LiveConfig(config), RunState("mcp", None), LocalAgents({}, {})
+    store = RegistryStore(home)
+    stores = AgentStores(store, MemoryTaskStore(), SteadyClock(None, None))
+    agents = build_agents(
         home,
-        parse(written),
+        live,
         hub,
         net,
         dict(lookup or {}),
-        audit,
+        stores,
+        state,
+        local,
+        RegisteredAgents(),
         pins,
-        lambda: changes.append(None),
-        lambda: True,
-        lambda: True,
-        lambda name: 0,
+        touch_policies=lambda: changes.append(None),
+        is_secured=lambda: True,
     )
-    made = Ground(hub, side, pins, audit)
+    made = Ground(hub, config, state, agents, store, pins, audit)
     try:
         if start:
-            await side.start(None, lambda principal: "")
+            await agents.start(config, state, None, lambda principal: "")
         yield made
         made.fact_changes = len(changes)
     finally:
-        side.begin_stop()
+        agents.begin_stop()
         async with asyncio.timeout(10):
-            await side.stop()
+            await agents.stop()
             await net.close()
+        store.close()
         audit.close()
 
 

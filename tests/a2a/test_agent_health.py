@@ -70,7 +70,6 @@ async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_no
             told = here.one("vercel_ops")
             assert told["reachable"] and told["lastSeenAt"] and told["latencyMs"] > 0
             assert told["dialect"].startswith("A2A 1.0 over JSONRPC")
-            assert here.side.registry is not None
             watched = here.registry.agents.find("vercel_ops").watch
             assert watched is not None and watched.agent.traits.facts.healthy
         assert here.fact_changes >= 1

@@ -192,7 +192,7 @@ async def test_a_name_in_the_configuration_is_not_lost_to_one_that_was_registere
             await again.until(lambda: "ops.deploy" in again.tools())
             assert again.one("ops")["url"] == agent.url
             assert other.url not in str(again.listed.list_agents(anybody, secret=True))
-            assert agent.url in again.side.failures["ops"]
+            assert agent.url in again.agents.failures["ops"]
 
 
 @pytest.mark.promise("R9")

@@ -51,7 +51,7 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
             told = [
                 here.listed.list_agents(anybody, secret=True),
                 row,
-                here.side.status(),
+                here.listed.list_status(),
                 here.reasons,
             ]
             assert SECRET not in json.dumps(told) and SECRET not in caplog.text
@@ -108,7 +108,7 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
     async with moody("deploy") as agent:
         config = external("ops", agent.url, token='"env:ABSENT"')
         async with ground(tmp_path, config) as here:
-            assert "environment variable ABSENT" in here.side.failures["ops"]
+            assert "environment variable ABSENT" in here.agents.failures["ops"]
             assert not here.registry.agents.list_agents()
 
 
@@ -260,7 +260,7 @@ async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_use
             row = here.one("ops")
             assert (row["health"], row["enabled"]) == ("unknown", True) and not row["tools"]
             assert "is not used" in row["reason"] and "credential_env" in row["reason"]
-            assert [one["refused"] for one in here.side.status()["remote"]] == [True, True]
+            assert [one["refused"] for one in here.listed.list_status()] == [True, True]
             changed = await here.listed.change("ops", {"trustLevel": "trusted"})
             assert "credential_env" in changed["reason"] and not agent.served.requests
             await here.listed.refetch("ops")

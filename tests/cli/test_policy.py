@@ -145,7 +145,10 @@ def test_questions_are_answered_by_the_hub_that_runs(terminal: Terminal) -> None
     denied = terminal.run("policy", "explain", "key:ci", "hello.add")
     assert denied.code == 4 and denied.out.startswith("denied: key:ci may not call hello.add\n")
     assert "forbidden by  no-adding: sums are for people" in denied.out
-    assert "needed: what forbids it must except it, or go: no-adding (mine.cedar:2)" in denied.out
+    assert (
+        "needed: add an exception to the forbidding policy, or remove it: no-adding (mine.cedar:2)"
+        in denied.out
+    )
     called = terminal.run("call", "hello.add", "a=1", "b=2")
     assert called.code == 4 and "a policy forbids" in called.err
 

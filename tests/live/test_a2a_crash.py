@@ -16,7 +16,7 @@ import pytest
 from faults.kills import COMPLETED, UNFINISHED
 from tests.live.crash_ground import Client, Hub, Refused, executions, said, write_home
 
-from dragoman.app.app import accept_losses
+from dragoman.stores.store_inventory import accept_losses
 
 
 @pytest.fixture

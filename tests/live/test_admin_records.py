@@ -10,7 +10,8 @@ from typing import Any
 from tests.live.conftest import RunningHub
 from tests.peers import wire
 
-from dragoman.app.app import AuditReader, KeyStore
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.keys import KeyStore
 
 WAIT_SECONDS = 20.0
 SERVER = """

@@ -103,7 +103,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
 def test_a_copy_without_secrets_has_none_where_policies_are_in_the_home_itself(
     tmp_path: Path,
 ) -> None:
-    from dragoman.app.app import back_up
+    from dragoman.stores.backup import back_up
 
     home, file = tmp_path / "home", tmp_path / "copy.tar.gz"
     home.mkdir(mode=0o700)
@@ -164,7 +164,7 @@ def test_links_lead_into_a_copy_only_what_the_hub_reads(hub: Start, short_tmp: P
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a home that no hub has run on."""
-    from dragoman.app.app import back_up
+    from dragoman.stores.backup import back_up
 
     folder = tmp_path_factory.mktemp("copy")
     home = folder / "home"
@@ -209,8 +209,8 @@ OUTSIDE = ["../policies", "/etc", "a/../../b", "", "x\0y"]
 def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
     archive: Path, tmp_path: Path, policies: str
 ) -> None:
-    from dragoman.app.app import read_manifest, restore
     from dragoman.core.errors import InvalidInput
+    from dragoman.stores.backup import read_manifest, restore
 
     bad = tmp_path / "bad.tar.gz"
     with tarfile.open(archive) as source, tarfile.open(bad, "w:gz") as copy:
@@ -229,8 +229,8 @@ def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "half of it", "no archive", "nothing"])
 def test_a_copy_that_was_changed_makes_no_home(archive: Path, tmp_path: Path, damage: str) -> None:
-    from dragoman.app.app import restore
     from dragoman.core.errors import InvalidInput
+    from dragoman.stores.backup import restore
 
     bad, why = tmp_path / "bad.tar.gz", "is damaged"
     if damage in DAMAGE:

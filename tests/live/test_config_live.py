@@ -193,9 +193,9 @@ def test_a_file_that_is_gone_or_half_written_takes_no_server_away(hub: Start) ->
     file = running.home / "config.toml"
     whole = file.read_text(encoding="utf-8")
     file.unlink()
-    until(lambda: "is gone" in (running.api("/api/status")["config_problem"] or ""), 5)
+    until(lambda: "is missing" in (running.api("/api/status")["config_problem"] or ""), 5)
     assert names(running) == ["stays"] and pid_of(running, "stays") == pid
-    said = "config.toml is empty; what it said last is still used"
+    said = "config.toml is empty; the last configuration stays in force"
     for count, content in enumerate((b"", b"\n \0\n"), 1):  # as a full disk leaves it
         file.write_bytes(content)
         until(lambda count=count: running.log().count(said) == count, 5)

@@ -68,7 +68,7 @@ def test_a_hub_whose_configuration_with_its_key_was_lost_does_not_open(
     config = home / "config.toml"
     whole = config.read_text()
     config.write_bytes(b"")
-    for how in ("is empty", "is gone"):
+    for how in ("is empty", "is missing"):
         refused = first.command("up")
         assert refused.returncode == 7
         assert how in refused.stderr and "a comment" in refused.stderr

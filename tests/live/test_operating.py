@@ -50,7 +50,7 @@ def test_the_environment_counts_before_the_file_and_stays_when_that_changes(
     )
 
     def read_again() -> bool:
-        return any("was read again: 2 servers" in str(one["message"]) for one in records(hub))
+        return any("was reloaded: 2 servers" in str(one["message"]) for one in records(hub))
 
     until(read_again)
     changed = [str(one["message"]) for one in records(hub) if "next start" in str(one["message"])]

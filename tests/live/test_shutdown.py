@@ -21,7 +21,7 @@ from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import HttpPeer, alive, server_entry, wait_for_log, wait_until_gone
 
-from dragoman.app.app import Instance
+from dragoman.app.build import build_app
 from dragoman.config import Config
 from dragoman.core.errors import ConfigError
 
@@ -276,7 +276,7 @@ async def test_a_hub_that_could_not_be_made_lets_go_of_all_it_had(short_tmp: Pat
     (short_tmp / "hub.key").write_bytes(b"short")
     for _ in range(2):  # a relay tries again in the same process
         with pytest.raises(ConfigError, match=r"hub\.key is damaged"):
-            Instance(short_tmp, Config(), "mcp")
+            build_app(short_tmp, Config(), "mcp")
     (short_tmp / "hub.key").unlink()
-    instance = Instance(short_tmp, Config(), "mcp")
-    await instance.stop()
+    app = build_app(short_tmp, Config(), "mcp")
+    await app.stop()

@@ -113,7 +113,7 @@ async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> No
 
 
 @pytest.mark.promise("B9")
-@pytest.mark.parametrize("factory", [None, process.loop_factory()], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("factory", [None, process.find_loop_factory()], ids=["asyncio", "uvloop"])
 def test_a_start_that_is_cancelled_closes_its_own_descriptors_once_and_no_others(
     tmp_path: Path, factory: Callable[[], asyncio.AbstractEventLoop] | None
 ) -> None:

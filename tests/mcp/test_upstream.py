@@ -116,7 +116,7 @@ def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_pa
         for turns in range(1, 9):
             await stop_after(turns)
 
-    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=process.find_loop_factory()) as runner:
         runner.run(stop_at_each_turn())
     assert kill_marked(mark) == 0
 

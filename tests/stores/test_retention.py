@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.terminal import Terminal
 
-from dragoman.app.app import Instance
+from dragoman.app.build import build_app
 from dragoman.config import Config, parse
 from dragoman.core.errors import ConfigError
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -31,10 +31,10 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 async def run_hub(home: Path) -> int:
     """As it starts and ends, with one call; how many entries it deleted."""
-    instance = Instance(home, Config(), "mcp")
-    instance.audit.conclude(instance.audit.intend({"verb": "x"}), {"outcome": "completed"})
-    removed = await instance.stores.prune(AuditSettings())
-    await instance.stop()
+    app = build_app(home, Config(), "mcp")
+    app.stores.audit.conclude(app.stores.audit.intend({"verb": "x"}), {"outcome": "completed"})
+    removed = await app.store_watch.prune(AuditSettings())
+    await app.stop()
     return removed
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.app.app import Instance, accept_losses, survey_stores
+from dragoman.app.build import build_app
 from dragoman.config import Config, load
 from dragoman.core.errors import ConfigError, InvalidInput, StorageFailed
 from dragoman.core.principal import OWNER
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.store_inventory import DATABASES, StoreLoss
+from dragoman.stores.store_inventory import DATABASES, StoreLoss, accept_losses, survey_stores
 
 CONFIG = "[a2a]\nenabled = true\n"
 AUDIT_FILES = ("audit.db", "audit.key", "audit.head", "audit.journal")
@@ -32,9 +32,9 @@ PARTS = {
 
 
 async def run_hub(home: Path) -> None:
-    instance = Instance(home, load(home / "config.toml"), "mcp")
-    instance.audit.conclude(instance.audit.intend({"verb": "x"}), {"outcome": "completed"})
-    await instance.stop()
+    app = build_app(home, load(home / "config.toml"), "mcp")
+    app.stores.audit.conclude(app.stores.audit.intend({"verb": "x"}), {"outcome": "completed"})
+    await app.stop()
 
 
 @pytest.fixture(scope="module")
@@ -166,21 +166,21 @@ async def test_a_hub_of_which_all_keys_were_lost_stays_closed(home: Path) -> Non
     assert survey_stores(home, home / "policies").record.keys_made
     (home / "hub.db").unlink()
     accept_losses(home, home / "policies", ["keys"], "me")
-    instance = Instance(home, load(home / "config.toml"), "mcp")
-    assert not instance.keys.list() and instance.keys.has_keys()
-    await instance.stop()
+    app = build_app(home, load(home / "config.toml"), "mcp")
+    assert not app.stores.keys.list() and app.stores.keys.has_keys()
+    await app.stop()
 
 
 async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Path) -> None:
     folder = home / "policies"
     folder.mkdir()
     (folder / "none.cedar").write_text("")
-    instance = Instance(home, load(home / "config.toml"), "mcp")
+    app = build_app(home, load(home / "config.toml"), "mcp")
     shutil.rmtree(folder)
     with pytest.raises(StorageFailed, match="is gone"):  # or a new folder began with the defaults
-        await instance.guards.policies.write("new", "", OWNER, force=True)
-    assert not instance.guards.policies.policies.policy_set.default and not folder.exists()
-    await instance.stop()
+        await app.guards.policies.write("new", "", OWNER, force=True)
+    assert not app.guards.policies.engine.policy_set.default and not folder.exists()
+    await app.stop()
     with pytest.raises(ConfigError, match="accept-loss policies"):
         await run_hub(home)
     lost: list[StoreLoss] = accept_losses(home, folder, ["policies"], "me")
@@ -193,7 +193,7 @@ async def test_a_first_start_that_was_cut_short_is_no_loss(tmp_path: Path) -> No
     home.mkdir()
     (home / "audit.db").mkdir()  # it cannot be opened
     with pytest.raises(ConfigError):
-        Instance(home, Config(), "mcp")
+        build_app(home, Config(), "mcp")
     (home / "audit.db").rmdir()
     (home / "hub.key").unlink()
-    await Instance(home, Config(), "mcp").stop()
+    await build_app(home, Config(), "mcp").stop()

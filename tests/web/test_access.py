@@ -63,8 +63,7 @@ async def watching(
 ) -> AsyncIterator[AccessWatch]:
     auth = Authenticator(api_key, lambda key: None, keys.has_keys)
     watch = AccessWatch(keys, auth)
-    watch.parts = list(parts)
-    task = asyncio.create_task(watch.watch())
+    task = asyncio.create_task(watch.watch(list(parts)))
     try:
         yield watch
     finally:

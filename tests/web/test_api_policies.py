@@ -15,8 +15,10 @@ from tests.permissive_hub import call_tool, complete_catalogs
 from tests.web.serving import Answer, Place, Sources
 
 from dragoman import guards
-from dragoman.app.policy_admin.policy_folder import default_texts, principal_from_key
-from dragoman.app.policy_admin.service import PolicySide
+from dragoman.app.config_watch import LiveConfig
+from dragoman.app.policy_admin.known_ids import principal_from_key
+from dragoman.app.policy_admin.loaded_policies import load_policies
+from dragoman.app.policy_admin.service import PolicyService
 from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -28,9 +30,10 @@ from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
-from dragoman.core.tool import TargetFacts, TargetTraits, Tool
+from dragoman.core.tool import INSTRUCTIONS, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
+from dragoman.policy.folder import read_default_texts
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.keys import KeyStore
@@ -61,30 +64,43 @@ class Work:
 class Hub_:
     """A hub of one server, and its API over HTTP."""
 
+    def apply(self, config: str) -> None:
+        new = parse(config)
+        self.side.apply(self.live.replace(new), new)
+
     def __init__(self, home: Path, config: Config) -> None:
         self.home = home
         self.bus, catalog = Bus(), Catalog(review=admit_all)
         self.keys = KeyStore(home)
         self.audit = SqliteAuditLog(home)
+        self.live = live = LiveConfig(config)
+        work, chains = Work(), CallChains(bytes(32))
+        catalogs = complete_catalogs(catalog)
+        shown = {kind: one for kind, one in catalogs.items() if kind != INSTRUCTIONS}
         try:
-            self.side = PolicySide(home, config, self.keys, self.audit, intact=lambda tool: True)
+            loaded = load_policies(
+                home,
+                live,
+                self.keys,
+                shown,
+                lambda name: work.traits.facts if name == "work" else None,
+            )
         except BaseException:
             self.keys.close()
             self.audit.close()
             raise
-        chains = CallChains(bytes(32))
+        engine = loaded.engine
         stages = guards.build_stages(
             self.audit,
             self.bus,
             Limits(),
             QuestionHandles(bytes(32), 60),
             chains,
-            self.side.policies,
+            engine,
             KeptResults(1, 60),
         )
-        self.hub = Hub(complete_catalogs(catalog), self.bus, stages, chains, self.side.policies)
-        work = Work()
-        self.side.join(self.hub, {"work": work}.get)
+        self.hub = Hub(catalogs, self.bus, stages, chains, engine)
+        self.side = PolicyService(home, live, self.audit, self.bus, shown, loaded, self.hub.find)
         catalog.offer(
             "work",
             [
@@ -157,7 +173,7 @@ async def test_a_policy_that_is_in_force_is_not_said_to_have_failed(tmp_path: Pa
     left = [policies / ".mine.abcdefgh.tmp", tmp_path / ".policies.abcdefgh"]
     left[0].write_text("forbid (")  # of a hub that was killed while it wrote
     left[1].mkdir()
-    (policies / "default.cedar").write_text(default_texts()["default.cedar"])
+    (policies / "default.cedar").write_text(read_default_texts()["default.cedar"])
     async with hub(tmp_path) as at:
         assert not any(one.exists() for one in left)
         (policies / "mine.cedar.off").mkdir()  # it cannot be unlinked
@@ -242,10 +258,10 @@ async def test_files_are_taken_up_as_one_and_bad_ones_never(tmp_path: Path) -> N
         at.bus.observe(PolicyChanged, heard.append)
         lists: list[int] = []
         at.hub.catalog.on_change(lambda: lists.append(1))
-        at.side.folder.init()
+        at.side.folder.create_default()
         (at.policies / "mine.cedar").write_text(NO_WIPING)
         await seen(at)
-        good = at.side.policies.policy_set.hash
+        good = at.side.engine.policy_set.hash
         assert not await at.permitted("work.wipe") and heard[-1] == PolicyChanged(good, "")
         assert lists == [1]  # whoever has a list looks again
 
@@ -265,7 +281,7 @@ async def test_files_are_taken_up_as_one_and_bad_ones_never(tmp_path: Path) -> N
 async def seen(at: Hub_) -> None:
     """As the hub looks, from time to time, until nothing is new any more."""
     for _ in range(4):
-        await at.side.look()
+        await at.side.check()
 
 
 async def test_a_hub_does_not_start_with_policies_that_cannot_be_used(tmp_path: Path) -> None:
@@ -297,7 +313,7 @@ async def test_every_route_is_described_and_the_reverse(tmp_path: Path) -> None:
 
 async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        old = at.side.policies.policy_set.hash
+        old = at.side.engine.policy_set.hash
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
         (at.policies / "mine.cedar").write_text(NO_WIPING.replace("wipe", "read"))
         await seen(at)
@@ -306,12 +322,12 @@ async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
         assert by_api.conclusion["added"] == ["no-wiping"]
         assert by_hand.intent["caller"] == "files"
         assert by_hand.conclusion["changed"] == ["no-wiping"]
-        assert by_hand.conclusion["policy_set"] == at.side.policies.policy_set.hash
+        assert by_hand.conclusion["policy_set"] == at.side.engine.policy_set.hash
 
 
 async def test_nobody_locks_himself_out_by_mistake(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        at.side.folder.init()
+        at.side.folder.create_default()
         refused = await at.ask("DELETE", "/api/policies/default")
         assert refused["status"] == 400 and "admin" in refused["error"]["message"]
         assert (at.policies / "default.cedar").exists()
@@ -377,7 +393,7 @@ async def test_what_does_not_fit_is_refused(
 @pytest.mark.promise("R11")
 async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        before = at.side.policies.policy_set.hash
+        before = at.side.engine.policy_set.hash
         fine = await at.ask("POST", "/api/policies/validate", {"text": NO_WIPING})
         assert fine["ok"] and fine["policies"] == 1 and fine["findings"] == []
         unknown = await at.ask(
@@ -392,7 +408,7 @@ async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path)
         assert slow["uncached"] == [{"id": "no-wiping", "reads": ["context.now"]}]
 
         assert (await at.ask("POST", "/api/policies/test", {}))["tests"] == []
-        assert at.side.policies.policy_set.hash == before and not at.policies.exists()
+        assert at.side.engine.policy_set.hash == before and not at.policies.exists()
 
 
 async def test_a_context_that_cannot_be_is_the_mistake_of_who_asks(tmp_path: Path) -> None:
@@ -527,7 +543,7 @@ async def test_replay_lists_only_what_a_draft_would_turn(tmp_path: Path) -> None
         await at.call("work.read", Principal("key", "gone"))
         at.audit.flush()
 
-        draft = dict(at.side.folder.texts())
+        draft = dict(at.side.folder.read_texts())
         same = await at.ask("POST", "/api/policies/replay", {"texts": draft, "since": begun})
         assert same["flips"] == [] and same["flipped"] == 0 and same["judged"] == 5
         assert sum(same["skipped"].values()) == 1 and not same["more"]
@@ -585,11 +601,11 @@ async def test_shadow_mode_is_changed_live_and_keeps_the_guardrails(tmp_path: Pa
     async with hub(tmp_path) as at:
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
         assert not await at.permitted("work.wipe")
-        at.side.apply(parse(f'api_key = "{BOSS}"\n[policy]\nmode = "shadow"\n'))
+        at.apply(f'api_key = "{BOSS}"\n[policy]\nmode = "shadow"\n')
         assert await at.permitted("work.wipe")
         assert at.records()[0].conclusion["shadow"]["policies"] == ["no-wiping"]
         assert (await at.ask("GET", "/api/policies"))["mode"] == "shadow"
-        at.side.apply(parse(f'api_key = "{BOSS}"\n'))
+        at.apply(f'api_key = "{BOSS}"\n')
         assert not await at.permitted("work.wipe")
 
 
@@ -602,7 +618,7 @@ async def test_changes_at_one_time_do_not_undo_each_other(tmp_path: Path) -> Non
             return int(answer["status"])
 
         assert await asyncio.gather(*map(write, range(6))) == [200] * 6
-        ids = {each.id for each in at.side.policies.policy_set.policies}
+        ids = {each.id for each in at.side.engine.policy_set.policies}
         assert {f"no-wiping-{number}" for number in range(6)} <= ids
         listed = await at.ask("GET", "/api/policies")
         assert len(listed["files"]) == 7 and listed["problem"] == ""

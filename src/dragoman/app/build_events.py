@@ -1,102 +1,54 @@
-"""Those who hear of events, joined: plug-ins, the record of dispatches, and the live stream. Part
-of `assembly`, which starts it.
-
-A plug-in is an entry point of the group `dragoman.bus` that `[bus] plugins` names: a function that
-is given the bus and observes, follows or gates there. One that is named and cannot be used stops
-the hub at its start: it may be the gate that somebody relies on.
-"""
+"""Builds what observes the bus: plug-ins, the record of dispatches, the event stream, metrics."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dragoman.app.plugins import load_plugins
+from dragoman.config import Config
 from dragoman.core.bus import Bus
-from dragoman.core.errors import ConfigError
+from dragoman.core.call_log import CallLog
 from dragoman.core.hub import Hub
+from dragoman.core.logs import OUTPUT
 from dragoman.stores.dispatches import DispatchStore
-from dragoman.web.api import ApiPart
-from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import Mounted
 from dragoman.web.events import EventStreams
+from dragoman.web.metrics import Metrics
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-log = logging.getLogger(__name__)
-
-GROUP = "dragoman.bus"
 EVENTS = "/api/events"
 
 
-class BusSide:
-    def __init__(self, place: Path, hub: Hub, plugins: Sequence[str], keep_dispatches: int) -> None:
-        join_plugins(hub.bus, plugins)
-        self._hub = hub
-        self.streams = EventStreams(hub)
-        self.dispatches = DispatchStore(place, keep_dispatches)  # last: it is to be closed
-        self.dispatches.observe(hub.bus)
+@dataclass(frozen=True, slots=True)
+class Events:
+    bus: Bus
+    streams: EventStreams
+    dispatches: DispatchStore
+    metrics: Metrics
+    calls: CallLog | None
+    """A line per call; None if these are not logged."""
 
     @property
-    def mounts(self) -> Mapping[str, Mounted]:
+    def mounts(self) -> dict[str, Mounted]:
         return {EVENTS: self.streams}
 
-    @property
-    def parts(self) -> list[ApiPart]:
-        return [DispatchesApi(self._hub, self.dispatches)]
-
-    def begin_stop(self) -> None:
-        self.streams.close()
-
-    async def stop(self) -> None:
-        """When no call is under way any more."""
-        await self._hub.bus.close()
+    async def close(self) -> None:
+        """To be called when no call is running any more."""
+        await self.bus.close()
         await self.dispatches.close()
+        if self.calls is not None:
+            self.calls.flush()
 
 
-def join_plugins(bus: Bus, names: Sequence[str]) -> None:
-    if not names:
-        return
-    for name in dict.fromkeys(names):
-        entry = find_plugin(name)
-        try:
-            _join(bus, entry)
-        except Exception as error:
-            raise ConfigError(
-                f'[bus] plugins: "{name}" ({entry.value}) cannot be used: {error!r}; mend it, or '
-                "take it out"
-            ) from error
-        log.info("the bus has the plug-in %s (%s)", name, entry.value)
-
-
-def find_plugin(name: str) -> EntryPoint:
-    """The one entry point of that name; raises `ConfigError` for none or several."""
-    from importlib.metadata import entry_points  # takes longer to load than the rest of this
-
-    there = entry_points(group=GROUP)
-    found = {entry.value: entry for entry in there if entry.name == name}
-    if len(found) != 1:
-        raise ConfigError(_not_one(name, sorted(found), sorted({one.name for one in there})))
-    return next(iter(found.values()))
-
-
-def _join(bus: Bus, entry: EntryPoint) -> None:
-    returned = entry.load()(bus)
-    if isinstance(returned, Coroutine):
-        returned.close()
-        raise TypeError("it is async, and so would join too late")
-
-
-def _not_one(name: str, found: list[str], there: list[str]) -> str:
-    if found:
-        return (
-            f'[bus] plugins: "{name}" names several entry points in the group {GROUP}: '
-            f"{', '.join(found)}; take all but one of the packages out"
-        )
-    known = f"there are {', '.join(there)}" if there else "there is none"
-    return (
-        f'[bus] plugins: no package installed beside the hub has an entry point "{name}" in the '
-        f"group {GROUP}; {known}"
-    )
+def build_events(home: Path, config: Config, hub: Hub) -> Events:
+    load_plugins(hub.bus, config.bus.plugins)
+    streams = EventStreams(hub)
+    # `up --quiet` does without a line per call, and so does a hub that a command runs for itself.
+    logs_calls = logging.getLogger("dragoman.app").isEnabledFor(logging.INFO)
+    calls = CallLog(hub.bus, OUTPUT.write, OUTPUT.format) if logs_calls else None
+    metrics = Metrics(hub.bus)
+    # Last: it starts a thread that has to be ended.
+    dispatches = DispatchStore(home, config.bridge.keep_dispatches)
+    dispatches.observe(hub.bus)
+    return Events(hub.bus, streams, dispatches, metrics, calls)

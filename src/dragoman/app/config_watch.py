@@ -1,100 +1,95 @@
-"""The files of a home that its operator writes: `env`, and the configuration, which is followed
-while the hub runs."""
+"""The configuration in force, and the watch on the files it comes from."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from dragoman.config import Config, load_with_source, read_env
+from dragoman.app.secrets import load_variables, refuse_exposed
+from dragoman.config import Config, load_with_source
 from dragoman.config_layers import Given
 from dragoman.core.errors import ConfigError
-from dragoman.core.file_modes import find_exposures, find_exposures_in
+from dragoman.core.tool_filter import View
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
-"""How often the files are looked at."""
-
-
-def lookup_of(place: Path) -> dict[str, str]:
-    """The environment, and the home's `env` file for what is not in it."""
-    try:
-        data = (place / "env").read_bytes()
-    except FileNotFoundError:
-        data = None
-    except OSError as error:
-        raise ConfigError(f"{place / 'env'} cannot be read: {error.strerror}") from None
-    return {**read_env(data), **os.environ}
-
-
-def refuse_exposed(place: Path, config: Config) -> None:
-    """Raises where others may write what the hub goes by, or read its secrets."""
-    exposures = [
-        *find_exposures(place, config_is_secret=config.api_key is not None),
-        *find_exposures_in(place / config.policy.folder),
-    ]
-    exposed = [str(one) for one in exposures if one.reachable]
-    if exposed:
-        raise ConfigError("; ".join(exposed[:3]))
-
+"""How often files are checked for changes."""
 
 Stamp = tuple[int, int, int, int]
 Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 
 
+class LiveConfig:
+    """The configuration in force. Who follows changes without a restart reads it at each use."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stdio_view = _build_stdio_view(config)
+        """What clients over stdio are listed; computed once, because every request needs it."""
+
+    def replace(self, config: Config) -> Config:
+        """Puts `config` in force and returns the previous one."""
+        previous, self.config = self.config, config
+        self.stdio_view = _build_stdio_view(config)
+        return previous
+
+
+def _build_stdio_view(config: Config) -> View:
+    return View(tuple(config.mcp.stdio_expose), agents=True)
+
+
 class ConfigWatch:
-    def __init__(self, place: Path, given: Sequence[Given] = ()) -> None:
-        """Made before the files are read: what changes meanwhile is seen too. `given` is what the
-        command line said, which the files do not change."""
+    def __init__(self, home: Path, given: Sequence[Given] = ()) -> None:
+        """To be built before the files are read, so that no change is missed. `given` are the
+        settings of the command line, which take precedence over the files."""
         self._given = given
         self.problem: str | None = None
-        """Why what stands in the files now is not used."""
-        self._place = place
-        self._seen = self._before = _stamps(place)
+        """Why the current files are not in force."""
+        self._home = home
+        self._seen = self._before = _read_stamps(home)
         self._applying = asyncio.Lock()
 
     async def follow(self, apply: Apply) -> None:
-        """Hands every new configuration to `apply`."""
-        await look_again_and_again(lambda: self._look(apply))
+        """Passes every new configuration to `apply`."""
+        await poll(lambda: self._check(apply))
 
-    async def look_now(self, apply: Apply) -> None:
-        """Applies what has changed without waiting for the files to stay as they are: the one who
-        asks for this has finished writing."""
+    async def check_now(self, apply: Apply) -> None:
+        """Applies a change without waiting until the files are stable: the caller knows that they
+        are complete."""
         async with self._applying:
-            now = _stamps(self._place)
+            now = _read_stamps(self._home)
             if now != self._seen:
                 await self._read(now, apply)
 
-    async def _look(self, apply: Apply) -> None:
+    async def _check(self, apply: Apply) -> None:
         async with self._applying:
-            now = _stamps(self._place)
-            settled, self._before = now == self._before, now
-            if now != self._seen and settled:  # or somebody is just writing it
+            now = _read_stamps(self._home)
+            is_stable, self._before = now == self._before, now
+            if now != self._seen and is_stable:  # else an editor may still be writing
                 await self._read(now, apply)
 
     async def _read(self, now: list[Stamp | None], apply: Apply) -> None:
         self._seen = now
-        file = self._place / "config.toml"
+        file = self._home / "config.toml"
         if not file.exists():
-            self.problem = f"{file} is gone; what it said last is still used"
+            self.problem = f"{file} is missing; the last configuration stays in force"
             log.error("%s", self.problem)
             return
         if _is_blank(file):
             # The disk was full, or an editor has only begun to save.
             self.problem = (
-                f"{file} is empty; what it said last is still used. To run without any settings, "
-                "write a comment into it"
+                f"{file} is empty; the last configuration stays in force. To run without any "
+                "settings, write a comment into it"
             )
             log.error("%s", self.problem)
             return
         try:
             config, source = load_with_source(file, self._given)
-            lookup = lookup_of(self._place)
-            refuse_exposed(self._place, config)
+            variables = load_variables(self._home)
+            refuse_exposed(self._home, config)
         except ConfigError as error:
             self.problem = str(error)
             log.error("the new configuration is not used: %s", error)
@@ -103,22 +98,20 @@ class ConfigWatch:
             self.problem = repr(error)
             log.exception("the new configuration could not be read")
             return
-        self.problem = None
         for warning in source.warnings:
             log.warning("%s", warning)
-        await apply(config, lookup)
+        self.problem = None
+        await apply(config, variables)
 
 
-async def look_again_and_again(
-    look: Callable[[], Awaitable[object]], seconds: float = WATCH_SECONDS
-) -> None:
-    """Looks every few seconds, whatever an earlier look came to."""
+async def poll(check: Callable[[], Awaitable[object]], seconds: float = WATCH_SECONDS) -> None:
+    """Calls `check` every few seconds, even after it has failed."""
     while True:
         await asyncio.sleep(seconds)
         try:
-            await look()
+            await check()
         except Exception:  # or no further change would be seen
-            log.exception("what has changed in the home could not be taken up in full")
+            log.exception("a change in the home could not be applied in full")
 
 
 def _is_blank(file: Path) -> bool:
@@ -126,15 +119,15 @@ def _is_blank(file: Path) -> bool:
         with file.open("rb") as opened:
             return not opened.read(1024 * 1024).strip(b" \t\r\n\0")
     except OSError:
-        return False  # to read it again says why
+        return False  # reading it again reports the error
 
 
-def _stamps(place: Path) -> list[Stamp | None]:
-    """Something that differs when the configuration or the env file was changed."""
-    return [_stamp(place / name) for name in ("config.toml", "env")]
+def _read_stamps(home: Path) -> list[Stamp | None]:
+    """Returns values that change when the configuration or the env file does."""
+    return [_read_stamp(home / name) for name in ("config.toml", "env")]
 
 
-def _stamp(file: Path) -> Stamp | None:
+def _read_stamp(file: Path) -> Stamp | None:
     try:
         found = file.stat()
     except OSError:

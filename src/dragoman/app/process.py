@@ -1,4 +1,4 @@
-"""The process that a hub runs in: its loop, its garbage, how many files it may open."""
+"""The process that a hub runs in: its event loop, memory, file limit and protection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from collections.abc import Callable
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36  # <linux/prctl.h>
 KEPT_BYTES = 64 * 1024 * 1024
+MAX_FILES = 65_536
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
@@ -24,30 +25,30 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def settle_garbage() -> None:
-    """Exempts what exists now from garbage collection: it stays. A call leaves no cycles, but a
-    hundred calls at a time hold some 5,000 objects, and the collector must not take them for
-    garbage each time."""
+def freeze_garbage() -> None:
+    """Exempts all current objects from garbage collection: they live as long as the hub. A call
+    leaves no cycles, but a hundred concurrent calls hold some 5,000 objects, which the collector
+    must not examine every time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 
 
 def keep_memory() -> None:
-    """A long list is some megabytes, made anew for each answer. Whether the C library hands such
-    pieces back to the system every time, and has them zeroed again, is else a matter of luck: it
-    costs several times what making the answer does. At most as much as is said here is kept."""
-    import ctypes  # here: it is not needed before the hub serves
+    """Makes the C library keep up to `KEPT_BYTES` of freed memory. A long list is megabytes, built
+    for each answer: returning them to the system and having them zeroed again costs several times
+    what building the answer does."""
+    import ctypes  # here: only a serving hub needs it
 
-    with contextlib.suppress(OSError, AttributeError):  # another C library has another way
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def connection_limit(wanted: int) -> int:
-    """As many connections as are wanted, or as there are files for beside the hub's own: where
-    files run out no new client could be let in, however many idle ones there are."""
+def limit_connections(wanted: int) -> int:
+    """Returns `wanted`, or the connections that there are files for beside the hub's own: without a
+    free file no new client could connect, however many idle ones there are."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return wanted
@@ -55,9 +56,9 @@ def connection_limit(wanted: int) -> int:
 
 
 def protect() -> None:
-    """On Linux, keeps the hub's memory, environment and files from other processes of its user, and
-    makes the hub the parent of whatever its children leave behind. A program that the hub starts
-    has neither: the kernel resets the one at exec and inherits the other to nobody."""
+    """On Linux, hides the hub's memory, environment and files from other processes of its user, and
+    makes the hub the parent of the processes that its children leave behind. Programs that the hub
+    starts have neither: exec resets the first, and the second is not inherited."""
     if sys.platform != "linux":
         return
     import ctypes  # here: the relay does without
@@ -69,19 +70,19 @@ def protect() -> None:
 
 
 def count_files() -> int:
-    """How many files this process has open; 0 where that cannot be told."""
+    """Counts the open files of this process; 0 if unknown."""
     for folder in ("/proc/self/fd", "/dev/fd"):  # Linux, macOS
         try:
             return len(os.listdir(folder)) - 1
         except OSError as error:
-            if error.errno == errno.EMFILE:  # one more cannot be opened to look
+            if error.errno == errno.EMFILE:  # no file is left to open the folder with
                 return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 0
 
 
 def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    wanted = min(hard, MAX_FILES) if hard != resource.RLIM_INFINITY else MAX_FILES
     if soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

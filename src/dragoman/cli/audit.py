@@ -28,7 +28,7 @@ from dragoman.config import load
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import AuditReader, AuditRecord
+    from dragoman.stores.audit.reader import AuditReader, AuditRecord
 
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
@@ -106,7 +106,7 @@ def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: s
     other refusals. Changes of agents, pins and policies are recorded too. Arguments are never
     recorded, only their hash and size.
     """
-    from dragoman.app.app import AuditReader
+    from dragoman.stores.audit.reader import AuditReader
 
     wanted = RecordFilter(**filters)
     try:
@@ -239,7 +239,7 @@ def verify(home: str | None, as_json: bool) -> None:
     Entries are chained with a key in the home (audit.key). A call has two entries: its intent and
     its outcome. A hub may be running.
     """
-    from dragoman.app.app import verify as prove
+    from dragoman.stores.audit.verify import verify as prove
 
     status_line = StatusLine()
     place = Path(resolve_home(home))
@@ -280,7 +280,7 @@ def prune(yes: bool, home: str | None) -> None:
     a long time off, the hub waits until the clock has been steady for a day; this command does not
     wait. No hub may be running. The deletion is recorded, and the rest can still be verified.
     """
-    from dragoman.app.app import prune_offline
+    from dragoman.stores.audit.prune import prune_offline
 
     place = resolve_home(home)
     if not (Path(place) / "audit.db").exists():

@@ -39,7 +39,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     it contains no secrets, no audit log and no tasks; restoring it makes a new home with the same
     rules.
     """
-    from dragoman.app.app import back_up
+    from dragoman.stores.backup import back_up
 
     place = Path(resolve_home(home))
     if not (place / "config.toml").exists() and not (place / "stores.json").exists():
@@ -118,8 +118,8 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     revoked later are valid again, and definitions approved later are not. Check `dragoman keys
     list` before you start the hub.
     """
-    from dragoman.app.app import read_manifest
-    from dragoman.app.app import restore as restore_home
+    from dragoman.stores.backup import read_manifest
+    from dragoman.stores.backup import restore as restore_home
 
     place = Path(resolve_home(home))
     try:

@@ -25,7 +25,7 @@ from dragoman.config_layers import Given
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import Instance
+    from dragoman.app.app import App
 
 log = logging.getLogger(__name__)
 
@@ -102,14 +102,15 @@ def _render_options(options: Mapping[str, Any]) -> Iterator[str]:
 def _serve(
     place: str, given: Sequence[Given], quiet: bool, as_json: bool, log_file: str | None
 ) -> None:
-    from dragoman.app import app
+    from dragoman.app.build_stores import refuse_lost_config
+    from dragoman.app.run import run
     from dragoman.cli.configure import write_first_config
 
     try:
         homes.prepare(place)
-        app.refuse_lost_config(Path(place))  # before a new one is written
+        refuse_lost_config(Path(place))  # before a new one is written
         is_first = write_first_config(Path(place))
-        app.run(Path(place), lambda hub: _announce(hub, is_first, quiet, as_json), given, log_file)
+        run(Path(place), lambda app: _announce(app, is_first, quiet, as_json), given, log_file)
     except homes.Held as held:
         fail(str(held), NO_HUB)
     except homes.Unfit as unfit:
@@ -122,56 +123,55 @@ def _serve(
         fail(f"{error} ({who} listens there)", exit_code_for(error.kind), kind=error.kind)
 
 
-def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None:
-    in_json = hub.config.log.format == "json"
+def _announce(app: App, is_first: bool, quiet: bool, as_json: bool) -> None:
+    config, url = app.live.config, app.state.url
+    in_json = config.log.format == "json"
     if is_first and not in_json:
-        print(f"wrote {hub.place}/config.toml", file=sys.stderr)
+        print(f"wrote {app.home}/config.toml", file=sys.stderr)
     if as_json:
         # One line: the reader waits for a line, not for the end of the output.
-        print(json.dumps(_build_report(os.getpid(), hub.url, str(hub.place))), flush=True)
+        print(json.dumps(_build_report(os.getpid(), url, str(app.home))), flush=True)
     if in_json:  # stderr must contain JSON lines only
-        log.info("dragoman %s is up: %s, home %s", __version__, hub.url, hub.place)
+        log.info("dragoman %s is up: %s, home %s", __version__, url, app.home)
     if quiet or as_json or in_json:
         return
-    count = len(hub.config.mcp_servers)
+    count = len(config.mcp_servers)
     if count:
         servers = f"{count} configured, connecting in the background (dragoman servers)"
     else:
         servers = "none configured: dragoman import, or edit config.toml"
-    a2a = hub.config.a2a
-    serves_a2a = (
-        f"{hub.url}{a2a.listen_path}" if a2a.enabled else "off: set enabled = true under [a2a]"
-    )
-    if hub.agents.grpc_port is not None:
-        serves_a2a += f", gRPC on port {hub.agents.grpc_port}"
+    a2a = config.a2a
+    serves_a2a = f"{url}{a2a.listen_path}" if a2a.enabled else "off: set enabled = true under [a2a]"
+    if app.state.grpc_port is not None:
+        serves_a2a += f", gRPC on port {app.state.grpc_port}"
     rows = [
-        ("MCP over HTTP", f"{hub.url}/mcp"),
+        ("MCP over HTTP", f"{url}/mcp"),
         ("MCP in an IDE", "dragoman install cursor | vscode | claude-desktop | claude-code | …"),
         ("A2A", serves_a2a),
         ("servers", servers),
-        *_list_optional_rows(hub),
-        ("configuration", str(hub.place / "config.toml")),
+        *_list_optional_rows(app),
+        ("configuration", str(app.home / "config.toml")),
         ("stop", "Ctrl-C, or dragoman stop"),
     ]
     lines = "".join(f"\n  {name:<15} {words}" for name, words in rows)
     print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
 
 
-def _list_optional_rows(hub: Instance) -> Iterator[tuple[str, str]]:
-    if hub.agents.local:
-        yield "agents", ", ".join(agent.name for agent in hub.agents.local)
-    registry = hub.agents.registry
-    if registry is not None and (names := registry.agents.list_names()):
+def _list_optional_rows(app: App) -> Iterator[tuple[str, str]]:
+    if local := app.agents.local.by_name:
+        yield "agents", ", ".join(local)
+    if names := app.agents.registry.agents.list_names():
         yield (
             "remote agents",
             f"{_render_names(names)}, connecting in the background (dragoman agents)",
         )
-    policies = hub.guards.policies
-    if not policies.policies.policy_set.default:
-        count = sum(not each.guardrail for each in policies.policies.policy_set.policies)
-        shadow = ", shadow mode: not enforced" if policies.policies.mode == "shadow" else ""
+    policies = app.guards.policies
+    engine = policies.engine
+    if not engine.policy_set.default:
+        count = sum(not each.guardrail for each in engine.policy_set.policies)
+        shadow = ", shadow mode: not enforced" if engine.mode == "shadow" else ""
         yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
-    if quarantined := [pin["name"] for pin in hub.guards.approvals.list_pins("held")]:
+    if quarantined := [pin["name"] for pin in app.catalogs.approvals.list_pins("held")]:
         yield (
             "quarantined",
             f"{_render_names(quarantined)}, until you approve it (dragoman pins list)",

@@ -23,13 +23,14 @@ from dragoman.cli.base.output import (
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import KeyRecord, KeyStore
+    from dragoman.stores.keys import KeyRecord, KeyStore
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
 def _open_store(home: str | None) -> KeyStore:
-    from dragoman.app.app import KeyStore, survey_stores
+    from dragoman.stores.keys import KeyStore
+    from dragoman.stores.store_inventory import survey_stores
 
     place = resolve_home(home)
     try:
@@ -241,15 +242,16 @@ def _render_cells(row: Mapping[str, Any]) -> list[Any]:
 def _resolve_target(home: str | None, target: str) -> tuple[str, bool]:
     """Returns the name of a server or agent given by name or slug, and whether it is known.
     Ignores an invalid configuration, which other commands report."""
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import list_targets
+    from dragoman.config import slug_from_name
 
     try:
-        known = policy_folder.targets_at(Path(resolve_home(home)))
+        known = list_targets(Path(resolve_home(home)))
     except HubError:
         return target, True
     if target in known:
         return target, True
-    found = next((name for name in known if policy_folder.slug_of(name) == target), None)
+    found = next((name for name in known if slug_from_name(name) == target), None)
     return found or target, found is not None
 
 

@@ -38,7 +38,7 @@ from dragoman.cli.base.output import (
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import policy_folder
+    from dragoman.policy.folder import PolicyFolder
 
 
 CONFIGURATION = 7
@@ -77,7 +77,7 @@ def init(home: str | None) -> None:
     """
     folder = _open_folder(home, None)
     try:
-        written = folder.init()
+        written = folder.create_default()
     except HubError as error:
         fail_with(error)
     if not written:
@@ -145,17 +145,17 @@ def disable(name: str, home: str | None) -> None:
 
 
 def _switch(name: str, home: str | None, on: bool) -> None:
-    from dragoman.app.app import policy_folder
+    from dragoman.policy.folder import build_report
 
     folder = _open_folder(home, None)
     try:
-        after = policy_folder.judge(folder.switched(name, on), _load_known(home))
+        after = build_report(folder.plan_enable(name, on), _load_known(home))
         # An invalid set may be repaired in several steps; a valid one must stay valid.
-        if not after["ok"] and (on or policy_folder.judge(folder.texts(), _load_known(home))["ok"]):
+        if not after["ok"] and (on or build_report(folder.read_texts(), _load_known(home))["ok"]):
             _print_findings(after["findings"], to_stderr=True)
             word = "enabled" if on else "disabled"
             fail(f'"{name}" was not {word}: the policy set would be invalid', CONFIGURATION)
-        folder.switch(name, on)
+        folder.enable(name, on)
     except HubError as error:
         fail_with(error)
     print(f"{folder.path / name}.cedar is {'enabled' if on else 'disabled'}")
@@ -225,11 +225,11 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
 
     A hub runs them too before it applies a policy set. Exits with 7 if one fails.
     """
-    from dragoman.app.app import policy_folder
+    from dragoman.policy.folder import run_tests
 
     where = _open_folder(home, folder)
     try:
-        found = policy_folder.tested(where.texts())
+        found = run_tests(where.read_texts())
     except HubError as error:
         fail_with(error)
     if as_json:
@@ -249,43 +249,44 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
         fail(f"golden decisions of {where.path}: {why}", CONFIGURATION)
 
 
-def _open_folder(home: str | None, given: str | None) -> policy_folder.Folder:
-    from dragoman.app.app import policy_folder
+def _open_folder(home: str | None, given: str | None) -> PolicyFolder:
+    from dragoman.app.policy_admin.known_ids import open_folder
+    from dragoman.policy.folder import PolicyFolder
 
     if given is not None:
-        return policy_folder.Folder(Path(given))
+        return PolicyFolder(Path(given))
     try:
-        return policy_folder.folder_of(Path(resolve_home(home)))
+        return open_folder(Path(resolve_home(home)))
     except HubError as error:
         fail_with(error)
 
 
 def _load_known(home: str | None) -> Any:
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import load_known_ids
 
     try:
-        return policy_folder.known_at(Path(resolve_home(home)), time.time())
+        return load_known_ids(Path(resolve_home(home)), time.time())
     except ConfigError as error:  # the policies can still be validated
         say(f"names in the policies were not checked: {error}")
         return None
 
 
-def _validate(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
+def _validate(folder: PolicyFolder, home: str | None) -> dict[str, Any]:
     """Validates in the running hub, which knows all tools, or else in this process."""
-    from dragoman.app.app import policy_folder
+    from dragoman.policy.folder import build_report
 
     try:
-        texts = folder.texts()
+        texts = folder.read_texts()
         daemon = find_running_hub(resolve_home(home))
         if daemon is not None:
             try:
                 answer: dict[str, Any] = request_json(
                     daemon.socket, "POST", "/api/policies/validate", {"texts": texts}, SECONDS
                 )
-                return {**answer, "files": folder.files()}
+                return {**answer, "files": folder.list_files()}
             except (HubUnavailable, HubProblem) as error:
                 say(f"the running hub could not validate them ({error}); validated without it")
-        return {**policy_folder.judge(texts, _load_known(home)), "files": folder.files()}
+        return {**build_report(texts, _load_known(home)), "files": folder.list_files()}
     except HubError as error:
         fail_with(error)
 
@@ -582,10 +583,10 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
 
 
 def _read_draft(folder: str) -> dict[str, str]:
-    from dragoman.app.app import policy_folder
+    from dragoman.policy.folder import PolicyFolder
 
     try:
-        return policy_folder.Folder(Path(folder)).texts()
+        return PolicyFolder(Path(folder)).read_texts()
     except HubError as error:
         fail_with(error)
 

@@ -52,7 +52,8 @@ def list_stores(home: str | None, as_json: bool) -> None:
     \b
     dragoman stores list
     """
-    from dragoman.app.app import STORE_NAMES, survey_stores
+    from dragoman.stores.store_inventory import NAMES as STORE_NAMES
+    from dragoman.stores.store_inventory import survey_stores
 
     place = Path(resolve_home(home))
     try:
@@ -105,7 +106,8 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
     policies   the default policies apply, which may permit more than yours did
     home-key   clients start new sessions
     """
-    from dragoman.app.app import STORE_NAMES, accept_losses
+    from dragoman.stores.store_inventory import NAMES as STORE_NAMES
+    from dragoman.stores.store_inventory import accept_losses
 
     for name in names:
         if name not in STORE_NAMES:

@@ -70,7 +70,7 @@ class TaskRegistry(Generic[R]):
         self._store = store
         self._limits = limits
         self._clock_is_steady = clock_is_steady
-        self.ttl = limits.ttl
+        self._ttl = limits.ttl
         self._owners: dict[Principal, OwnedTasks[R]] = {}
         self._finished: OrderedDict[Task[R], None] = OrderedDict()
         """All that are finished, the first to finish first."""
@@ -175,6 +175,10 @@ class TaskRegistry(Generic[R]):
 
     # --- keeping -------------------------------------------------------------------------------
 
+    def set_ttl(self, ttl: float) -> None:
+        """Sets the seconds that a new task lives unless it asks for less."""
+        self._ttl = ttl
+
     def insert(self, task: Task[R], ttl: float | None = None) -> None:
         """From now on it can be found. Raises `Overloaded` if there is no room for it."""
         if self._closed:
@@ -188,8 +192,8 @@ class TaskRegistry(Generic[R]):
         if owned is None or not owned.tasks:  # the last of these may have made room
             owned = self._owners[task.owner] = OwnedTasks()
         self._put(task, owned)
-        if self.ttl:
-            task.ttl = self.ttl if ttl is None else min(max(ttl, 1.0), self.ttl)
+        if self._ttl:
+            task.ttl = self._ttl if ttl is None else min(max(ttl, 1.0), self._ttl)
             left = max(task.created + task.ttl - time(), 0.0)
             self._expiries[task] = asyncio.get_running_loop().call_later(left, self.remove, task)
         self.note_change(task)

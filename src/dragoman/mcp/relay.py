@@ -511,7 +511,7 @@ def _problem(error: BaseException) -> tuple[str, str]:
 
 
 def host_here(home: str, stop: threading.Event) -> None:
-    from dragoman.app.app import host
+    from dragoman.app.run import host
 
     host(home, stop)
 

@@ -119,6 +119,10 @@ class PolicyEngine:
         self._active = _ActivePolicySet(CedarEvaluator(policy_set))
         self._version += 1
 
+    def set_mode(self, mode: str) -> None:
+        self.mode = mode
+        self.invalidate()
+
     def invalidate(self) -> None:
         """Drops cached decisions: the facts of a target, or approvals, have changed."""
         self.swap(self.policy_set)

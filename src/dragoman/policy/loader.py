@@ -42,10 +42,8 @@ ALL_ELSE = '@id("shadow") permit (principal, action, resource);'
 """Beside the guardrails, where only they are in force."""
 
 
-class PolicyError(ConfigError, kind="PolicyError"):
+class PolicyError(ConfigError, kind="ConfigError"):
     """A set of policies cannot be used."""
-
-    kind = "ConfigError"
 
     def __init__(self, findings: tuple[PolicyFinding, ...]) -> None:
         self.findings = tuple(one for one in findings if one.level == ERROR)

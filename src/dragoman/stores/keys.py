@@ -90,7 +90,10 @@ class KeyRecord:
 
 
 class KeyStore:
-    def __init__(self, home: Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(
+        self, home: Path, *, busy_seconds: float = BUSY_SECONDS, had_keys: bool = False
+    ) -> None:
+        """`had_keys`: there were keys once, whatever the database says now."""
         self._path = home / DATABASE
         self._db = self.db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
         self._file = WatchedFile(self._path)
@@ -99,8 +102,7 @@ class KeyStore:
         self._looked = 0.0
         self.version = 0
         """Increases whenever the keys are read again."""
-        self.were_created = False
-        """Whether keys were ever created, whatever the database says."""
+        self._had_keys = had_keys
         self._load()
 
     def create(
@@ -200,7 +202,7 @@ class KeyStore:
         """Whether a key was ever created, including revoked and expired ones."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._refresh()
-        return self.were_created or bool(self._by_id)
+        return self._had_keys or bool(self._by_id)
 
     def list(self) -> tuple[KeyRecord, ...]:
         """Lists all keys, ordered by name."""

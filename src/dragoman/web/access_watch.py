@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -41,8 +42,7 @@ class AccessWatch:
     def __init__(self, keys: RevocableKeys, auth: Authenticator) -> None:
         self._keys = keys
         self._auth = auth
-        self.parts: list[ServesPrincipals] = []
-        """The parts that serve principals."""
+        self._parts: Sequence[ServesPrincipals] = ()
         self._version = keys.version
         self._expiry = keys.find_next_expiry(time.time())
         self._again: list[asyncio.TimerHandle] = []
@@ -60,7 +60,9 @@ class AccessWatch:
             return "it has no key"
         return self._keys.explain_invalid(principal.id, principal.org)
 
-    async def watch(self) -> None:
+    async def watch(self, parts: Sequence[ServesPrincipals]) -> None:
+        """Ends what revoked callers have open in `parts`: all that serve callers."""
+        self._parts = parts
         while True:
             await asyncio.sleep(KEY_SECONDS)
             try:
@@ -86,7 +88,7 @@ class AccessWatch:
 
     def _end_revoked(self) -> None:
         why_ended = lru_cache(maxsize=None)(self.explain_ended)  # a principal may have many
-        for part in self.parts:
+        for part in self._parts:
             try:
                 part.end_principals(why_ended)
             except Exception:  # the other parts must end them too

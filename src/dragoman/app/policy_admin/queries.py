@@ -1,6 +1,4 @@
-"""What is asked about policies, made of names, and answered, in words; and the recorded calls that
-are decided anew. Part of `policy_side`.
-"""
+"""Questions about policies: resolves the names in them, renders answers, reads recorded calls."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound
-from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, TOOL, Nowhere, Tool
-from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy import queries
 from dragoman.policy.engine import PolicyEngine
@@ -29,23 +27,27 @@ REPLAY_SECONDS = 300.0
 FIND_SECONDS = 10.0
 
 
-class Records:
+FindTool = Callable[[str, View, str], Tool]
+"""Resolves a name, limited to a view, of a kind; a tool that leads nowhere if unknown."""
+
+
+class RecordedCalls:
     """The calls of a period that policies have decided, the newest first."""
 
     def __init__(
-        self, place: Path, since: float, until: float, limit: int, closed: Callable[[], bool]
+        self, home: Path, since: float, until: float, limit: int, is_closed: Callable[[], bool]
     ) -> None:
-        self._place, self._since, self._until, self._limit = place, since, until, limit
-        self._closed = closed
+        self._home, self._since, self._until, self._limit = home, since, until, limit
+        self._is_closed = is_closed
         self.more = False
-        """Whether there are others, that were not looked at."""
+        """Whether the period has further calls, which were not read."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        reader = AuditReader(self._place)
+        reader = AuditReader(self._home)
         deadline = time.monotonic() + REPLAY_SECONDS
         left, before = self._limit, None
         try:
-            while not self._closed():
+            while not self._is_closed():
                 page = reader.list_records(PAGE, before=before)
                 for record in page:
                     if record.at < self._since:
@@ -64,46 +66,46 @@ class Records:
             reader.close()
 
 
-class Today:
-    """Who and what the records speak of, as they are now; to be asked from a thread."""
+class CurrentNames:
+    """The principals and tools that records name, as they are now; to be used in a thread."""
 
-    def __init__(self, hub: Hub, callers: Iterable[Principal]) -> None:
-        self._hub = hub
-        self._callers = {caller.label: caller for caller in callers}
+    def __init__(self, find_tool: FindTool, principals: Iterable[Principal]) -> None:
+        self._find_any = find_tool
+        self._principals = {principal.label: principal for principal in principals}
         self._tools: dict[tuple[str, str], Tool | None] = {}
         self._loop = asyncio.get_running_loop()
 
-    def caller(self, record: Mapping[str, Any]) -> Principal | None:
-        return self._callers.get(str(record.get("caller")))
+    def find_principal(self, record: Mapping[str, Any]) -> Principal | None:
+        return self._principals.get(str(record.get("caller")))
 
-    def tool(self, record: Mapping[str, Any]) -> Tool | None:
+    def find_tool(self, record: Mapping[str, Any]) -> Tool | None:
         key = str(record.get("verb")), str(record.get("kind", TOOL))
         if key not in self._tools:
-            # The catalogs change on the loop, so it is there that they are looked at.
+            # Catalogs change on the event loop, so they are read there.
             found = asyncio.run_coroutine_threadsafe(self._find(*key), self._loop)
             self._tools[key] = found.result(FIND_SECONDS)
         return self._tools[key]
 
     async def _find(self, verb: str, kind: str) -> Tool | None:
-        tool = self._hub.find(verb, EVERYTHING, kind)
+        tool = self._find_any(verb, EVERYTHING, kind)
         if isinstance(tool.target, Nowhere) and kind in (TOOL, PROMPT):
-            tool = self._hub.find(fold_id(verb), EVERYTHING, kind)  # recorded in another spelling
+            tool = self._find_any(fold_id(verb), EVERYTHING, kind)  # recorded in another spelling
         return None if isinstance(tool.target, Nowhere) else tool
 
 
-# --- who and what is meant -----------------------------------------------------------------------
+# --- the names in a question ---------------------------------------------------------------------
 
 
-def caller_named(
-    name: str, callers: Sequence[Principal], roles: tuple[str, ...] | None
+def find_principal(
+    name: str, principals: Sequence[Principal], roles: tuple[str, ...] | None
 ) -> Principal:
-    """By label, by the name of a key, or `agent:NAME` for one that has a key of its own; with
-    `roles`, as if it had these, and though there is nobody of that name."""
-    one = next((each for each in callers if name in _names(each)), None)
+    """Finds a principal by its label, its key's name, or `agent:NAME` for an agent with a key. With
+    `roles`, returns it as if it had these, even if there is no such principal."""
+    one = next((each for each in principals if name in _list_names(each)), None)
     if one is None and roles is None:
-        near = difflib.get_close_matches(name, [each.label for each in callers], n=1)
+        near = difflib.get_close_matches(name, [each.label for each in principals], n=1)
         hint = f'did you mean "{near[0]}"?' if near else "see: dragoman keys list"
-        raise NotFound(f'there is no caller "{name[:200]}"; {hint}')
+        raise NotFound(f'unknown principal "{name[:200]}"; {hint}')
     if one is None:
         kind, _, id = name.rpartition(":")
         one = Principal("key", id, serves=id) if kind == "agent" else Principal(kind or "key", id)
@@ -112,33 +114,31 @@ def caller_named(
     return Principal(one.kind, one.id, one.org, roles, one.scopes, one.behalf, one.serves)
 
 
-def _names(caller: Principal) -> tuple[str, ...]:
-    agent = (f"agent:{caller.serves}",) if caller.serves else ()
-    return caller.label, caller.id, *agent
+def _list_names(principal: Principal) -> tuple[str, ...]:
+    agent = (f"agent:{principal.serves}",) if principal.serves else ()
+    return principal.label, principal.id, *agent
 
 
-def tool_named(name: str, hub: Hub) -> Tool:
-    """By any of its names, whatever kind it is, or by the id that policies name it by."""
-    wrong: HubError | None = None
-    of, called = split_id(fold_entity_id(name))
-    known = [(each, name) for each in (TOOL, *(one for one in hub.catalogs if one != TOOL))]
-    for kind, asked in [*known, (of, called)]:
-        tool = hub.find(asked, EVERYTHING, kind)
-        if not isinstance(tool.target, Nowhere):
+def find_tool(name: str, find_any: FindTool, catalogs: Mapping[str, Catalog]) -> Tool:
+    """Finds a tool, prompt or resource by any of its names, or by its id in policies."""
+    kind, plain = split_id(fold_entity_id(name))
+    tries = [(TOOL, name), *((one, name) for one in catalogs if one != TOOL), (kind, plain)]
+    errors: list[HubError] = []
+    for kind, tried in tries:
+        target = (tool := find_any(tried, EVERYTHING, kind)).target
+        if not isinstance(target, Nowhere):
             return tool
-        if wrong is None or isinstance(wrong, NotFound):  # held, or shared: that is to be said
-            wrong = tool.target.error
-    assert wrong is not None
-    near: list[str] = []
-    if isinstance(wrong, NotFound):
-        wrong = NotFound(f'there is no tool "{name[:200]}"')
-        near = difflib.get_close_matches(
-            name, [tool.name for tool in hub.catalog.list_tools()], n=1
-        )
-    raise type(wrong)(f'{wrong}; did you mean "{near[0]}"?' if near else str(wrong))
+        errors.append(target.error)
+    # A quarantined or ambiguous name says more than an unknown one.
+    error = next((one for one in errors if not isinstance(one, NotFound)), None)
+    if error is not None:
+        raise type(error)(str(error))
+    near = difflib.get_close_matches(name, [tool.name for tool in catalogs[TOOL].list_tools()], n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise NotFound(f'unknown tool "{name[:200]}"{hint}')
 
 
-# --- the least that would have done --------------------------------------------------------------
+# --- the least policies that permit recorded calls -----------------------------------------------
 
 PROPOSED = "proposed.cedar"
 _REST = """\
@@ -160,32 +160,32 @@ when {{ context.owner }};
 """
 
 
-def proposed(
-    records: Iterable[Mapping[str, Any]], policies: PolicyEngine, today: Today
+def propose_policies(
+    records: Iterable[Mapping[str, Any]], policies: PolicyEngine, names: CurrentNames
 ) -> dict[str, Any]:
-    """Policies that permit the calls which were permitted, to those who made them. The owner's need
-    none of their own."""
+    """Writes policies that permit the permitted calls to the principals that made them. The owner
+    needs none."""
     used: dict[tuple[str, str], set[str]] = {}
     calls = skipped = 0
     for record in records:
-        caller, tool = today.caller(record), today.tool(record)
+        principal, tool = names.find_principal(record), names.find_tool(record)
         if record["decision"] != queries.PERMIT:
             continue
-        if caller is None or tool is None:
+        if principal is None or tool is None:
             skipped += 1
             continue
         calls += 1
-        if "owner" not in caller.roles:
+        if "owner" not in principal.roles:
             what = policies.find_resource(tool).uid
-            key = render_uid(policies.find_principal(caller).uid), what[0]
+            key = render_uid(policies.find_principal(principal).uid), what[0]
             used.setdefault(key, set()).add(render_uid(what))
     text = _REST.format(calls=calls)
-    for number, ((who, type), names) in enumerate(sorted(used.items()), 1):
-        text += _grant(number, who, type, names)
+    for number, ((who, type), ids) in enumerate(sorted(used.items()), 1):
+        text += _render_grant(number, who, type, ids)
     return {"text": text, "calls": calls, "skipped": skipped}
 
 
-def _grant(number: int, who: str, type: str, what: set[str]) -> str:
+def _render_grant(number: int, who: str, type: str, what: set[str]) -> str:
     name = re.sub(r"[^A-Za-z0-9]+", "-", who.partition('"')[2]).strip("-")
     lines = ",\n    ".join(sorted(what))
     return (
@@ -196,14 +196,9 @@ def _grant(number: int, who: str, type: str, what: set[str]) -> str:
     )
 
 
-# --- words ---------------------------------------------------------------------------------------
+# --- answers -------------------------------------------------------------------------------------
 
-
-def described(annotations: Mapping[str, str]) -> str:
-    return annotations.get("why", "")
-
-
-_DOES = {
+_ACTIONS = {
     "list": "see {} in lists",
     "a2a_discover": "see the card of {}",
     "task_read": "look at tasks of {}",
@@ -212,43 +207,46 @@ _DOES = {
 }
 
 
-def headline(found: Mapping[str, Any], caller: str, tool: str) -> str:
-    """Whether it may, in one sentence; and why not, where no policy can be named."""
-    does = _DOES.get(found["action"], "call {}").format(tool)
+def render_headline(found: Mapping[str, Any], caller: str, tool: str) -> str:
+    """Says in one sentence whether the call is allowed, and why not if no policy forbids it."""
+    does = _ACTIONS.get(found["action"], "call {}").format(tool)
     if found["decision"] == "permit":
         return f"allowed: {caller} may {does}"
     why = "" if found["forbids"] and not found["errors"] else f": {found['why']}"
     return f"denied: {caller} may not {does}{why}"
 
 
-def needed(found: Mapping[str, Any]) -> dict[str, str]:
-    """What would have to be for a denial to be a permit; nothing for what is permitted."""
+def describe_need(found: Mapping[str, Any]) -> dict[str, str]:
+    """Says what would turn a denial into a permit."""
     if found["decision"] == "permit":
         return {"needed": "", "example": ""}
     if found["errors"]:
-        words = "it could not be decided, which denies: mend what the errors name"
+        words = "the decision failed, which denies: fix the errors"
         return {"needed": words, "example": ""}
     if guardrails := [rule["id"] for rule in found["forbids"] if rule["guardrail"]]:
         words = (
-            f"guardrails are not for changing: the call must not be such as {guardrails[0]} says"
+            f"guardrails cannot be changed: the call must not meet the condition of {guardrails[0]}"
         )
         return {"needed": words, "example": ""}
     if found["forbids"]:
         rules = ", ".join(
             f"{rule['id']} ({rule['file']}:{rule['line']})" for rule in found["forbids"]
         )
-        return {"needed": f"what forbids it must except it, or go: {rules}", "example": ""}
+        return {
+            "needed": f"add an exception to the forbidding policy, or remove it: {rules}",
+            "example": "",
+        }
     if found["nearly"]:
         rules = ", ".join(
             f"{rule['id']} ({rule['file']}:{rule['line']})" for rule in found["nearly"]
         )
-        words = f"the conditions of a permit that is meant for it must hold: {rules}; or another"
+        words = f"the conditions of a permit for it must hold: {rules}; or add another policy"
     else:
-        words = "a policy that permits it, such as"
-    return {"needed": words, "example": _example(found)}
+        words = "add a policy that permits it, such as"
+    return {"needed": words, "example": _render_example(found)}
 
 
-def _example(found: Mapping[str, Any]) -> str:
+def _render_example(found: Mapping[str, Any]) -> str:
     return (
         '@id("choose-a-name")\n'
         f"permit (\n  principal == {found['principal']},\n"
@@ -256,7 +254,7 @@ def _example(found: Mapping[str, Any]) -> str:
     )
 
 
-def verdict(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def render_verdict(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     allowed = row["call"] == "permit"
     why = "; ".join(row["errors"]) or ("" if allowed else "no policy permits it")
     return {

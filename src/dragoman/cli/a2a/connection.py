@@ -24,7 +24,7 @@ from dragoman.core.errors import BadReply, ConfigError, HubError
 from dragoman.wire.http import NO_HEADERS, HttpClient, Reply
 
 if TYPE_CHECKING:
-    from dragoman.app.app import A2aClient
+    from dragoman.a2a.client.client import A2aClient
 
 SECONDS = 30.0
 FIND_SECONDS = 10.0
@@ -65,7 +65,7 @@ class ConnectionOptions(NamedTuple):
 
 def run_with_agent(target: str, options: ConnectionOptions, work: Work[T]) -> T:
     """Connects to the agent and runs `work`; a failure ends the command with one line."""
-    from dragoman.app.app import A2aError
+    from dragoman.a2a.protocol.errors import A2aError
 
     try:
         if "://" in target:
@@ -83,7 +83,8 @@ def run_with_agent(target: str, options: ConnectionOptions, work: Work[T]) -> T:
 
 
 async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) -> T:
-    from dragoman.app.app import A2aClient, OutboundHttp
+    from dragoman.a2a.client.client import A2aClient
+    from dragoman.net.client import OutboundHttp
 
     net = OutboundHttp()
     try:
@@ -109,7 +110,8 @@ async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) 
 async def _run_with_hub(
     target: str, options: ConnectionOptions, hub: HubClient, work: Work[T]
 ) -> T:
-    from dragoman.app.app import A2aClient, OutboundHttp
+    from dragoman.a2a.client.client import A2aClient
+    from dragoman.net.client import OutboundHttp
 
     settings = _load_settings(hub)
     path = settings.listen_path.rstrip("/")

@@ -196,7 +196,7 @@ class AgentConversation:
     async def _follow(self, last: str | None) -> None:
         """Follows the task to its end: resubscribes to a broken stream, else polls. Fetches an
         ended task only if no result was seen, because agents need not keep it."""
-        from dragoman.app.app import A2aError
+        from dragoman.a2a.protocol.errors import A2aError
 
         client, url = self._agent.client, self._agent.url
         failures = 0

@@ -379,7 +379,7 @@ def _run_temporary_hub(place: str) -> Iterator[HubClient]:
         say("no hub is running; starting a temporary one (faster: dragoman up)")
     # The command reports failed servers itself.
     logging.basicConfig(level=logging.CRITICAL)
-    from dragoman.app.app import host
+    from dragoman.app.run import host
 
     ended = threading.Event()
     failed: list[Exception] = []

@@ -329,9 +329,9 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
     except (ConfigError, Unfit) as error:
         yield f"the hub will not start: {error}"
         return
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import list_targets
 
-    if not policy_folder.targets_at(file.parent):
+    if not list_targets(file.parent):
         yield (
             "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
             "dragoman agents add"

@@ -135,11 +135,11 @@ def check_configuration(found: DoctorContext) -> Iterator[Finding]:
 
 
 def _has_agents(found: DoctorContext) -> bool:
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import list_registered_agents
 
     config = found.config
     configured = config is not None and bool(config.agents or config.a2a.external_agents)
-    return configured or bool(policy_folder.registered(found.home))
+    return configured or bool(list_registered_agents(found.home))
 
 
 def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
@@ -226,7 +226,7 @@ def _count_active_keys(place: Path) -> int | None:
     """Counts the active keys; returns None if no key was ever created."""
     if not (place / "hub.db").exists():
         return None
-    from dragoman.app.app import KeyStore
+    from dragoman.stores.keys import KeyStore
 
     store = KeyStore(place)
     try:
@@ -244,7 +244,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_audit(found: DoctorContext) -> Iterator[Finding]:
-    from dragoman.app.app import AuditReader, verify
+    from dragoman.stores.audit.reader import AuditReader
+    from dragoman.stores.audit.verify import verify
 
     parts = ("audit.db", "audit.key", "audit.head")
     missing = [name for name in parts if not (found.home / name).exists()]
@@ -475,7 +476,8 @@ def check_plugins(found: DoctorContext) -> Iterator[Finding]:
     config = found.config
     if config is None:
         return
-    from dragoman.app.app import find_plugin, load_signing_key
+    from dragoman.a2a.cards.signing import load_private_key
+    from dragoman.app.plugins import find_plugin
 
     for name in config.bus.plugins:
         try:
@@ -484,7 +486,7 @@ def check_plugins(found: DoctorContext) -> Iterator[Finding]:
             yield Finding("plug-ins", "problem", str(error), "install it, or remove the setting")
     if config.a2a.enabled and config.a2a.signing_key is not None:
         try:
-            load_signing_key(found.home / config.a2a.signing_key)
+            load_private_key(found.home / config.a2a.signing_key)
         except HubError as error:
             said = f"[a2a] signing_key: {error}"
             yield Finding("signing key", "problem", said, "correct the path, or remove the setting")
@@ -498,13 +500,9 @@ DEEP_DAMAGE_SECONDS = 3600.0
 def check_stores(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
-    from dragoman.app.app import (
-        STORE_FILES,
-        describe_remedy,
-        find_damage,
-        find_obstacle,
-        survey_stores,
-    )
+    from dragoman.stores.sqlite import describe_remedy, find_damage
+    from dragoman.stores.store_inventory import FILES as STORE_FILES
+    from dragoman.stores.store_inventory import find_obstacle, survey_stores
 
     try:
         losses = survey_stores(found.home, found.home / found.config.policy.folder).losses

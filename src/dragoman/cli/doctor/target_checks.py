@@ -227,9 +227,10 @@ MAX_NAMED = 5
 def check_policies(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import load_known_ids
+    from dragoman.policy.folder import PolicyFolder, build_report
 
-    folder = policy_folder.Folder(found.home / found.config.policy.folder)
+    folder = PolicyFolder(found.home / found.config.policy.folder)
     if folder.path.exists() and not folder.exists:
         said = f"{folder.path} is not a folder; the hub does not start"
         yield Finding("policies", "problem", said, "move it away, or correct [policy] folder")
@@ -239,9 +240,7 @@ def check_policies(found: DoctorContext) -> Iterator[Finding]:
         return
     try:
         # A running hub knows more names, but does not report files that it has not applied.
-        judged = policy_folder.judge(
-            folder.texts(), policy_folder.known_at(found.home, time.time())
-        )
+        judged = build_report(folder.read_texts(), load_known_ids(found.home, time.time()))
     except HubError as error:
         yield Finding("policies", "problem", str(error), "correct them: dragoman policy check")
         return
@@ -297,10 +296,10 @@ def check_names(found: DoctorContext) -> Iterator[Finding]:
     """Checks for targets whose tools could get the same listed name."""
     if found.config is None or not found.home.is_dir():
         return
-    from dragoman.app.app import policy_folder
+    from dragoman.app.policy_admin.known_ids import list_targets
     from dragoman.config import find_overlaps
 
-    for one, other in list(find_overlaps(policy_folder.targets_at(found.home)))[:MAX_NAMED]:
+    for one, other in list(find_overlaps(list_targets(found.home)))[:MAX_NAMED]:
         said = (
             f'tools of "{one}" and "{other}" can have the same listed name; the name belongs to '
             "the tool that had it first"
@@ -312,9 +311,10 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     """Checks for keys of unknown servers and agents: loop detection does not work for them."""
     if found.config is None or not (found.home / "hub.db").exists():
         return
-    from dragoman.app.app import KeyStore, policy_folder
+    from dragoman.app.policy_admin.known_ids import list_targets
+    from dragoman.stores.keys import KeyStore
 
-    known = policy_folder.targets_at(found.home)
+    known = list_targets(found.home)
     store = KeyStore(found.home)
     try:
         records = store.list()

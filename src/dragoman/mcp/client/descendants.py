@@ -56,11 +56,14 @@ class Descendants:
         """All processes below these that have been seen, by pid and when they began."""
         self._suspects: dict[tuple[int, int], frozenset[str]] = {}
         """Orphans that nobody can be found for, and the marks of those who may have started it."""
-        self.adopts = False
-        """Whether this process is a hub and its subreaper. Otherwise it may have children of its
-        own, which are not the hub's to reap or to kill."""
+        self._is_subreaper = False
         self._record: Path | None = None
         self._recorded: list[tuple[int, int]] = []
+
+    def adopt_orphans(self) -> None:
+        """From now on reaps and kills processes whose parent has ended: this process is a hub and
+        their subreaper. Another process may have children that are not the hub's."""
+        self._is_subreaper = True
 
     def add(self, pid: int, mark: str, server: str) -> None:
         found = read_stat(pid)
@@ -125,7 +128,7 @@ class Descendants:
     def sweep(self) -> None:
         """Notes whose each process is, reaps orphans that have ended, and kills those of servers
         that no longer run."""
-        if not self.adopts:
+        if not self._is_subreaper:
             return
         known: dict[tuple[int, int], HubChild] = {}
         suspects: dict[tuple[int, int], frozenset[str]] = {}
@@ -173,7 +176,7 @@ class Descendants:
 
     def kill_all(self) -> None:
         """Kills every process below the hub; its own helpers share its session and are spared."""
-        for _ in range(ROUNDS if self.adopts else 0):
+        for _ in range(ROUNDS if self._is_subreaper else 0):
             found: list[tuple[int, int]] = []
             for pid, stat in _list_foreign(os.getpid()):
                 if stat.state == "Z":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import home
-from dragoman.app.app import Instance
+from dragoman.app.build import build_app
 from dragoman.config import Config
 
 
@@ -16,11 +16,11 @@ async def test_uptime_does_not_follow_a_clock_that_is_set(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.prepare(str(short_tmp))
-    instance = Instance(short_tmp, Config(), "mcp")
+    app = build_app(short_tmp, Config(), "mcp")
     try:
         with monkeypatch.context() as clock:
             clock.setattr(time, "time", lambda: 0.0)
-            assert 0 <= instance.status()["uptime_secs"] < 3_600
-            assert "dragoman_uptime_seconds -" not in instance.metrics()
+            assert 0 <= app.status.status()["uptime_secs"] < 3_600
+            assert "dragoman_uptime_seconds -" not in app.status.metrics()
     finally:
-        await instance.stop()
+        await app.stop()

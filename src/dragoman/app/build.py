@@ -1,0 +1,165 @@
+"""The composition root: builds a hub from a home and its configuration, in the order of need."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.a2a.remote.registry_view import RegistryView
+from dragoman.app.app import App
+from dragoman.app.build_agents import build_agents, build_local_agents
+from dragoman.app.build_catalogs import Catalogs, build_pinned_catalogs
+from dragoman.app.build_events import Events, build_events
+from dragoman.app.build_guards import Guards, build_guards
+from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_stores import Stores, build_stores
+from dragoman.app.config_apply import ConfigApplier
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
+from dragoman.app.pin_reviews import PinReviews
+from dragoman.app.policy_admin.known_ids import (
+    list_configured,
+    list_registered_agents,
+    principal_from_key,
+)
+from dragoman.app.run_state import RunState
+from dragoman.app.secrets import load_variables
+from dragoman.app.status import HubStatus
+from dragoman.app.store_watch import StoreWatch
+from dragoman.app.targets import Targets
+from dragoman.config import Config
+from dragoman.config_layers import Given
+from dragoman.core.bus import Bus
+from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.principal import Principal
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
+from dragoman.mcp.server.connected_clients import ConnectedClients
+from dragoman.net.client import OutboundHttp
+from dragoman.stores.keys import KeyStore
+from dragoman.web.access_watch import AccessWatch
+from dragoman.web.api import Api, ApiPart
+from dragoman.web.api_agents import AgentsApi
+from dragoman.web.api_dispatches import DispatchesApi
+from dragoman.web.api_offers import PromptsAndResourcesApi
+from dragoman.web.api_operations import OPERATIONS
+from dragoman.web.api_pins import PinsApi
+from dragoman.web.api_policies import PoliciesApi
+from dragoman.web.api_servers import ServersApi
+from dragoman.web.auth import Authenticator
+
+
+def build_app(home: Path, config: Config, mode: str, given: Sequence[Given] = ()) -> App:
+    """Builds a hub inside a running event loop. `given` are the settings of the command line, which
+    take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
+    watch, live = ConfigWatch(home, given), LiveConfig(config)
+    variables = load_variables(home)
+    state = RunState(mode, config.server.public_url)
+    bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
+    registered = RegisteredAgents()
+    with contextlib.ExitStack() as undo:  # this process may try again
+        stores = build_stores(home, config)
+        undo.callback(stores.close)
+        store_watch = StoreWatch(stores, home / config.policy.folder)
+        auth = _build_authenticator(config, stores.keys)
+        names = [*list_configured(config), *list_registered_agents(home)]
+        catalogs = build_pinned_catalogs(live, stores, bus, registered, names)
+        upstreams = build_upstreams(home, live, variables, net, catalogs, bus, clients)
+        local = build_local_agents(home, config, catalogs.tools)
+        targets = Targets(upstreams, local.by_name, registered)
+        guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams)
+        hub = guards.hub
+        mcp = build_mcp(live, hub, stores.witness.key, clients)
+        agents = build_agents(
+            home,
+            live,
+            hub,
+            net,
+            variables,
+            stores,
+            state,
+            local,
+            registered,
+            catalogs.pins,
+            touch_policies=guards.policies.touch,
+            is_secured=lambda: mode != "daemon" or auth.is_required,
+        )
+        store_watch.record_servers(config.mcp_servers)
+        store_watch.enroll(api_key_set=config.api_key is not None)
+        events = build_events(home, config, hub)
+        undo.pop_all()
+    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
+    applier = ConfigApplier(
+        live, variables, watch, store_watch, catalogs, guards, upstreams, mcp.tasks
+    )
+    view = RegistryView(
+        agents.registry, stores.registry, hub.catalog, events.dispatches.count_active
+    )
+    status = HubStatus(
+        home,
+        config,
+        state,
+        watch,
+        store_watch,
+        stores.tally,
+        catalogs,
+        guards.policies,
+        upstreams,
+        mcp,
+        agents,
+        view,
+        events,
+    )
+    return App(
+        home,
+        live,
+        state,
+        stores,
+        store_watch,
+        catalogs,
+        guards,
+        upstreams,
+        mcp,
+        agents,
+        events,
+        status,
+        applier,
+        auth,
+        AccessWatch(stores.keys, auth),
+        _build_api(guards, catalogs, view, stores, events, applier, status),
+        net,
+    )
+
+
+def _build_api(
+    guards: Guards,
+    catalogs: Catalogs,
+    agents: RegistryView,
+    stores: Stores,
+    events: Events,
+    applier: ConfigApplier,
+    status: HubStatus,
+) -> Api:
+    hub = guards.hub
+    parts: list[ApiPart] = [
+        PoliciesApi(hub, guards.policies),
+        PinsApi(hub, catalogs.approvals),
+        AgentsApi(hub, agents, stores.audit),
+        DispatchesApi(hub, events.dispatches),
+        ServersApi(hub, applier),
+        PromptsAndResourcesApi(hub, TASKS_ONLY),
+    ]
+    return Api(hub, status, TASKS_ONLY, parts, OPERATIONS)
+
+
+def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
+    def find_principal(key: str) -> Principal | None:
+        record = keys.find(key)
+        return principal_from_key(record) if record else None
+
+    return Authenticator(config.api_key, find_principal, keys.has_keys)
+
+
+def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:
+    if event.state == REMOVED:
+        reviews.release_names(event.agent)

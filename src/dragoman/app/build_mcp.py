@@ -1,0 +1,102 @@
+"""Builds the MCP client side (upstream servers) and the MCP server with its transports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.config_watch import LiveConfig
+from dragoman.core.bus import Bus
+from dragoman.core.hub import Hub
+from dragoman.guards.validate import compile_schema
+from dragoman.mcp.client.child_process import kill_marked
+from dragoman.mcp.client.connector import Connector
+from dragoman.mcp.client.descendants import DESCENDANTS
+from dragoman.mcp.client.upstream import Upstream
+from dragoman.mcp.client.upstream_manager import UpstreamManager
+from dragoman.mcp.config import ServerEntry
+from dragoman.mcp.server.connected_clients import ConnectedClients
+from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.mcp.server.legacy_sse import LegacySseTransport
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport
+from dragoman.mcp.server.tasks import ToolTaskRegistry, build_task_registry
+from dragoman.net.client import OutboundHttp
+from dragoman.web.app import Mounted
+
+
+@dataclass(frozen=True, slots=True)
+class McpParts:
+    server: McpServer
+    http: StreamableHttpTransport
+    sse: LegacySseTransport
+    tasks: ToolTaskRegistry
+
+    @property
+    def mounts(self) -> dict[str, Mounted]:
+        return {"/mcp": self.http, "/mcp/": self.http, **self.sse.mounts}
+
+    def close(self) -> None:
+        self.server.close()
+        self.http.close()
+        self.sse.close()
+
+
+def build_upstreams(
+    home: Path,
+    live: LiveConfig,
+    variables: Mapping[str, str],
+    net: OutboundHttp,
+    catalogs: Catalogs,
+    bus: Bus,
+    clients: ConnectedClients,
+) -> UpstreamManager:
+    """Also kills what a hub that was killed has left running."""
+    mark = hashlib.sha256(str(home).encode()).hexdigest()[:16]
+    kill_marked(mark)
+    DESCENDANTS.kill_recorded(home / "children.json")
+    connector = Connector(
+        home,
+        mark,
+        variables,
+        lambda url, private: net.open_configured(url, allow_private=private),
+    )
+
+    def build_upstream(entry: ServerEntry) -> Upstream:
+        return Upstream(
+            entry,
+            connector,
+            catalogs.offered,
+            bus,
+            partial(compile_schema, check=entry.check_arguments),
+            live.config.limits.question_secs,
+            asker=clients,
+        )
+
+    return UpstreamManager(build_upstream, catalogs.callable, bus)
+
+
+def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients) -> McpParts:
+    config, limits = live.config, live.config.limits
+    lifetime = 2 * limits.task_timeout_secs
+    tasks = build_task_registry(limits.tasks, limits.tasks_each, lifetime)
+    server = McpServer(
+        hub,
+        key,
+        lambda client: live.config.mcp.find_style(client),
+        limits.question_secs,
+        tasks,
+        config.mcp.task_after_secs,
+        config.bridge.errors,
+        config.bridge.list_aliases,
+        lambda: (
+            live.config.mcp.instructions_chars,
+            live.config.mcp.instructions_total_chars,
+        ),
+        clients,
+    )
+    http = StreamableHttpTransport(server, key)
+    return McpParts(server, http, LegacySseTransport(server), tasks)

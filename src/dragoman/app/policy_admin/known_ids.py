@@ -1,0 +1,183 @@
+"""The principals and ids that policies of a home can name: from its configuration, keys, registry.
+
+Needs no hub: the command line checks policies with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.app.config_watch import LiveConfig
+from dragoman.config import Config, load, slug_from_name
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import HubError
+from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.core.tool import Tool
+from dragoman.core.tool_identity import fold_id
+from dragoman.policy.folder import PolicyFolder
+from dragoman.policy.ids import id_from_tool, split_id
+from dragoman.policy.lint import EntityLookup
+from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
+from dragoman.stores.registry import DATABASE as REGISTRY
+from dragoman.stores.registry import RegistryStore
+
+
+def open_folder(home: Path) -> PolicyFolder:
+    return PolicyFolder(home / load(home / "config.toml").policy.folder)
+
+
+def principal_from_key(record: KeyRecord) -> Principal:
+    return Principal(
+        "key",
+        record.name,
+        record.org,
+        roles=record.roles,
+        scopes=record.scopes,
+        behalf=record.owner,
+        serves=record.target,
+    )
+
+
+def list_principals(config: Config, records: Iterable[KeyRecord], now: float) -> list[Principal]:
+    """Lists everyone who can call: the principals without a key, and those of active keys."""
+    found = [OWNER]
+    keys = list(records)
+    if config.api_key is None and not keys:
+        found.append(LOCAL)
+    if config.api_key is not None:
+        found.append(Principal("key", "api_key", roles=("owner",)))
+    return found + [principal_from_key(key) for key in keys if key.get_state(now) == "active"]
+
+
+class KnownIds:
+    """The ids that policies may name. Every tool id counts as known for a target that offers
+    nothing at the moment: it may not be connected."""
+
+    def __init__(
+        self, config: Config, principals: Iterable[Principal], registered: Iterable[str] = ()
+    ) -> None:
+        """`registered` are the external agents that are not in the configuration."""
+        principals = list(principals)
+        self._servers = {entry.name for entry in config.mcp_servers}
+        self._agents = {entry.name for entry in config.agents}
+        self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
+        self._served = {one.serves for one in principals if one.serves}
+        self._users = {one.label for one in (*principals, OWNER, LOCAL)}
+        self._roles = {"owner", *(role for one in principals for role in one.roles)}
+        self._orgs = {"default", *(one.org for one in principals)}
+        self._tools: dict[str, set[str]] = {}
+        """The ids that each target offers, by its name."""
+        self._other_kinds: dict[str, str] = {}
+        """The ids of prompts and resources, by that of a tool of the same name."""
+
+    def add(self, tool: Tool) -> None:
+        target = tool.target
+        id = id_from_tool(tool)
+        self._tools.setdefault(target.name, set()).add(id)
+        if id != tool.name:
+            self._other_kinds[fold_id(tool.name)] = id
+        if target.traits.facts.type == "RemoteAgent":
+            self._remote.add(target.name)
+
+    def is_known(self, type: str, id: str) -> bool | str:
+        """Implements `policy.lint.EntityLookup`."""
+        if type in ("Tool", "Skill"):
+            return self._is_tool(type, id)
+        places = {
+            "User": self._users,
+            "Role": self._roles,
+            "Org": self._orgs,
+            "Server": self._servers,
+            "RemoteAgent": self._remote,
+            "Agent": self._agents | self._served,
+        }
+        return id in places.get(type, ())
+
+    def _is_tool(self, type: str, id: str) -> bool | str:
+        name = split_id(id)[1]
+        local = self._servers | self._agents | self._tools.keys()
+        for target in self._remote if type == "Skill" else local - self._remote:
+            if name.startswith((f"{target}.", f"{slug_from_name(target)}.")):
+                offered = self._tools.get(target)
+                if not offered or id in offered:
+                    return True
+        return self._other_kinds.get(id, False)
+
+
+class LiveKnownIds:
+    """The known ids of a running hub, collected again when something has changed."""
+
+    def __init__(
+        self, home: Path, live: LiveConfig, keys: KeyStore, catalogs: Mapping[str, Catalog]
+    ) -> None:
+        self._home = home
+        self._live = live
+        self._keys = keys
+        self._catalogs = catalogs
+        self._collected: list[tuple[Any, KnownIds]] = []
+        """At most one, with the state that it was collected from."""
+        self.refresh()
+
+    def list_principals(self) -> list[Principal]:
+        return list_principals(self._live.config, self._keys.list(), time.time())
+
+    def refresh(self) -> EntityLookup:
+        """Collects the ids if anything has changed. To be called on the event loop."""
+        config, records = self._live.config, self._keys.list()
+        catalogs = self._catalogs.values()
+        state = [catalog.version for catalog in catalogs], records, config
+        if not self._collected or state != self._collected[0][0]:
+            found = list_principals(config, records, time.time())
+            ids = KnownIds(config, found, list_registered_agents(self._home))
+            for tool in (tool for catalog in catalogs for tool in catalog.list_tools()):
+                ids.add(tool)
+            self._collected[:] = [(state, ids)]
+        return self._collected[0][1].is_known
+
+    def is_known(self, type: str, id: str) -> bool | str:
+        """As of the last refresh; may be called from any thread."""
+        return self._collected[0][1].is_known(type, id)
+
+
+def load_known_ids(home: Path, now: float) -> EntityLookup:
+    """Collects the ids from the configuration, the keys and the registry of a home."""
+    config = load(home / "config.toml")
+    records: tuple[KeyRecord, ...] = ()
+    if (home / DATABASE).exists():
+        store = KeyStore(home)
+        try:
+            records = store.list()
+        finally:
+            store.close()
+    principals = list_principals(config, records, now)
+    return KnownIds(config, principals, list_registered_agents(home)).is_known
+
+
+def list_configured(config: Config) -> list[str]:
+    """Lists the names of all servers and agents in the configuration."""
+    names = [server.name for server in config.mcp_servers]
+    names += [agent.name for agent in config.agents]
+    return names + [agent.name for agent in config.a2a.external_agents]
+
+
+def list_targets(home: Path) -> list[str]:
+    """Lists the names of all servers and agents of a home."""
+    return [*list_configured(load(home / "config.toml")), *list_registered_agents(home)]
+
+
+def list_registered_agents(home: Path) -> list[str]:
+    """Lists the external agents that were registered with a running hub; none if the store is
+    unreadable, which other checks report."""
+    if not (home / REGISTRY).exists():
+        return []
+    try:
+        store = RegistryStore(home)
+        try:
+            return [str(row["entry"]["name"]) for row in store.list_agents()]
+        finally:
+            store.close()
+    except (HubError, KeyError, TypeError):
+        return []

@@ -1,0 +1,118 @@
+"""Runs a hub: in the foreground until a signal, or inside `dragoman mcp`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dragoman import home as home_files
+from dragoman.app import process
+from dragoman.app.app import App
+from dragoman.app.build import build_app
+from dragoman.app.secrets import refuse_exposed
+from dragoman.config import Config, load_with_source
+from dragoman.config_layers import Given
+from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.logs import LogFile, start_logging
+from dragoman.mcp.client.descendants import DESCENDANTS
+from dragoman.stores.store_inventory import describe_damage
+
+log = logging.getLogger(__name__)
+
+Ready = Callable[[App], None]
+"""Called once the hub serves."""
+
+
+def run(home: Path, ready: Ready, given: Sequence[Given] = (), log_file: str | None = None) -> None:
+    """Locks the home and runs a hub until a signal. Logs to `log_file`, or else to stderr."""
+    _run(home, "daemon", ready, None, given, log_file)
+
+
+def host(home: str, stop: threading.Event) -> None:
+    """Runs the hub inside a `dragoman mcp` until `stop` is set."""
+    start_logging(logging.WARNING)
+    _run(Path(home), "mcp", lambda _: None, stop)
+
+
+def _run(
+    home: Path,
+    mode: str,
+    ready: Ready,
+    stop: threading.Event | None,
+    given: Sequence[Given] = (),
+    log_file: str | None = None,
+) -> None:
+    home_files.prepare(str(home))
+    with home_files.hold(str(home)):
+        config, source = load_with_source(home / "config.toml", given)
+        refuse_exposed(home, config)
+        _start_logging(config, log_file)
+        for warning in source.warnings:
+            log.warning("%s", warning)
+        process.protect()
+        DESCENDANTS.adopt_orphans()
+        process.raise_file_limit()
+        with asyncio.Runner(loop_factory=process.find_loop_factory()) as runner:
+            runner.run(_serve(home, config, mode, ready, stop, given))
+
+
+def _start_logging(config: Config, path: str | None) -> None:
+    settings = config.log
+    file = None
+    if path is not None:
+        file = LogFile(path, int(settings.megabytes * 1024 * 1024), settings.files)
+    start_logging(logging.getLevelNamesMapping()[settings.level.upper()], settings.format, file)
+
+
+async def _serve(
+    home: Path,
+    config: Config,
+    mode: str,
+    ready: Ready,
+    stop: threading.Event | None,
+    given: Sequence[Given],
+) -> None:
+    ended = asyncio.Event()
+    _arrange_end(ended, stop)
+    with _explain_damage(home):
+        app = build_app(home, config, mode, given)
+    try:
+        with _explain_damage(home):
+            await app.start()
+            process.freeze_garbage()
+            process.keep_memory()
+            ready(app)
+        await ended.wait()
+    finally:
+        await app.stop()
+
+
+def _arrange_end(ended: asyncio.Event, stop: threading.Event | None) -> None:
+    """Sets `ended` when another thread sets `stop`; without one, when a signal arrives."""
+    loop = asyncio.get_running_loop()
+    if stop is None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(number, ended.set)
+        return
+
+    def wait() -> None:
+        stop.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _explain_damage(home: Path) -> Iterator[None]:
+    """Says what to do about a store that can be opened but not read."""
+    try:
+        yield
+    except StorageFailed as error:
+        raise ConfigError(describe_damage(home) or str(error)) from error

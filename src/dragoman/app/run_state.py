@@ -1,0 +1,56 @@
+"""What changes while a hub runs: where it listens, who is connected, whether it is stopping."""
+
+from __future__ import annotations
+
+import time
+
+from dragoman.mcp.server.socket_transport import SocketConnection
+from dragoman.wire.http import HttpRequest
+
+MAX_BASES = 64
+
+
+class RunState:
+    def __init__(self, mode: str, public_url: str | None) -> None:
+        """`mode` is `daemon`, or `mcp` for a hub inside `dragoman mcp`."""
+        self.mode = mode
+        self._public_url = public_url.rstrip("/") if public_url else None
+        self.url: str | None = None
+        """The hub's address over TCP, once it listens."""
+        self.grpc_port: int | None = None
+        self.is_draining = False
+        self.stdio: set[SocketConnection] = set()
+        self.started_at = time.time()
+        self._started = time.monotonic()
+        self._bases: dict[bytes, str] = {}
+        """The addresses under which clients reach the hub, by their Host header."""
+
+    def set_url(self, url: str) -> None:
+        self.url = url
+
+    def set_grpc_port(self, port: int) -> None:
+        self.grpc_port = port
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    def measure_uptime(self) -> float:
+        """Not by the wall clock, which may be set."""
+        return time.monotonic() - self._started
+
+    @property
+    def base(self) -> str:
+        """The address that cards name where the client's own is unknown."""
+        return self._public_url or self.url or "http://localhost"
+
+    def find_base(self, request: HttpRequest) -> str:
+        """Returns the address by which the client of `request` reaches the hub."""
+        host = request.fields.get(b"host")
+        if self._public_url or host is None or self.url is None:
+            return self.base
+        base = self._bases.get(host)
+        if base is None:
+            base = f"http://{host.decode('latin-1')}"
+            if len(self._bases) < MAX_BASES:
+                self._bases[host] = base
+        return base

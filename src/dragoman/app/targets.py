@@ -1,0 +1,73 @@
+"""Servers and agents by name: what the configuration says about one, and where it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.agents.function import FunctionAgent
+from dragoman.app.config_watch import LiveConfig
+from dragoman.app.policy_admin.known_ids import list_configured
+from dragoman.core.tool import Target, TargetFacts
+from dragoman.mcp.client.upstream_manager import UpstreamManager
+from dragoman.mcp.protocol.tool_names import build_canonical_name
+from dragoman.pins.review import HOLD, OFF, STRICT
+
+
+class TargetSettings:
+    """The settings of targets, whether they are connected or not."""
+
+    def __init__(self, live: LiveConfig, registered: RegisteredAgents) -> None:
+        self._live = live
+        self._registered = registered
+
+    def find_pin_mode(self, target: str) -> str:
+        """The definitions of local agents are trusted; an unknown target is pinned strictly."""
+        config = self._live.config
+        if any(agent.name == target for agent in config.agents):
+            return OFF
+        for server in config.mcp_servers:
+            if server.name == target:
+                return server.pin
+        return self._registered.find_pin_mode(target) or STRICT
+
+    def quarantines_additions(self, target: str) -> bool:
+        config = self._live.config
+        servers = [one.additions for one in config.mcp_servers if one.name == target]
+        own = servers[0] if servers else self._registered.find_additions_mode(target)
+        return (own or config.policy.additions) == HOLD
+
+    def list_namespaces(self) -> dict[str, str]:
+        """The targets by the prefix of their canonical names."""
+        names = list_configured(self._live.config)
+        configured = {build_canonical_name(name, "").rstrip("."): name for name in names}
+        return configured | self._registered.list_namespaces()
+
+
+class Targets:
+    """The targets themselves, connected or not."""
+
+    def __init__(
+        self,
+        upstreams: UpstreamManager,
+        local: Mapping[str, FunctionAgent],
+        registered: RegisteredAgents,
+    ) -> None:
+        self._upstreams = upstreams
+        self._local = local
+        self._registered = registered
+
+    def find(self, name: str) -> Target | None:
+        return (
+            self._upstreams.find(name)
+            or self._local.get(name)
+            or self._registered.find_target(name)
+        )
+
+    def find_facts(self, name: str) -> TargetFacts | None:
+        found = self.find(name)
+        return found.traits.facts if found is not None else None
+
+    def find_absent(self, name: str) -> tuple[Target, str] | None:
+        """Finds the target in whose namespace `name` is, of those never connected, and why."""
+        return self._upstreams.find_absent(name) or self._registered.find_absent(name)
