@@ -206,7 +206,7 @@ class Notes:
     """The id that the remote agent has given to the task of this call."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True)
 class Call:
     principal: Principal
     tool: Tool

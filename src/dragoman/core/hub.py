@@ -12,6 +12,7 @@ from dragoman.core.call import (
     NO_UPDATES,
     Call,
     MessageOrigin,
+    Notes,
     Result,
     Updates,
     WantedUpdates,
@@ -132,23 +133,24 @@ class Hub:
         trace = self.chains.start_trace(
             caller, tool.name, tool.target.name, options.trace_context, handle
         )
-        call = Call(
-            principal=caller,
-            tool=tool,
-            requested_name=name,
-            arguments=arguments,
-            trace=trace,
-            door=options.door,
-            meta=options.meta,
-            session=options.session,
-            message=options.message,
-            updates=options.updates,
-            wanted_updates=options.wanted_updates,
-            client=options.client,
-            revision=options.revision,
-            features=options.features,
-            answers=options.answers,
-            handle=handle,
+        call = Call(  # by position: by name it takes half as long again
+            caller,
+            tool,
+            name,
+            arguments,
+            trace,
+            options.door,
+            options.meta,
+            options.session,
+            options.message,
+            options.updates,
+            options.wanted_updates,
+            options.client,
+            options.revision,
+            options.features,
+            options.answers,
+            handle,
+            Notes(),
         )
         try:
             return tool, await self._pipeline(call)
