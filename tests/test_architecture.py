@@ -64,7 +64,8 @@ OURS: dict[str, set[str]] = {
         "dragoman.stores",
     },
     "dragoman.app": {"dragoman"},
-    "dragoman.agent": {"dragoman.agents"},  # the names that functions import
+    "dragoman.agent": {"dragoman.agents"},  # the public names for function agents
+    "dragoman.plugin": {"dragoman.core"},  # the public names for plug-ins
     "dragoman.testing": {"dragoman"},
 }
 

@@ -16,9 +16,7 @@ from dragoman.core.events import PostVerb, PreVerb, VerbError
 MODULE = """
 import asyncio
 
-from dragoman.core.errors import Denied
-from dragoman.core.events import PostVerb, PreVerb, VerbError
-from dragoman.core.event_payloads import render_verb_event
+from dragoman.plugin import Denied, PostVerb, PreVerb, VerbError, render_verb_event
 
 heard, followed = [], []
 
