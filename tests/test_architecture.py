@@ -154,8 +154,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
     "revisions": {
         "mcp/client/session_choice.py": 2,
         "mcp/client/upstream_call.py": 2,
-        "mcp/server/dispatcher.py": 1,
-        "mcp/server/streamable_http.py": 4,
         "policy/context.py": 1,
     },
     "tasks": {
@@ -170,11 +168,7 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "mcp/client/session_questions.py": 1,
         "mcp/client/suspended_call.py": 1,
         "mcp/client/upstream.py": 5,
-        "mcp/server/call_handler.py": 2,
-        "mcp/server/dispatcher.py": 1,
-        "mcp/server/legacy_sse.py": 1,
-        "mcp/server/socket_transport.py": 1,
-        "mcp/server/subscriptions.py": 1,
+        "mcp/server/call_handler.py": 1,
         "web/app.py": 1,
         "web/http/http1.py": 1,
         "web/tool_listing.py": 1,

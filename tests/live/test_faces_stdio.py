@@ -184,7 +184,7 @@ def test_an_id_that_is_under_way_is_not_taken_twice(client: UnixClient) -> None:
     client.send(wire.request(1, "tools/call", slow))
     client.send(wire.request(1, "tools/call", slow))
     refused, answered = client.read(), client.read()
-    assert refused["error"]["code"] == -32600 and "still under way" in refused["error"]["message"]
+    assert refused["error"]["code"] == -32600 and "still running" in refused["error"]["message"]
     assert text_of(answered) == "slept 0.3"
     client.send(wire.request(1, "tools/call", slow))
     client.send(wire.request("1", "tools/call", slow))

@@ -31,7 +31,8 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_questions import parse_capabilities
-from dragoman.mcp.server.dispatcher import ClientState, McpServer, answer_batch
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -290,7 +291,7 @@ class Client:
             if reply is not None:
                 loop = asyncio.get_running_loop()
                 answer = {"jsonrpc": "2.0", "id": heard["id"], **reply}
-                loop.call_soon(lambda: self.face.begin(answer, self.peer))
+                self.answering = loop.create_task(self.face.answer(answer, self.peer))
             self.asked.set()
         return True
 
@@ -502,7 +503,7 @@ async def test_a_question_that_is_not_answered_in_time_is_withdrawn() -> None:
     assert last["params"]["requestId"] == first["id"]
     assert not client.peer.pending and len(target.calls) == 1
     late = {"jsonrpc": "2.0", "id": first["id"], "result": ANSWERS[FORM]}
-    assert face.begin(late, client.peer) is None
+    assert await face.answer(late, client.peer) is None
 
 
 @pytest.mark.promise("B12")
@@ -539,7 +540,7 @@ async def test_a_server_whose_question_nobody_will_answer_is_told_if_it_understa
             call.cancel() if how == "cancelled" else face.leave(client.peer)
         await asyncio.gather(call, return_exceptions=True)
         async with asyncio.timeout(5):
-            await asyncio.gather(*face.call_handler._endings)
+            await asyncio.gather(*face.call_handler._background._tasks)
         assert len(target.calls) == (2 if understands else 1)
         client.peer.closed = False
     last = target.calls[-1]
@@ -584,9 +585,9 @@ async def test_nobody_answers_for_another() -> None:
     async with asyncio.timeout(5):
         await client.asked.wait()
     stolen = {"jsonrpc": "2.0", "id": client.heard[0]["id"], "result": ANSWERS[FORM]}
-    face.begin(stolen, other)
+    await face.answer(stolen, other)
     assert client.peer.pending
-    face.begin({**stolen, "result": {"action": "decline"}}, client.peer)
+    await face.answer({**stolen, "result": {"action": "decline"}}, client.peer)
     assert text_of((await call)["result"]) == {"q": {"action": "decline"}}
 
 
@@ -599,7 +600,7 @@ async def test_requests_in_a_batch_ask_too_and_can_be_cancelled_one_by_one() -> 
     ping = {"jsonrpc": "2.0", "id": 3, "method": "ping"}
     running: dict[Any, Any] = {}
     messages = [one, {**one, "id": 2}, ping, {**one, "id": 2}]
-    work = answer_batch(face, messages, client.peer, client.push, running)
+    work = face.answer_tracked(messages, client.peer, client.push, running)
     batch = asyncio.ensure_future(work)
     async with asyncio.timeout(5):
         while len(client.heard) < 2:
@@ -609,7 +610,7 @@ async def test_requests_in_a_batch_ask_too_and_can_be_cancelled_one_by_one() -> 
     running[int, 1]()
     for asked in client.heard[:2]:
         answer = {"jsonrpc": "2.0", "id": asked["id"], "result": ANSWERS[ROOTS]}
-        face.begin(answer, client.peer)
+        await face.answer(answer, client.peer)
     answers = json.loads(await batch or b"")
     assert [answer["id"] for answer in answers] == [2, 3, 2]
     assert text_of(answers[0]["result"]) == {"q": ANSWERS[ROOTS]}

@@ -94,9 +94,7 @@ class Listener:
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
         params = {"notifications": wanted, "_meta": meta}
         message = json.loads(rpc.encode_request(id, "subscriptions/listen", params))
-        begun = face.begin(message, self.peer, self.push)
-        assert begun is not None and not isinstance(begun, bytes)
-        self.work = asyncio.ensure_future(begun)
+        self.work = asyncio.ensure_future(face.answer(message, self.peer, self.push))
 
     def push(self, message: bytes) -> bool:
         if self.deaf:
@@ -336,7 +334,7 @@ async def test_what_may_not_be_followed_is_not() -> None:
         answer = await ask(face, peer, "resources/subscribe", uri)
         assert answer["error"]["code"] == code
         face.hub.bus.emit(ResourceUpdated(f"watch.{uri}"))
-    assert not peer.told and not peer.subscribed and not face.subscriptions._followers
+    assert not peer.told and not peer.subscribed and not face.subscriptions._subscribers
 
 
 async def test_without_a_session_nothing_is_followed() -> None:
@@ -375,7 +373,7 @@ async def test_a_session_that_ends_follows_nothing_and_is_said_to_be_gone_once()
     assert target.calls[-1] == ("a:2", False, "one")  # it came too late
     face.hub.bus.emit(ResourceUpdated("watch.a:1"))
     face.hub.bus.emit(ResourceUpdated("watch.a:2"))
-    assert not peer.told and not face.subscriptions._followers
+    assert not peer.told and not face.subscriptions._subscribers
 
 
 async def test_who_follows_a_folder_hears_of_what_is_in_it_unless_somebody_follows_just_that() -> (
@@ -413,9 +411,9 @@ async def test_a_modern_client_hears_of_the_resources_that_it_may_follow() -> No
     target.calls.clear()
     await listener.end()
     async with asyncio.timeout(5):
-        await asyncio.gather(*face.subscriptions._work)
+        await asyncio.gather(*face.subscriptions._background._tasks)
     assert target.calls == [("a:1", False, ""), ("a:2", False, "")]
-    assert not face.subscriptions._followers
+    assert not face.subscriptions._subscribers
 
 
 async def test_what_changes_before_the_acknowledgement_is_told_after_it() -> None:
@@ -423,7 +421,7 @@ async def test_what_changes_before_the_acknowledgement_is_told_after_it() -> Non
     target.hold = asyncio.Event()
     listener = Listener(face, toolsListChanged=True, resourceSubscriptions=["a:1", "a:2"])
     async with asyncio.timeout(5):
-        while "watch.a:1" not in face.subscriptions._followers:
+        while "watch.a:1" not in face.subscriptions._subscribers:
             await asyncio.sleep(0)
     for _ in range(2):
         face.hub.bus.emit(ResourceUpdated("watch.a:1"))
@@ -449,7 +447,7 @@ async def test_a_stream_ends_with_its_result_when_the_hub_goes_down(id: Any) -> 
     assert answer["result"]["_meta"][ID] == id
     assert SERVER_KEY in answer["result"]["_meta"]
     face.hub.catalog.offer("more", [offered(TOOL, "t", target)])
-    assert face.subscriptions._telling is None and len(listener.told) == 1
+    assert face.subscriptions._notify_timer is None and len(listener.told) == 1
     late = json.loads(await Listener(face, toolsListChanged=True).work)
     assert late["error"]["code"] == 42900
 
@@ -512,7 +510,7 @@ async def test_a_client_that_reads_again_is_told_what_it_missed(
         for name in ("a:1", "a:2", "file:///d"):
             face.hub.bus.emit(ResourceUpdated(f"watch.{name}"))
     (stream,) = face.subscriptions._streams
-    assert stream.late is not None and len(stream.late) == 2
+    assert stream.unsent is not None and len(stream.unsent) == 2
     listener.deaf = False
     got = await told(listener, 3)
     assert [one["params"]["uri"] for one in got[1:]] == ["a:1", "a:2"]

@@ -73,7 +73,7 @@ async def test_one_id_is_one_request_at_a_time_in_a_session() -> None:
         session = await here.session()
         first = await here.send("POST", message=call(7, steps=[1], waits=True), **session)
         again = await here.send("POST", message=call(7, waits=True), **session)
-        assert "still under way" in (await again.json())["error"]["message"]
+        assert "still running" in (await again.json())["error"]["message"]
         other = await here.send("POST", message=call("7", text="another"), **session)
         assert (await other.json())["result"]["content"][0]["text"] == "another"
         assert len(here.work.calls) == 2, "what was refused was not done"

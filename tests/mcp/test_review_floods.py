@@ -57,9 +57,8 @@ class Listeners:
         self.work = []
         for number in range(count):
             peer = ClientState(OWNER, "test", EVERYTHING, R2607)
-            begun = face.begin({**message, "id": number}, peer, self.push)
-            assert begun is not None and not isinstance(begun, bytes)
-            self.work.append(asyncio.ensure_future(begun))
+            work = face.answer({**message, "id": number}, peer, self.push)
+            self.work.append(asyncio.ensure_future(work))
 
     def push(self, message: bytes) -> bool:
         if b"acknowledged" not in message:
@@ -114,17 +113,17 @@ async def test_a_server_whose_list_never_stays_the_same_leaves_most_of_the_time_
 
 async def test_what_is_put_off_is_bounded_and_nothing_that_is_followed_is_forgotten() -> None:
     told: list[tuple[str, str]] = []
-    turns = NotifyThrottle(lambda name, followed: told.append((name, followed)))
-    turns.take(lambda: _spin(0.2))
+    throttle = NotifyThrottle(lambda name, followed: told.append((name, followed)))
+    throttle.run(lambda: _spin(0.2))
     for number in range(3 * MAX_PUT_OFF):
-        turns.changed(f"s.d/{number}", "s.d")
-    turns.changed("s.other", "s.other")
-    assert told == [] and len(turns) == MAX_PUT_OFF + 2
+        throttle.add(f"s.d/{number}", "s.d")
+    throttle.add("s.other", "s.other")
+    assert told == [] and len(throttle) == MAX_PUT_OFF + 2
     async with asyncio.timeout(5):
-        while len(turns):
+        while len(throttle):
             await asyncio.sleep(0.01)
     assert told[-2:] == [("s.d", "s.d"), ("s.other", "s.other")]
-    turns.close()
+    throttle.close()
 
 
 def _spin(seconds: float) -> None:

@@ -33,7 +33,8 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.mcp.server import list_pages
-from dragoman.mcp.server.dispatcher import ClientState, McpServer, answer_batch
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
 from permissive_hub import build_permissive_hub
@@ -284,8 +285,9 @@ async def test_a_result_full_of_oddities_still_becomes_an_answer(revision: Revis
 async def test_a_call_that_crashes_the_hub_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     answer = await ask(face("unencodable"), "tools/call", name="desk.unencodable")
     assert answer["error"]["code"] == -32603
-    assert "see its log" in answer["error"]["message"]
-    assert "crashed" in caplog.text
+    trace = answer["error"]["data"]["trace"]
+    assert f"see the hub's log (trace {trace[:8]})" in answer["error"]["message"]
+    assert f"request failed (trace {trace})" in caplog.text
 
 
 class Watched(dict[str, Any]):
@@ -411,7 +413,7 @@ async def test_a_modern_request_that_does_not_say_who_asks_is_refused(meta: Any,
 
 
 async def batch(revision: Revision, *messages: Any) -> Any:
-    answer = await answer_batch(face("a"), list(messages), peer(revision))
+    answer = await face("a").answer_tracked(list(messages), peer(revision), None, {})
     return None if answer is None else json.loads(answer)
 
 
@@ -525,7 +527,7 @@ def test_whatever_comes_in_a_batch_is_answered_exactly_when_an_answer_is_due(
     run: Callable[[Any], Any], messages: list[Any], revision: Revision
 ) -> None:
     messages = json.loads(encode(messages))
-    answer = run(answer_batch(face("a"), messages, peer(revision)))
+    answer = run(face("a").answer_tracked(messages, peer(revision), None, {}))
     if revision != R2503 or not messages:
         assert json.loads(answer)["error"]["code"] == -32600
         return

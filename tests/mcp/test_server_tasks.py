@@ -437,7 +437,7 @@ async def test_the_older_form_is_asked_on_the_stream_of_tasks_result() -> None:
         asked = old.told[-1]
         assert asked["params"]["_meta"] == {RELATED_KEY: {"taskId": id}}
         answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}
-        assert here.face.begin(answer, old) is None
+        assert await here.face.answer(answer, old) is None
         here.worker.does(done("thanks"))
         assert text((await asyncio.wait_for(waiting, 5))["result"]) == "thanks"
         assert here.worker.calls[1].answers == {"a": {"action": "accept"}}
@@ -456,7 +456,7 @@ async def test_a_question_that_the_older_client_refuses_to_answer_goes_its_way()
         waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
         await until(lambda: sum(one["method"] == "elicitation/create" for one in old.told) == 2)
         error = {"code": -1, "message": "no"}
-        here.face.begin({"jsonrpc": "2.0", "id": old.told[-1]["id"], "error": error}, old)
+        await here.face.answer({"jsonrpc": "2.0", "id": old.told[-1]["id"], "error": error}, old)
         here.worker.does(done())
         await asyncio.wait_for(waiting, 5)
         assert here.worker.calls[1].answers == {"a": {"action": "cancel"}}

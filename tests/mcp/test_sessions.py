@@ -14,7 +14,7 @@ from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
 from dragoman.mcp.server import http_sessions as module
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession, HttpSessions
-from dragoman.mcp.server.replay_streams import NOTIFICATIONS, EventStream, ReplayStream
+from dragoman.mcp.server.replay_streams import NOTIFICATIONS
 from dragoman.wire.http import HttpRequest
 
 KEY = bytes(range(32))
@@ -74,11 +74,7 @@ def shaken(
 def open_stream(session: HttpSession) -> Pipe:
     pipe = Pipe()
     request = cast(HttpRequest, pipe)
-    session.streams.append(
-        ReplayStream(request, session.replay, NOTIFICATIONS)
-        if session.resumable
-        else EventStream(request)
-    )
+    session.streams.append(session.create_stream(request, NOTIFICATIONS))
     return pipe
 
 

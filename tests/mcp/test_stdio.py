@@ -17,6 +17,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
 from dragoman.core.question_handles import QuestionHandles
+from dragoman.core.startup import Startup
 from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
@@ -50,13 +51,11 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     catalog = Catalog(review=admit_all)
     target = Talkative()
     catalog.offer("talkative", [Tool(name="t.t", alias="t", remote_name="t", target=target)])
-    settled = loop.create_future()
-    settled.set_result(None)
     face = McpServer(build_permissive_hub(catalog, Bus(), []))
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await loop.create_connection(
-            lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+            lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set()),
             sock=ours,
         )
         params = {"name": "t.t", "_meta": {"progressToken": 1}}
@@ -127,23 +126,21 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    target: Any, settled: asyncio.Future[None] | None = None
-) -> AsyncIterator[Client]:
+async def connected(target: Any, startup: Startup | None = None) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
     hub = build_permissive_hub(
-        Catalog(review=admit_all), Bus(), [Questions(QuestionHandles(b"k" * 32, 60))]
+        Catalog(review=admit_all),
+        Bus(),
+        [Questions(QuestionHandles(b"k" * 32, 60))],
+        startup=startup,
     )
     names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
     for kind, some in names.items():
         hub.catalogs[kind].offer("server", [offered(kind, name, target) for name in some])
-    if settled is None:
-        settled = loop.create_future()
-        settled.set_result(None)
     face = McpServer(hub)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set()),
         sock=ours,
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
@@ -197,7 +194,7 @@ async def test_a_resource_is_followed_over_the_connection_and_no_longer_than_it_
         async with asyncio.timeout(5):
             await gone.wait()
         assert target.last is not None and clients == [target.last.client]
-        assert not client.face.subscriptions._followers
+        assert not client.face.subscriptions._subscribers
 
 
 @pytest.mark.promise("B12")
@@ -302,14 +299,14 @@ async def test_any_call_can_be_cancelled(method: str) -> None:
 async def test_a_list_that_comes_early_waits_for_the_servers_and_so_does_an_unknown_name(
     kind: str, method: str, params: dict[str, Any]
 ) -> None:
-    target, settled = Server(), asyncio.get_running_loop().create_future()
-    async with connected(target, settled) as client:
+    target, startup = Server(), Startup(lambda name: None)
+    async with connected(target, startup) as client:
         client.request(1, method, **params)
         client.request(2, "ping")
         assert (await client.hear())["id"] == 2
         client.face.hub.catalogs[kind].offer("later", [offered(kind, "later", target)])
         if not params:
-            settled.set_result(None)
+            startup.settle()
         answer = await client.hear()
         assert answer["id"] == 1 and "result" in answer
         if not params:

@@ -96,11 +96,9 @@ async def on_a_pipe(
     face: McpServer,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     loop = asyncio.get_running_loop()
-    settled = loop.create_future()
-    settled.set_result(None)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set()),
         sock=ours,
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
@@ -234,11 +232,13 @@ async def test_a_client_that_is_asked_meanwhile_has_one_trace() -> None:
         peer = ClientState(OWNER, "test", EVERYTHING, R2511, client="c")
         peer.features = {"elicitation": {"form": {}}}
 
+        answering = []
+
         def push(message: bytes) -> bool:
             asked = json.loads(message)
             if asked.get("method") == "elicitation/create":
                 answer = {"jsonrpc": "2.0", "id": asked["id"], "result": ANSWER}
-                asyncio.get_running_loop().call_soon(here.face.begin, answer, peer)
+                answering.append(asyncio.ensure_future(here.face.answer(answer, peer)))
             return True
 
         message = with_meta(call(), {"traceparent": PARENT})

@@ -72,14 +72,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_every_method_over_a_connection() -> None:
     loop = asyncio.get_running_loop()
-    settled = loop.create_future()
-    settled.set_result(None)
     async with place() as here:
         ours, theirs = socket.socketpair()
         transport, _ = await loop.create_connection(
-            lambda: SocketConnection(
-                here.face, lambda _: OWNER, lambda: EVERYTHING, set(), settled
-            ),
+            lambda: SocketConnection(here.face, lambda _: OWNER, lambda: EVERYTHING, set()),
             sock=ours,
         )
         reader, writer = await asyncio.open_connection(sock=theirs)

@@ -517,7 +517,7 @@ async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.Mon
             assert (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
         status, _, said = await here.ask(get("/mcp", session, "Accept: text/event-stream"))
-        assert status == 503 and b"going down" in said
+        assert status == 503 and b"shutting down" in said
 
 
 @pytest.mark.promise("N1")

@@ -137,7 +137,7 @@ async def test_the_headers_of_a_tool_follow_its_schema() -> None:
         assert (await here.send("POST", **modern(message), Mcp_Param_Zone="eu")).status == 200
         for number in range(50):
             await (await here.send("POST", **modern(call(1, f"no.such{number}")))).body()
-        assert len(here.http._headers._params) == 1, "wrong names are not remembered"
+        assert len(here.http._find_mismatch.__self__._params) == 1, "wrong names are not remembered"
 
 
 @pytest.mark.promise("G2")

@@ -175,7 +175,7 @@ async def test_a_call_is_cancelled_by_saying_so_and_by_leaving() -> None:
         assert (await client.say(call("c", waits=True))).status == 202
         await asyncio.wait_for(here.work.running.wait(), 5)
         again = await client.ask(call("c"))
-        assert "under way" in again["error"]["message"]
+        assert "still running" in again["error"]["message"]
         assert (
             await client.say(notification("notifications/cancelled", requestId="c"))
         ).status == (202)

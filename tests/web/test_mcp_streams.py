@@ -261,7 +261,7 @@ async def test_a_session_that_ends_leaves_nothing_in_the_store(
         assert (await here.send("DELETE", **session)).status == 200
         await asyncio.wait_for(here.work.cancelled.wait(), 5)
         assert json.loads((await waiting.rest())[-1].data)["error"]["code"] == -32800
-        assert store.bytes == 0 and not store._shelves
+        assert store.bytes == 0 and not store._buffers
 
 
 @pytest.mark.promise("N1")
@@ -274,7 +274,7 @@ async def test_a_session_has_so_many_requests_under_way(monkeypatch: pytest.Monk
             for id in range(2)
         ]
         refused = await here.send("POST", message=call(9), **session)
-        assert "under way" in (await refused.json())["error"]["message"]
+        assert "running" in (await refused.json())["error"]["message"]
         here.work.go.set()
         for one in held:
             assert texts(await one.rest())[-1] == "done"
@@ -438,7 +438,8 @@ async def test_idle_streams_of_all_kinds_are_kept_alive_by_one_timer(
                 for _ in range(3):
                     await one._reader.readuntil(b": keep-alive\n\n")
             one.close()
-        await until(lambda: not any(here.http.keepalive._slots) and not any(here.sse._beats._slots))
+        slots = (*here.http.keepalive._slots, *here.sse._keepalive._slots)
+        await until(lambda: not any(slots))
         await until(lambda: here.http.keepalive._timer is None)
 
 

@@ -125,3 +125,4 @@ def test_ids_are_told_apart_by_kind_too() -> None:
 def test_what_a_cancellation_is_about_is_found(params: Any, key: Any) -> None:
     message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
     assert rpc.find_cancelled(message) == key
+    assert rpc.find_cancelled({**message, "id": 1}) is None

@@ -24,7 +24,7 @@ from dragoman.app.run_state import RunState
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.core.access import ServesPrincipals
-from dragoman.core.background import Background, start_task
+from dragoman.core.background import Background
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.mcp.client.descendants import DESCENDANTS
@@ -149,7 +149,7 @@ class App:
         targets = asyncio.gather(
             self.upstreams.wait_settled(), self.agents.registry.wait_until_checked()
         )
-        settled = start_task(_wait(SETTLE_SECONDS, targets))
+        settled = self._loops.spawn(_wait(SETTLE_SECONDS, targets))
         settled.add_done_callback(lambda _: self.guards.startup.settle())
 
         def accept() -> SocketConnection:
@@ -158,7 +158,6 @@ class App:
                 self._peers.identify_unix,
                 lambda: self.live.stdio_view,
                 self.state.stdio,
-                settled,
             )
 
         loop = asyncio.get_running_loop()

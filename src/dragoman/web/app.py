@@ -23,7 +23,8 @@ from dragoman.wire.json import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
-Mounted = Callable[[HttpRequest, Principal], Awaitable[None]]
+Mounted = Callable[[HttpRequest, Principal], Awaitable[None] | None]
+"""Returns what sends the response; None if it was sent."""
 Public = Callable[[HttpRequest, Principal | None], Awaitable[None]]
 
 
@@ -132,7 +133,7 @@ class App:
     def _is_open(self, path: str) -> bool:
         return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
 
-    def answer(self, request: Request) -> Awaitable[None]:
+    def answer(self, request: Request) -> Awaitable[None] | None:
         return serve(request, self._mounts, self._api, self._under)
 
 
@@ -158,13 +159,13 @@ class OwnerApp:
             request.refusal = _ENCODED
         return request.refusal is None
 
-    def answer(self, request: Request) -> Awaitable[None]:
+    def answer(self, request: Request) -> Awaitable[None] | None:
         return serve(request, self._mounts, self._api, self._under)
 
 
 def serve(
     request: Request, mounts: Mapping[str, Mounted], api: Api, under: Sequence[Under]
-) -> Awaitable[None]:
+) -> Awaitable[None] | None:
     path, principal = request.path, request.principal
     mounted = mounts.get(path)
     if request.refusal or request.refused:
@@ -196,7 +197,8 @@ async def _serve_inflated(
         request.refused = 503
     except Damaged:
         request.refusal = build_error(400, f"the body is no {coding.decode('latin-1')}")
-    await serve(request, mounts, api, under)
+    if (answer := serve(request, mounts, api, under)) is not None:
+        await answer
 
 
 async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequence[Under]) -> None:
@@ -210,7 +212,7 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
     if (path in mounts and not path.startswith("/api/")) or any(
         one.has(path) and one.is_rpc(path) for one in under
     ):
-        body = rpc.encode_error(None, code, message)
+        body: bytes = rpc.encode_error(None, code, message)
     else:
         body = build_error(request.refused, message).body
     reply(request, ApiResponse(request.refused, body, headers=headers))

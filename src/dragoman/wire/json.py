@@ -7,9 +7,6 @@ values, since a small text can hold a large tree. What `Malformed` says may be s
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -78,53 +75,44 @@ def is_deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-SHORT = 4_096
-
-
-def is_compact(text: bytes, value: Any) -> bool:
-    """Whether `text` is what we would write for the `value` that was read from it, as most clients
-    send it. Then it names no member twice: one of the two would be missing in the value. False also
-    for what is long; that is not looked at."""
-    return len(text) < SHORT and encode(value) == text
-
-
-_Search = Callable[[bytes], list[bytes]]
+ENCODED_BYTES = 64 * 1024
+"""Longer texts are searched for repeated members instead of being encoded again."""
+_WHITESPACE = b" \t\n\r"
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-@lru_cache(maxsize=16)
-def _search_for(outer: tuple[bytes, ...], inner: tuple[bytes, ...]) -> _Search:
-    return re.compile(b"|".join(map(re.escape, outer + inner))).findall
-
-
 def has_duplicate_names(
-    text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...], explained: int = 0
+    text: bytes, value: Any, outer: tuple[bytes, ...], inner: tuple[bytes, ...]
 ) -> bool:
-    """Whether the outermost object names one of `outer` twice, or its `params` one of `inner`.
+    """Whether the outermost object of `text` has one of the members `outer` twice, or its `params`
+    one of `inner`; `value` was decoded from `text`, and the names are given quoted.
 
-    Parsers disagree about which of the two counts, so neither does. The names are given quoted.
-    `explained` says how often the first of `inner` is known to stand deeper inside.
+    Parsers disagree about which of the two counts, so neither does. Most texts are cleared at once:
+    of a repeated member `value` has only one, so its encoding would differ from `text` in more than
+    whitespace.
     """
-    if b"\\u" in text or text[:1] != b"{":
-        return _names_twice_slowly(text)
-    if len(text) < SHORT:  # one search for all names, as far as that is the faster way
-        found = _search_for(outer, inner)(text)
-        more = len(found) - len(set(found))
-        if not more or (more == explained and found.count(inner[0]) == 1 + explained):
+    if len(text) < ENCODED_BYTES:
+        encoded = encode(value)
+        if encoded == text or _strip(encoded) == _strip(text):
             return False
+    if b"\\u" in text or text[:1] != b"{":
+        return _has_repeated_slowly(text)
     count = text.count
     for name in outer:
         if count(name) > 1 and _repeats(text, name):
             return True
-    allowed = 1 + explained
     for name in inner:
-        if count(name) > allowed:
+        if count(name) > 1:
             params = bytes(_outermost(text).params)
             if params[:1] == b"{" and _repeats(params, name):
                 return True
-        allowed = 1
     return False
+
+
+def _strip(text: bytes) -> bytes:
+    """Removes whitespace, also in strings: that leaves the number of members as it was."""
+    return text.translate(None, _WHITESPACE)
 
 
 class _Outermost(msgspec.Struct):
@@ -151,11 +139,11 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members if len(members) == len(pairs) else _Twice(members)
 
 
-def _names_twice_slowly(text: bytes) -> bool:
-    """The same for texts with escapes, which may hide a name, and for batches."""
+def _has_repeated_slowly(text: bytes) -> bool:
+    """For texts with escapes, which may hide a name, and for batches."""
     try:
         message = json.loads(text, object_pairs_hook=_pairs)
-    except ValueError:  # a number too long to convert: nothing that a message has use for
+    except ValueError:  # a number too long to convert; no message needs one
         return True
     outer = message if isinstance(message, list) else [message]
     return any(

@@ -40,11 +40,19 @@ def wrap_result(id: Id, value: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":' + encode(id) + b',"result":' + value + b"}"
 
 
-def encode_error(id: Id, code: int, message: str, data: Any = None) -> bytes:
+class EncodedError(bytes):
+    """An encoded error response that knows its code, which HTTP maps to a status."""
+
+    code: int
+
+
+def encode_error(id: Id, code: int, message: str, data: Any = None) -> EncodedError:
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data
-    return encode({"jsonrpc": "2.0", "id": id, "error": body})
+    encoded = EncodedError(encode({"jsonrpc": "2.0", "id": id, "error": body}))
+    encoded.code = code
+    return encoded
 
 
 def find_flaw(message: Any) -> str | None:
@@ -81,7 +89,14 @@ def build_key(id: Id) -> tuple[type, Id]:
 
 
 def find_cancelled(message: Any) -> tuple[type, Id] | None:
-    """The key of the request that a `notifications/cancelled` is about."""
+    """Returns the key of the request that the message, a `notifications/cancelled`, cancels; None
+    for any other message."""
+    if (
+        not isinstance(message, dict)
+        or message.get("method") != "notifications/cancelled"
+        or "id" in message
+    ):
+        return None
     params = message.get("params")
     id = params.get("requestId") if isinstance(params, dict) else None
     return build_key(id) if isinstance(id, str | int | float) else None

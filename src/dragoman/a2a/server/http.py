@@ -36,7 +36,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.trace import parse_trace
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import JSON_HEADERS, HttpRequest
-from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names, is_compact
+from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names
 
 log = logging.getLogger(__name__)
 
@@ -511,7 +511,7 @@ def read_json(request: HttpRequest) -> Any:
         message = decode(body)
     except Malformed as problem:
         raise A2aError(PARSE_ERROR, str(problem)) from None
-    if not is_compact(body, message) and has_duplicate_names(body, rpc.ENVELOPE, (), 0):
+    if has_duplicate_names(body, message, rpc.ENVELOPE, ()):
         raise A2aError(INVALID_REQUEST, "a member is named twice")
     return message
 

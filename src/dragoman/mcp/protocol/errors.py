@@ -28,6 +28,7 @@ from dragoman.core.errors import (
     find_row,
 )
 from dragoman.core.question_handles import NEEDS, can_answer
+from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
 from dragoman.mcp.protocol.revisions import R2024, R2511, R2607
 from dragoman.wire import rpc
@@ -161,10 +162,9 @@ def _kind(error: HubError) -> dict[str, Any]:
     return {"kind": error.kind, "trace": error.trace}
 
 
-def encode_crash(id: rpc.Id) -> bytes:
-    """The answer to a request that raised what nobody expected; for an `except` block, whose
-    exception it logs. Without an answer the client would wait for ever."""
-    log.exception("a request crashed")
-    return rpc.encode_error(
-        id, rpc.INTERNAL_ERROR, "the request failed inside the hub; see the hub's log"
-    )
+def encode_crash(id: rpc.Id, error: Exception) -> bytes:
+    """Logs an unexpected exception and returns the response, which names its trace."""
+    trace = getattr(error, "trace", "") or new_trace().id
+    log.error("request failed (trace %s)", trace, exc_info=error)
+    problem = f"the request failed inside the hub; see the hub's log (trace {trace[:8]})"
+    return rpc.encode_error(id, rpc.INTERNAL_ERROR, problem, {"trace": trace})

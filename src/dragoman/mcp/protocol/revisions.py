@@ -72,6 +72,9 @@ class Revision(int):
         """The server may answer a call of a client that declares the extension with a task."""
         self.has_extensions = since_2511
 
+    def __bool__(self) -> bool:
+        return True  # the oldest is not an absent one
+
 
 NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
 R2024, R2503, R2506, R2511, R2607 = ORDERED = tuple(Revision(number) for number in range(5))
@@ -179,6 +182,13 @@ def build_discover_result() -> dict[str, Any]:
         "cacheScope": "private",
         "_meta": {SERVER_KEY: build_server_info(R2607)},
     }
+
+
+def find_version(message: Any) -> Any:
+    """Returns the revision that a message names in `_meta`; None if it names none."""
+    params = message.get("params") if isinstance(message, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return meta.get(MODERN_KEY) if isinstance(meta, dict) else None
 
 
 # --- tools -------------------------------------------------------------------------------------

@@ -1,16 +1,17 @@
-"""A client's requests to have something done, of every kind: to a call, through its questions, to
-the answer. Knows no transport; what is known of the client is in `Peer`, or in the request.
+"""Answers the methods that run something: parses the request, makes the call, renders the result.
+
+Knows no transport. What a result consists of, per kind, is documented in `core.call`; which members
+a revision has, in `revisions`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dragoman.core.background import Background
 from dragoman.core.call import (
     ABSENT,
     LEVELS,
@@ -21,10 +22,10 @@ from dragoman.core.call import (
     WantedUpdates,
     discard_update,
 )
-from dragoman.core.errors import HubError, InvalidInput, WorkFailed
+from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.tasks import Task
-from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere, Tool
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Nowhere, Tool
 from dragoman.core.trace import TraceContext
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.errors import adapt_error, encode_error, render_error_result
@@ -33,16 +34,29 @@ from dragoman.mcp.protocol.revisions import (
     LOG_LEVEL_KEY,
     Revision,
     is_wrapped,
+    shape_content,
+    shape_members,
     shape_result,
 )
 from dragoman.mcp.protocol.translate import mcp_from_result, select_meta
-from dragoman.mcp.server import client_questions, results
-from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server import client_questions
+from dragoman.mcp.server.client_state import McpRequest
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, build_updates
 from dragoman.mcp.server.tasks import McpTasks, ToolTask, ToolTaskRecord, declares_tasks
 from dragoman.wire import rpc
 
-log = logging.getLogger(__name__)
+METHODS = {
+    "tools/call": TOOL,
+    "prompts/get": PROMPT,
+    "resources/read": RESOURCE,
+    "completion/complete": COMPLETION,
+}
+MAX_VALUES = 100
+"""Values of one completion, in every revision."""
+
+_NAMED = frozenset({TOOL, PROMPT})
+Outcome = tuple[Tool, Result]
+Arguments = Mapping[str, Any]
 
 
 class CallHandler:
@@ -53,93 +67,56 @@ class CallHandler:
         self._bridge_errors = bridge_errors
         self._tasks = tasks
         self._question_seconds = question_seconds
-        self._endings: set[asyncio.Task[None]] = set()
+        self._background = Background("MCP calls")
 
-    async def answer(
-        self,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-        push: Push | None,
-        carried: TraceContext | None,
-    ) -> bytes:
-        asked = results.parse_call(kind, params, revision)
-        if isinstance(asked, str):
-            return rpc.encode_error(id, rpc.INVALID_PARAMS, asked)
-        name, arguments = asked
-        said = _said(params, peer, revision, push)
-        if isinstance(said, str):
-            return rpc.encode_error(id, rpc.INVALID_PARAMS, said)
-        features, level, answers, handle = said
-        updates, wanted = build_updates(params, level, revision, push)
-        options = CallOptions(
-            kind=kind,
-            door=peer.door,
-            view=peer.view,
-            trace_context=carried,
-            meta=select_meta(params),
-            # Each modern request stands alone, whatever connection it came by.
-            session=peer.client if revision.has_sessions else "",
-            updates=updates,
-            wanted_updates=wanted,
-            client=peer.client,
-            revision=revision.name,
-            features=features,
-            answers=answers,
-            handle=handle,
-        )
+    async def answer(self, request: McpRequest, kind: str, carried: TraceContext | None) -> bytes:
+        revision = request.revision
+        parsed = parse_call(kind, request.params, revision)
+        if isinstance(parsed, str):
+            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, parsed)
+        name, arguments = parsed
+        options = _parse_options(request, kind, carried)
+        if isinstance(options, str):
+            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
-            if kind == TOOL and _may_last(params, features, revision):
-                made = await self._as_task(id, name, arguments, options, params, peer, revision)
-                if isinstance(made, bytes):
-                    return made
-                tool, result = made
+            if kind == TOOL and _may_become_task(request, options):
+                outcome = await self._call_as_task(request, name, arguments, options)
+                if isinstance(outcome, bytes):
+                    return outcome
+                tool, result = outcome
             else:
-                tool, result = await self.hub.call(peer.principal, name, arguments, options)
+                tool, result = await self.hub.call(
+                    request.client.principal, name, arguments, options
+                )
             if result.questions is not None:
-                if lack := client_questions.find_lack(result.questions, features):
+                if lack := client_questions.find_lack(result.questions, options.features):
                     raise lack
                 if revision.asks_by_result and kind != COMPLETION:
                     asks = client_questions.render_questions(
-                        result.questions, result.handle, features
+                        result.questions, result.handle, options.features
                     )
-                    return rpc.encode_result(id, asks)
-                tool, result = await self._driven(
-                    tool, result, name, arguments, options, peer, revision, push
-                )
+                    return rpc.encode_result(request.id, asks)
+                tool, result = await self._ask(request, name, arguments, options, tool, result)
             if kind == TOOL:
-                return rpc.encode_result(id, _render_tool_result(result, tool, revision))
-            value = results.render_result(kind, result, revision, name, fresh=answers is not None)
-            return rpc.encode_result(id, value)
+                return rpc.encode_result(request.id, render_tool_result(result, tool, revision))
+            is_answer = options.answers is not None
+            return rpc.encode_result(request.id, _render(kind, result, revision, name, is_answer))
         except HubError as error:
-            error = adapt_error(error, revision, peer.features)
-            return self._failed(id, kind, name, error, revision, handle is not None)
-        except Exception:
-            log.exception("a call of %r crashed", name)
-            problem = f'"{name[:200]}" failed inside the hub; see its log'
-            return rpc.encode_error(id, rpc.INTERNAL_ERROR, problem)
+            return self._encode_failure(request, kind, name, error, options.handle is not None)
 
-    async def _as_task(
-        self,
-        id: rpc.Id,
-        name: str,
-        arguments: Mapping[str, Any],
-        options: CallOptions,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> tuple[Tool, Result] | bytes:
-        """The result of a call that may become a task, or the answer that it has become one."""
-        features = options.features
-        if revision.has_task_requests and peer.client:
-            features = peer.features  # what it asks goes out with `tasks/result`
+    async def _call_as_task(
+        self, request: McpRequest, name: str, arguments: Arguments, options: CallOptions
+    ) -> Outcome | bytes:
+        """Returns the outcome of a call that may become a task, or the response that names the task
+        which it became."""
+        client, revision, features = request.client, request.revision, options.features
+        if revision.has_task_requests and client.client:
+            features = client.features  # its questions go out with `tasks/result`
         wanted = WantedUpdates(
             progress=True, log_level=options.wanted_updates.log_level, task_start=True
         )
         base = replace(options, wanted_updates=wanted, features=features)
-        tool = self.hub.find(name, peer.view)
+        tool = self.hub.find(name, client.view)
 
         async def work(
             task: ToolTask, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
@@ -153,32 +130,31 @@ class CallHandler:
                 raise lack
             return tool, result
 
-        def show(result: Result, revision: Revision) -> dict[str, Any]:
-            return _render_tool_result(result, tool, revision)
+        def render(result: Result, revision: Revision) -> dict[str, Any]:
+            return render_tool_result(result, tool, revision)
 
-        record = ToolTaskRecord(name, show, features, options.updates)
-        task: ToolTask = Task(peer.principal, work, record)
+        record = ToolTaskRecord(name, render, features, options.updates)
+        task: ToolTask = Task(client.principal, work, record)
         if revision.has_task_extension:
             made = await self._tasks.run_call(task, options.answers, options.handle)
-            return rpc.encode_result(id, made) if isinstance(made, dict) else (tool, made)
+            return rpc.encode_result(request.id, made) if isinstance(made, dict) else (tool, made)
         if isinstance(tool.target, Nowhere):
             return await work(task, discard_update, None, None)
-        return self._tasks.create_task(id, params, task, peer, revision)
+        return self._tasks.create_task(request.id, request.params, task, client, revision)
 
-    async def _driven(
+    async def _ask(
         self,
+        request: McpRequest,
+        name: str,
+        arguments: Arguments,
+        options: CallOptions,
         tool: Tool,
         result: Result,
-        name: str,
-        arguments: Mapping[str, Any],
-        options: CallOptions,
-        peer: ClientState,
-        revision: Revision,
-        push: Push | None,
-    ) -> tuple[Tool, Result]:
-        """Asks a client that shakes hands whatever is asked, until there is a result."""
+    ) -> Outcome:
+        """Asks a client with a session all questions, until there is a result."""
+        client, push = request.client, request.push
         if push is None or options.kind == COMPLETION:
-            raise WorkFailed(f'"{name[:200]}" asks something where nothing can be asked')
+            raise WorkFailed(f'"{name[:200]}" asks a question where none can be asked')
         visited: list[str] = []
         for _ in range(client_questions.ROUNDS):
             questions = result.questions or {}
@@ -186,89 +162,203 @@ class CallHandler:
                 raise lack
             try:
                 answers, went = await client_questions.ask(
-                    questions, peer, revision, push, self._question_seconds
+                    questions, client, request.revision, push, self._question_seconds
                 )
-            except BaseException:  # cancelled, too
-                self._give_up(tool, result, name, arguments, options, peer)
+            except BaseException:  # also if cancelled
+                if tool.target.traits.ends_questions:
+                    # A call with the handle and without answers tells the target not to wait.
+                    again = replace(options, updates=discard_update, wanted_updates=NO_UPDATES)
+                    again = replace(again, answers=None, handle=result.handle)
+                    work = self.hub.call(client.principal, name, arguments, again)
+                    self._background.spawn(_ignore_errors(work))
                 raise
             visited += went
             again = replace(options, answers=answers, handle=result.handle)
-            tool, result = await self.hub.call(peer.principal, name, arguments, again)
+            tool, result = await self.hub.call(client.principal, name, arguments, again)
             if result.questions is None:
                 for one in visited:
                     push(client_questions.encode_elicitation_complete(one))
                 return tool, result
-        raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times and is not done')
+        raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times without a result')
 
-    def _give_up(
-        self,
-        tool: Tool,
-        result: Result,
-        name: str,
-        arguments: Mapping[str, Any],
-        options: CallOptions,
-        peer: ClientState,
-    ) -> None:
-        """Nobody will answer: what waits for that need not any longer. That too is a call, with the
-        handle and no answers at all, to a target that says that it understands this."""
-        if tool.target.traits.ends_questions:
-            again = replace(
-                options,
-                updates=discard_update,
-                wanted_updates=NO_UPDATES,
-                answers=None,
-                handle=result.handle,
-            )
-            work = self.hub.call(peer.principal, name, arguments, again)
-            task = asyncio.get_running_loop().create_task(_quietly(work))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
-
-    def _failed(
-        self, id: rpc.Id, kind: str, name: str, error: HubError, revision: Revision, continued: bool
+    def _encode_failure(
+        self, request: McpRequest, kind: str, name: str, error: HubError, is_continued: bool
     ) -> bytes:
+        revision = request.revision
+        error = adapt_error(error, revision, request.client.features)
         if kind == TOOL:
-            shown = render_error_result(error, revision, self._bridge_errors)
-            # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
-            if shown is not None and not (continued and isinstance(error, InvalidInput)):
-                return rpc.encode_result(id, shape_result(shown, revision))
-        return encode_error(id, error, revision, name if kind == RESOURCE else None)
+            result = render_error_result(error, revision, self._bridge_errors)
+            # A model cannot mend a bad handle: 2026-07-28, MRTR, such state must be rejected.
+            if result is not None and not (is_continued and isinstance(error, InvalidInput)):
+                return rpc.encode_result(request.id, shape_result(result, revision))
+        return encode_error(request.id, error, revision, name if kind == RESOURCE else None)
 
 
-def _render_tool_result(result: Result, tool: Tool, revision: Revision) -> dict[str, Any]:
-    """A tool's result; one that is no object may have to be shown inside of one."""
-    wrapped = False
-    if result.structured is not ABSENT and revision.has_wrapped_results:
-        wrapped = is_wrapped(tool.definition.get("outputSchema"), revision)
-    return shape_result(mcp_from_result(result), revision, wrapped)
-
-
-async def _quietly(work: Awaitable[Any]) -> None:
+async def _ignore_errors(work: Awaitable[Any]) -> None:
     with contextlib.suppress(HubError):
         await work
 
 
-def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: Revision) -> bool:
-    """Whether a call may become a task: the client knows them, or in 2025-11-25 asks for one."""
-    if revision.has_task_extension:
-        return declares_tasks(features)
-    return revision.has_task_requests and "task" in params
+# --- requests ------------------------------------------------------------------------------------
 
 
-def _said(
-    params: Mapping[str, Any], peer: ClientState, revision: Revision, push: Push | None
-) -> tuple[Mapping[str, Any], str | None, dict[str, Any] | None, str | None] | str:
-    """What a request says beside what it asks for: what its sender can be asked, the log that it
-    wants, its answers and their handle; or what is wrong with those."""
+def parse_call(
+    kind: str, params: Mapping[str, Any], revision: Revision
+) -> tuple[str, dict[str, Any]] | str:
+    """Returns the name and the arguments of a call, or what is wrong with them."""
+    if kind in _NAMED:
+        name, arguments = params.get("name"), params.get("arguments")
+        if not isinstance(name, str):
+            return f'"name" must be the name of a {kind}'
+        if arguments is None:
+            return name, {}
+        if not isinstance(arguments, dict):
+            return '"arguments" must be an object'
+        return name, arguments
+    if kind == RESOURCE:
+        uri = params.get("uri")
+        return (uri, {}) if isinstance(uri, str) else '"uri" must be the address of a resource'
+    return _parse_completion(params, revision)
+
+
+def _parse_completion(
+    params: Mapping[str, Any], revision: Revision
+) -> tuple[str, dict[str, Any]] | str:
+    ref, argument, context = (params.get(key) for key in ("ref", "argument", "context"))
+    member = {"ref/prompt": "name", "ref/resource": "uri"}
+    kind = ref.get("type") if isinstance(ref, dict) else None
+    name = (
+        ref.get(member.get(kind, "")) if isinstance(ref, dict) and isinstance(kind, str) else None
+    )
+    if not isinstance(name, str):
+        return '"ref" must name a prompt (ref/prompt) or a template (ref/resource)'
+    if not isinstance(argument, dict) or not all(
+        isinstance(argument.get(key), str) for key in ("name", "value")
+    ):
+        return '"argument" must be an object with a "name" and a "value"'
+    arguments: dict[str, Any] = {"ref": ref, "argument": argument}
+    if context is not None and revision.has_completion_context:
+        if not isinstance(context, dict):
+            return '"context" must be an object'
+        arguments["context"] = context
+    return name, arguments
+
+
+def _parse_options(
+    request: McpRequest, kind: str, carried: TraceContext | None
+) -> CallOptions | str:
+    """Returns the options of the call, or what is wrong with them: what the client can be asked,
+    the log level that it wants, its answers and their handle."""
+    client, params, revision, push = request.client, request.params, request.revision, request.push
+    answers: dict[str, Any] | None = None
+    handle: str | None = None
+    has_updates = push is not None
     if revision.has_sessions:
-        # Its answers come back on the session, as the questions go out before this answer.
-        features = peer.features if push is not None and peer.client else TASKS_ONLY
-        return features, peer.log_level or DEFAULT_LEVEL, None, None
-    meta = params["_meta"]
-    level = meta.get(LOG_LEVEL_KEY)
-    if level is not None and level not in LEVELS:
-        return f'"{LOG_LEVEL_KEY}" must be one of {", ".join(LEVELS)}'
-    if "inputResponses" not in params and "requestState" not in params:
-        return meta[CAPABILITIES_KEY], level, None, None
-    brought = client_questions.parse_answers(params)
-    return brought if isinstance(brought, str) else (meta[CAPABILITIES_KEY], level, *brought)
+        # Questions go out before the response, and their answers come back on the session.
+        features = client.features if push is not None and client.client else TASKS_ONLY
+        session, level = client.client, client.log_level or DEFAULT_LEVEL
+    else:
+        meta = params["_meta"]
+        # Each request stands alone, whatever connection it came by.
+        session, level, features = "", meta.get(LOG_LEVEL_KEY), meta[CAPABILITIES_KEY]
+        if level is not None and level not in LEVELS:
+            return f'"{LOG_LEVEL_KEY}" must be one of {", ".join(LEVELS)}'
+        has_updates = has_updates and (level is not None or "progressToken" in meta)
+        if "inputResponses" in params or "requestState" in params:
+            parsed = client_questions.parse_answers(params)
+            if isinstance(parsed, str):
+                return parsed
+            answers, handle = parsed
+    updates, wanted = (
+        build_updates(params, level, revision, push)
+        if has_updates
+        else (discard_update, NO_UPDATES)
+    )
+    return CallOptions(
+        kind=kind,
+        door=client.door,
+        view=client.view,
+        trace_context=carried,
+        meta=select_meta(params),
+        session=session,
+        updates=updates,
+        wanted_updates=wanted,
+        client=client.client,
+        revision=revision.name,
+        features=features,
+        answers=answers,
+        handle=handle,
+    )
+
+
+def _may_become_task(request: McpRequest, options: CallOptions) -> bool:
+    """Whether the client supports tasks, or in 2025-11-25 requests one."""
+    if request.revision.has_task_extension:
+        return "extensions" in options.features and declares_tasks(options.features)
+    return request.revision.has_task_requests and "task" in request.params
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def render_tool_result(result: Result, tool: Tool, revision: Revision) -> dict[str, Any]:
+    is_wrapping = False
+    if result.structured is not ABSENT and revision.has_wrapped_results:
+        is_wrapping = is_wrapped(tool.definition.get("outputSchema"), revision)
+    return shape_result(mcp_from_result(result), revision, is_wrapping)
+
+
+def _render(
+    kind: str, result: Result, revision: Revision, name: str, is_answer: bool
+) -> dict[str, Any]:
+    """Renders the result of a call of `name`, which is not a tool. The client must not cache one
+    that depends on its answers."""
+    if kind == PROMPT:
+        return _render_prompt(result, revision)
+    if kind == RESOURCE:
+        return _render_resource(result, revision, name, is_answer)
+    return _render_completion(result, revision, name)
+
+
+def _render_prompt(result: Result, revision: Revision) -> dict[str, Any]:
+    extra = dict(result.extra)
+    roles = extra.pop("roles", ())
+    messages = [
+        {
+            "role": roles[number] if number < len(roles) else "user",
+            "content": shape_content(block, revision),
+        }
+        for number, block in enumerate(result.content)
+    ]
+    return shape_members({**extra, "messages": messages}, revision)
+
+
+def _render_resource(
+    result: Result, revision: Revision, uri: str, is_answer: bool
+) -> dict[str, Any]:
+    contents = [_render_contents(shape_content(block, revision), uri) for block in result.content]
+    shaped = shape_members({**result.extra, "contents": contents}, revision)
+    if revision.has_cache_hints:
+        ttl = shaped.get("ttlMs")
+        if is_answer or type(ttl) is not int or ttl < 0:
+            shaped["ttlMs"] = 0
+        # The hub's policies may hide from some clients what the server shows to all.
+        shaped["cacheScope"] = "private"
+    return shaped
+
+
+def _render_contents(block: Mapping[str, Any], uri: str) -> Any:
+    resource = block.get("resource")
+    if isinstance(resource, dict):
+        return resource
+    return {"uri": uri, "mimeType": "text/plain", "text": str(block.get("text", ""))}
+
+
+def _render_completion(result: Result, revision: Revision, name: str) -> dict[str, Any]:
+    completion = result.structured
+    values = completion.get("values") if isinstance(completion, dict) else None
+    if completion is ABSENT or not isinstance(values, list):
+        raise BadReply(f'invalid completion of "{name[:200]}": it has no list of values')
+    if len(values) > MAX_VALUES:
+        completion = {**completion, "values": values[:MAX_VALUES], "hasMore": True}
+    return shape_members({**result.extra, "completion": completion}, revision)

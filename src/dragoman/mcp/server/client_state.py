@@ -1,4 +1,4 @@
-"""One client of the face, as far as it is known; and the way to send it something meanwhile."""
+"""What the server knows of one MCP client, and of one request of it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from dragoman.core.call import NOTHING
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.revisions import OLDEST, Revision
+from dragoman.wire import rpc
 
 Push = Callable[[bytes], bool]
-"""Sends a message that belongs to the request under way, before its answer. Never waits; False
-when it could not be sent: a note is then lost, a question has failed."""
+"""Sends a message that belongs to the running request, before its response. Never waits; False if
+it could not be sent: a notification is then lost, a question has failed."""
 
 
 class ClientState:
     __slots__ = (
-        "client",
-        "client_name",
-        "closed",
-        "door",
-        "features",
-        "listens",
-        "log_level",
-        "pending",
-        "principal",
-        "revision",
-        "subscribed",
-        "view",
+        "client", "client_name", "closed", "door", "features", "listens", "log_level", "pending",
+        "principal", "revision", "subscribed", "view",
     )  # fmt: skip
 
     def __init__(
@@ -44,17 +37,17 @@ class ClientState:
         self.door = door
         self.view = view
         self.revision = revision
-        """Of a client that shakes hands; each request of a modern one brings its own."""
+        """Of the session; a request may name its own."""
         self.client = client
-        """Its session, which answers to pushed requests come back on; empty for one without."""
+        """The id of its session, on which responses to pushed requests come back; else empty."""
         self.features: Mapping[str, Any] = NOTHING
-        """The capabilities it declared at `initialize`, as far as its revision has them."""
+        """The capabilities declared in `initialize`, as far as its revision has them."""
         self.client_name = ""
-        """What it calls itself."""
+        """From `clientInfo`."""
         self.log_level: str | None = None
-        """What it said with `logging/setLevel`."""
+        """Set by `logging/setLevel`."""
         self.subscribed: dict[str, str] = {}
-        """Canonical names of the resources that it subscribed to, and what it calls each."""
+        """Canonical names of the resources that it subscribed to, and its own name for each."""
         self.listens = 0
         """How many `subscriptions/listen` of it are open."""
         self.pending: dict[Any, asyncio.Future[Any]] = {}
@@ -63,8 +56,19 @@ class ClientState:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether something that is told now reaches it at once."""
+        """Whether a notification sent now reaches it at once."""
         return False
 
     def notify(self, message: bytes) -> None:
-        """Sends something unasked, where there is a way to."""
+        """Sends a message that belongs to no request, if there is a connection for it."""
+
+
+class McpRequest(msgspec.Struct):
+    """One request, with its revision resolved."""
+
+    id: rpc.Id
+    method: str
+    params: Mapping[str, Any]
+    client: ClientState
+    revision: Revision
+    push: Push | None

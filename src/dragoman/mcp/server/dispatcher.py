@@ -1,42 +1,40 @@
-"""The face that MCP clients talk to, free of transports: a message in, the answer out.
+"""Answers MCP messages, whichever transport brings them: one message in, its response out.
 
-Shapes everything for the revision of the one who asks. Does nothing itself: calls go to
-`Hub.call`.
+Responses are shaped for the client's revision. Knows no transport; calls go to `Hub.call`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
 from dragoman.core.call import LEVELS
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ListRefresher, Viewer
-from dragoman.core.startup import Startup
+from dragoman.core.ports import Viewer
 from dragoman.core.trace import parse_trace
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
 from dragoman.mcp.protocol.errors import encode_crash
+from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
     LATEST,
-    MODERN,
     MODERN_KEY,
     NAMES,
     REVISIONS,
-    Revision,
     build_discover_result,
     build_initialize_result,
+    find_version,
 )
-from dragoman.mcp.server import client_questions, list_pages, results
+from dragoman.mcp.server import client_questions, list_pages
+from dragoman.mcp.server.call_handler import METHODS as CALLS
 from dragoman.mcp.server.call_handler import CallHandler
-from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.client_state import ClientState, McpRequest, Push
 from dragoman.mcp.server.connected_clients import ConnectedClients
-from dragoman.mcp.server.header_check import find_named_version
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
@@ -44,14 +42,18 @@ from dragoman.mcp.server.tasks import McpTasks, ToolTaskRegistry, build_task_reg
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
+INITIALIZED = "notifications/initialized"
 ROOTS_CHANGED = "notifications/roots/list_changed"
-MAX_INFO = 200
+MAX_CLIENT_NAME = 200
 MAX_BATCH = 100
 INSTRUCTIONS: Budget = 4_000, 16_000
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
-"""Of what came by a transport that has no headers."""
+"""For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()
-Begun = bytes | Coroutine[Any, Any, bytes] | None
+Running = MutableMapping[Any, Callable[[], Any]]
+"""How to cancel each running request of a client, by the key of its id."""
+FindMismatch = Callable[[Any, Mapping[bytes, bytes]], str | None]
+"""Finds a header that contradicts the message."""
 
 
 class McpServer:
@@ -68,279 +70,277 @@ class McpServer:
         instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
         clients: ConnectedClients | None = None,
     ) -> None:
-        """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
-        names are written for the client that calls itself so. After `task_after` seconds a call
-        becomes a task, for a client that knows these. `instructions` says how much clients get of
-        the instructions of servers."""
+        """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
+        name to the naming style of its lists. After `task_after` seconds a call becomes a task if
+        the client supports tasks. `instructions` returns the limits for servers' instructions."""
         self.hub = hub
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
-        self.tasks = McpTasks(
-            build_task_registry() if tasks is None else tasks,
-            task_after,
-            question_seconds,
-            self._permits,
-        )
-        self.subscriptions = Subscriptions(
-            hub, self.tasks, self.lists, ConnectedClients() if clients is None else clients
-        )
+        tasks = build_task_registry() if tasks is None else tasks
+        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits)
+        clients = ConnectedClients() if clients is None else clients
+        self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
         self._introduction = Introduction(hub, instructions)
+        self._methods: dict[str, Callable[[McpRequest], Awaitable[bytes]]] = {
+            "initialize": self._initialize,
+            "ping": _answer_ping,
+            "server/discover": self._discover,
+            "logging/setLevel": _set_log_level,
+            "resources/subscribe": self.subscriptions.subscribe,
+            "resources/unsubscribe": self.subscriptions.unsubscribe,
+            "subscriptions/listen": self.subscriptions.listen,
+            **dict.fromkeys(list_pages.METHODS, self._list),
+            **dict.fromkeys(TASK_METHODS, self._answer_task_method),
+        }
 
-    def _permits(self, peer: ClientState, action: str, name: str) -> bool:
-        return self.hub.can_act_on_task(peer.principal, action, name, peer.view)
+    def _permits(self, client: ClientState, action: str, name: str) -> bool:
+        return self.hub.can_act_on_task(client.principal, action, name, client.view)
 
     async def answer(
         self,
         message: Any,
-        peer: ClientState,
+        client: ClientState,
         push: Push | None = None,
         fields: Mapping[bytes, bytes] = NO_FIELDS,
+        find_mismatch: FindMismatch | None = None,
     ) -> bytes | None:
-        """The encoded answer; None where none is due."""
-        begun = self.begin(message, peer, push, fields)
-        return begun if begun is None or isinstance(begun, bytes) else await begun
+        """Returns the encoded response; None for a notification and for the client's response to a
+        pushed request. `fields` are the HTTP headers of the message.
 
-    def begin(
-        self,
-        message: Any,
-        peer: ClientState,
-        push: Push | None = None,
-        fields: Mapping[bytes, bytes] = NO_FIELDS,
-    ) -> Begun:
-        """Bytes are the answer; None, that none is due (a notification, or the client's answer to
-        what was pushed to it, which has reached who waits for it by now). What takes time (calls,
-        reads, subscriptions) is still to be awaited; cancelling that ends it. `fields` are the
-        headers that the message came with."""
-        problem = rpc.find_flaw(message)
-        if problem is not None:
-            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
+        This is the outer boundary of the server: an exception that nothing else expects becomes an
+        internal error, so no request stays unanswered. Cancelling this cancels the request.
+        """
+        id = message.get("id") if isinstance(message, dict) else None
+        is_request = True
         try:
-            if "id" not in message or "method" not in message:
-                if "method" not in message:
-                    client_questions.deliver_response(message, peer)
-                elif message["method"] == ROOTS_CHANGED and peer.client:
-                    self.hub.bus.emit(RootsChanged(peer.client))
+            if find_mismatch is not None and (problem := find_mismatch(message, fields)):
+                return rpc.encode_error(rpc.find_id(message), HEADER_MISMATCH, problem)
+            problem = rpc.find_flaw(message)
+            if problem is not None:
+                return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
+            is_request = "id" in message and "method" in message
+            if not is_request:
+                self._receive(message, client)
                 return None
-            id, method = message["id"], message["method"]
-            params = message.get("params") or {}
-            revision = find_revision(params, peer)
-            if revision is None:
-                return encode_unsupported(id, params["_meta"][MODERN_KEY])
-            if not revision.has_sessions and (problem := _lacking(params)):
+            method, params = message["method"], message.get("params") or {}
+            meta = params.get("_meta")
+            meta = meta if isinstance(meta, dict) else None
+            version = meta.get(MODERN_KEY) if meta is not None else None
+            revision = client.revision
+            if version is not None:
+                named = REVISIONS.get(version) if isinstance(version, str) else None
+                if named is None or named.has_sessions:
+                    return encode_unsupported(id, version)
+                revision = named
+            if not revision.has_sessions and (problem := _find_missing(meta, version)):
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             if method not in revision.methods:
-                problem = f'method "{method[:100]}" is not known here'
+                problem = f'unknown method "{method[:100]}" in revision {revision.name}'
                 return rpc.encode_error(id, rpc.METHOD_NOT_FOUND, problem)
-            kind = results.METHODS.get(method)
+            request = McpRequest(id, method, params, client, revision, push)
+            kind = CALLS.get(method)
             if kind is not None:
-                carried = parse_trace(fields, _beside(params))
-                return self.call_handler.answer(id, kind, params, peer, revision, push, carried)
-            return self._other(id, method, params, peer, revision, push)
-        except Exception:
-            answer = encode_crash(rpc.find_id(message))
-            return answer if "id" in message and "method" in message else None
+                return await self.call_handler.answer(request, kind, parse_trace(fields, meta))
+            work = self._methods[method](request)
+            del message, params, meta, request  # a request to listen may last for days
+            return await work
+        except Exception as error:
+            answer = encode_crash(id, error)
+            return answer if is_request else None
 
-    def _other(
+    async def answer_tracked(
         self,
-        id: rpc.Id,
-        method: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
+        message: Any,
+        client: ClientState,
         push: Push | None,
-    ) -> Begun:
-        kind = list_pages.METHODS.get(method)
-        if kind is not None:
-            startup = self.hub.startup
-            if startup is not None and not startup.is_settled:
-                return self._list_when_settled(startup, id, kind, params, peer, revision)
-            refresher = self.hub.refresher
-            if refresher is not None and "cursor" not in params and refresher.is_stale(kind):
-                return self._list_again(refresher, id, kind, params, peer, revision)
-            return self._list_to(id, kind, params, peer, revision)
-        if method == "initialize":
-            return self._introduce(id, _shaken(params, peer), peer)
-        if method == "server/discover":
-            return self._introduce(id, build_discover_result(), peer)
-        if method == "logging/setLevel":
-            return _set_level(id, params, peer)
-        if method == "resources/subscribe":
-            return self.subscriptions.subscribe(id, params, peer, revision)
-        if method == "resources/unsubscribe":
-            return self.subscriptions.unsubscribe(id, params, peer)
-        if method == "subscriptions/listen":
-            return self.subscriptions.listen(id, params, peer, push)
-        if method in TASK_METHODS:
-            features = (
-                params["_meta"][CAPABILITIES_KEY] if not revision.has_sessions else peer.features
+        running: Running,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> bytes | None:
+        """Like `answer`, for a message or a batch of a client that can cancel its requests:
+        `running` holds how to cancel each one that is running, by the key of its id."""
+        if isinstance(message, list):
+            return await self._answer_batch(message, client, push, running, fields)
+        id = rpc.find_id(message)
+        if id is None or "method" not in message:
+            cancel_request(message, running)
+            return await self.answer(message, client, push, fields)
+        key, task = rpc.build_key(id), asyncio.current_task()
+        assert task is not None
+        if key in running:
+            return rpc.encode_error(id, rpc.INVALID_REQUEST, ID_IN_USE)
+        running[key] = cancel = task.cancel
+        try:
+            return await self.answer(message, client, push, fields)
+        finally:
+            if running.get(key) is cancel:
+                del running[key]
+
+    async def _answer_batch(
+        self,
+        messages: list[Any],
+        client: ClientState,
+        push: Push | None,
+        running: Running,
+        fields: Mapping[bytes, bytes],
+    ) -> bytes | None:
+        if not client.revision.has_batches or not messages:
+            return rpc.encode_error(
+                None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list"
             )
-            return self.tasks.handle(id, method, params, peer, revision, features, push)
-        return rpc.encode_result(id, {})  # ping
+        if len(messages) > MAX_BATCH:
+            problem = f"batch too large: at most {MAX_BATCH} messages"
+            return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
+        answers = await asyncio.gather(
+            *(self._answer_item(item, client, push, running, fields) for item in messages),
+            return_exceptions=True,  # the cancellation of single requests
+        )
+        due = [answer for answer in answers if isinstance(answer, bytes)]
+        return b"[" + b",".join(due) + b"]" if due else None
 
-    def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: ClientState) -> Begun:
-        """Adds what the servers behind the hub say of themselves."""
-        startup = self.hub.startup
+    async def _answer_item(
+        self,
+        message: Any,
+        client: ClientState,
+        push: Push | None,
+        running: Running,
+        fields: Mapping[bytes, bytes],
+    ) -> bytes | None:
+        if isinstance(message, list):
+            problem = "a message is a JSON object"
+            return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
+        if isinstance(message, dict) and "id" in message and "method" in message:
+            if message["method"] == "initialize":
+                problem = "initialize must not be part of a batch; send it by itself"
+                return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
+            if find_version(message) is not None:
+                # Its headers would have to repeat the body, and a batch has no headers of its own.
+                problem = "2026-07-28 has no batches; send this request by itself"
+                return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
+        return await self.answer_tracked(message, client, push, running, fields)
+
+    def _receive(self, message: Mapping[str, Any], client: ClientState) -> None:
+        """Handles a notification, or the client's response to a pushed request."""
+        if "method" not in message:
+            client_questions.deliver_response(message, client)
+        elif not client.client:
+            pass  # without a session nothing is kept
+        elif message["method"] == INITIALIZED:
+            self.join(client)
+        elif message["method"] == ROOTS_CHANGED:
+            self.hub.bus.emit(RootsChanged(client.client))
+
+    # --- methods -------------------------------------------------------------------------------
+
+    async def _initialize(self, request: McpRequest) -> bytes:
+        params, client = request.params, request.client
+        result = build_initialize_result(params)
+        client.revision = REVISIONS[result["protocolVersion"]]
+        client.features = add_task_support(
+            client_questions.parse_capabilities(params.get("capabilities"), client.revision)
+        )
+        client.client_name = _find_name(params.get("clientInfo"))
+        return await self._introduce(request, result)
+
+    async def _discover(self, request: McpRequest) -> bytes:
+        return await self._introduce(request, build_discover_result())
+
+    async def _introduce(self, request: McpRequest, result: dict[str, Any]) -> bytes:
+        """Adds the instructions and extensions of the servers behind the hub. A client reads them
+        once, so this waits until the servers have started, as its first list does anyway."""
+        startup, client = self.hub.startup, request.client
         if startup is not None and not startup.is_settled:
-            return self._introduce_when_settled(startup, id, result, peer)
-        return rpc.encode_result(id, self._with_servers(result, peer))
-
-    async def _introduce_when_settled(
-        self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: ClientState
-    ) -> bytes:
-        """A client reads instructions once, so they are worth the wait that its first list takes
-        anyway."""
-        await startup.wait()
-        return rpc.encode_result(id, self._with_servers(result, peer))
-
-    def _with_servers(self, result: dict[str, Any], peer: ClientState) -> dict[str, Any]:
-        seen_by = peer.principal, peer.view, peer.door
-        if text := self._introduction.render_instructions(*seen_by):
+            await startup.wait()
+        viewer = client.principal, client.view, client.door
+        if text := self._introduction.render_instructions(*viewer):
             result["instructions"] = text
         revision = REVISIONS[result.get("protocolVersion", LATEST.name)]
-        extensions = self._introduction.merge_extensions(*seen_by)
+        extensions = self._introduction.merge_extensions(*viewer)
         if extensions and revision.has_extensions:
             able = result["capabilities"]
             able["extensions"] = {**extensions, **able.get("extensions", {})}
-        return result
+        return rpc.encode_result(request.id, result)
 
-    async def _list_when_settled(
-        self,
-        startup: Startup,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes:
-        """Many clients list once and never again: the first list after a start is worth a wait."""
-        await startup.wait()
-        return await self._list_prepared(id, kind, params, peer, revision)
-
-    async def _list_again(
-        self,
-        refresher: ListRefresher,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes:
-        await refresher.refresh(kind)
-        return await self._list_prepared(id, kind, params, peer, revision)
-
-    def _list_to(
-        self,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes | Coroutine[Any, Any, bytes]:
-        """What this client is listed; what servers list to such clients may have to be found out
-        first."""
-        visibility = self.hub.visibility
-        if visibility is None:
-            return self._list(id, kind, params, peer, revision, NO_NAMES)
-        viewer = _viewer_of(params, peer, revision)
-        pending = visibility.prepare(kind, viewer)
-        if pending is None:
-            hidden = visibility.list_hidden(kind, viewer)
-            return self._list(id, kind, params, peer, revision, hidden)
-        return self._list_after(pending, id, kind, params, peer, revision)
-
-    async def _list_prepared(
-        self,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes:
-        begun = self._list_to(id, kind, params, peer, revision)
-        return begun if isinstance(begun, bytes) else await begun
-
-    async def _list_after(
-        self,
-        pending: Awaitable[None],
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes:
-        await pending
-        hidden, visibility = NO_NAMES, self.hub.visibility
+    async def _list(self, request: McpRequest) -> bytes:
+        """Many clients list once, right after they have started the hub, and never again: the first
+        list waits until the servers have started."""
+        hub, params, client, revision = self.hub, request.params, request.client, request.revision
+        kind, cursor = list_pages.METHODS[request.method], params.get("cursor")
+        startup, refresher, visibility = hub.startup, hub.refresher, hub.visibility
+        if startup is not None and not startup.is_settled:
+            await startup.wait()
+        elif refresher is not None and "cursor" not in params and refresher.is_stale(kind):
+            await refresher.refresh(kind)
+        hidden = NO_NAMES
         if visibility is not None:
-            hidden = visibility.list_hidden(kind, _viewer_of(params, peer, revision))
-        return self._list(id, kind, params, peer, revision, hidden)
-
-    def _list(
-        self,
-        id: rpc.Id,
-        kind: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-        hidden: frozenset[str],
-    ) -> bytes:
-        style = self._style_of(peer.client_name if revision.has_sessions else _name_in(params))
-        cursor = params.get("cursor")
-        caller, view = peer.principal, peer.view
-        page = self.lists.find_page(kind, cursor, caller, view, revision, style, peer.door, hidden)
+            viewer = _viewer_from_request(request)
+            if (pending := visibility.prepare(kind, viewer)) is not None:
+                await pending
+            hidden = visibility.list_hidden(kind, viewer)
+        name = client.client_name
+        if not revision.has_sessions:
+            name = _find_name(params["_meta"].get(CLIENT_KEY))
+        page = self.lists.find_page(
+            *(kind, cursor, client.principal, client.view, revision),
+            *(self._style_of(name), client.door, hidden),
+        )
         if page is None:
-            return rpc.encode_error(
-                id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here'
-            )
-        return rpc.wrap_result(id, page)
+            problem = "invalid cursor: use the nextCursor of the previous page"
+            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)
+        return rpc.wrap_result(request.id, page)
+
+    async def _answer_task_method(self, request: McpRequest) -> bytes:
+        features = request.client.features
+        if not request.revision.has_sessions:
+            features = request.params["_meta"][CAPABILITIES_KEY]
+        answer = self.tasks.handle(
+            *(request.id, request.method, request.params, request.client, request.revision),
+            *(features, request.push),
+        )
+        return answer if isinstance(answer, bytes) else await answer
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def join(self, peer: ClientState) -> None:
-        """A client that shakes hands is ready: from now on it is told of changes (`peer.tell`)."""
-        self.subscriptions.join(peer)
+    def join(self, client: ClientState) -> None:
+        """Starts to notify a client of changes; its handshake is complete."""
+        self.subscriptions.join(client)
 
-    def leave(self, peer: ClientState) -> None:
-        """The session is over, joined or not: what was kept for it goes."""
-        self.subscriptions.leave(peer)
+    def leave(self, client: ClientState) -> None:
+        """Forgets a client whose session has ended, joined or not."""
+        self.subscriptions.leave(client)
 
     def close(self) -> None:
-        """Ends every `subscriptions/listen` with its result; nothing is told any more."""
+        """Ends every `subscriptions/listen` with its result and sends no more notifications."""
         self.subscriptions.close()
 
+
+ID_IN_USE = "a request with this id is still running"
 
 # --- requests -----------------------------------------------------------------------------------
 
 
-def find_revision(params: Mapping[str, Any], peer: ClientState) -> Revision | None:
-    """The revision a request is of; None for one that is unknown."""
-    meta = params.get("_meta")
-    version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
-    if version is None:
-        return peer.revision
-    return REVISIONS[version] if version in MODERN else None
+def cancel_request(message: Any, running: Running) -> None:
+    """Obeys `notifications/cancelled`, and ignores other messages."""
+    cancel = running.pop(rpc.find_cancelled(message), None)
+    if cancel is not None:
+        cancel()
 
 
-def _beside(params: Mapping[str, Any]) -> dict[str, Any] | None:
-    meta = params.get("_meta")
-    return meta if isinstance(meta, dict) else None
-
-
-def _lacking(params: Mapping[str, Any]) -> str | None:
-    """What every request of the new era must say of its sender."""
-    meta = params.get("_meta")
-    if not isinstance(meta, dict) or MODERN_KEY not in meta:
+def _find_missing(meta: Mapping[str, Any] | None, version: Any) -> str | None:
+    """Finds what `_meta` of a request without a session must have and has not."""
+    if version is None or meta is None:
         return f'"_meta" needs "{MODERN_KEY}"'
     if not isinstance(meta.get(CAPABILITIES_KEY), dict):
         return f'"_meta" needs "{CAPABILITIES_KEY}"'
     return None
 
 
-def _viewer_of(params: Mapping[str, Any], peer: ClientState, revision: Revision) -> Viewer:
-    features: Mapping[str, Any] = peer.features if peer.client else TASKS_ONLY
-    if not revision.has_sessions:
-        features = params["_meta"][CAPABILITIES_KEY]
-    return Viewer(peer.principal, peer.client, peer.door, revision.name, features)
+def _viewer_from_request(request: McpRequest) -> Viewer:
+    client = request.client
+    features: Mapping[str, Any] = client.features if client.client else TASKS_ONLY
+    if not request.revision.has_sessions:
+        features = request.params["_meta"][CAPABILITIES_KEY]
+    return Viewer(client.principal, client.client, client.door, request.revision.name, features)
 
 
 def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
@@ -348,106 +348,24 @@ def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
     return rpc.encode_error(
         id,
         UNSUPPORTED_VERSION,
-        f"revision {requested!r} is not spoken here, or not asked for like this",
+        f"unsupported protocol version {requested!r}, or not requested in its own way",
         {"supported": list(NAMES), "requested": requested},
     )
 
 
-def _shaken(params: Mapping[str, Any], peer: ClientState) -> dict[str, Any]:
-    """The answer to `initialize`, and what is kept of it."""
-    result = build_initialize_result(params)
-    peer.revision = REVISIONS[result["protocolVersion"]]
-    features = client_questions.parse_capabilities(params.get("capabilities"), peer.revision)
-    peer.features = add_task_support(features)
-    peer.client_name = _named(params.get("clientInfo"))
-    return result
+def _find_name(client_info: Any) -> str:
+    name = client_info.get("name") if isinstance(client_info, dict) else None
+    return name[:MAX_CLIENT_NAME] if isinstance(name, str) else ""
 
 
-def _name_in(params: Mapping[str, Any]) -> str:
-    meta = params.get("_meta")
-    return _named(meta.get(CLIENT_KEY)) if isinstance(meta, dict) else ""
+async def _answer_ping(request: McpRequest) -> bytes:
+    return rpc.encode_result(request.id, {})
 
 
-def _named(client: Any) -> str:
-    name = client.get("name") if isinstance(client, dict) else None
-    return name[:MAX_INFO] if isinstance(name, str) else ""
-
-
-def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
-    level = params.get("level")
+async def _set_log_level(request: McpRequest) -> bytes:
+    level = request.params.get("level")
     if level not in LEVELS:
-        return rpc.encode_error(
-            id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}'
-        )
-    peer.log_level = level
-    return rpc.encode_result(id, {})
-
-
-# --- batches ------------------------------------------------------------------------------------
-
-
-async def answer_batch(
-    face: McpServer,
-    messages: list[Any],
-    peer: ClientState,
-    push: Push | None = None,
-    running: MutableMapping[Any, Callable[[], Any]] | None = None,
-    fields: Mapping[bytes, bytes] = NO_FIELDS,
-) -> bytes | None:
-    """2025-03-26 alone has batches; from a client of another revision a list is no message.
-    `running` is given how to cancel each request that takes time, by the key of its id."""
-    if not peer.revision.has_batches or not messages:
-        return rpc.encode_error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
-    if len(messages) > MAX_BATCH:
-        return rpc.encode_error(
-            None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages"
-        )
-    answers = await asyncio.gather(
-        *(_answer_one(face, item, peer, push, running, fields) for item in messages)
-    )
-    due = [answer for answer in answers if answer is not None]
-    return b"[" + b",".join(due) + b"]" if due else None
-
-
-async def _answer_one(
-    face: McpServer,
-    message: Any,
-    peer: ClientState,
-    push: Push | None,
-    running: MutableMapping[Any, Callable[[], Any]] | None,
-    fields: Mapping[bytes, bytes],
-) -> bytes | None:
-    is_request = isinstance(message, dict) and "id" in message and "method" in message
-    if is_request and message["method"] == "initialize":
-        problem = "initialize must not be part of a batch; send it by itself"
-        return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-    if is_request and find_named_version(message) is not None:
-        # Its headers have to say what it is, and nobody has looked at those.
-        problem = "2026-07-28 has no batches; send this request by itself"
-        return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-    begun = face.begin(message, peer, push, fields)
-    if begun is None or isinstance(begun, bytes):
-        return begun
-    if running is None:
-        try:
-            return await begun
-        except Exception:
-            return encode_crash(message["id"])
-    key = rpc.build_key(message["id"])
-    if key in running:
-        begun.close()
-        problem = "a request with this id is still under way"
-        return rpc.encode_error(message["id"], rpc.INVALID_REQUEST, problem)
-    task = asyncio.ensure_future(begun)
-    running[key] = task.cancel
-    try:
-        await asyncio.wait([task])
-    finally:
-        task.cancel()  # with the batch
-        del running[key]
-    if task.cancelled():
-        return None
-    try:
-        return task.result()
-    except Exception:
-        return encode_crash(message["id"])
+        problem = f'"level" must be one of {", ".join(LEVELS)}'
+        return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)
+    request.client.log_level = level
+    return rpc.encode_result(request.id, {})

@@ -1,6 +1,6 @@
-"""The headers of 2026-07-28, which say what the body says, or the request is refused.
+"""Checks the headers of 2026-07-28 that repeat the body; a request whose headers differ is refused.
 
-Those of older revisions are trusted for nothing but the revision itself.
+Older revisions have no such headers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Nowhere
-from dragoman.core.tool_filter import EVERYTHING, View
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.mirrored_headers import (
     NAMED,
     Path,
@@ -20,40 +20,33 @@ from dragoman.mcp.protocol.mirrored_headers import (
     is_equal,
     render_value,
 )
-from dragoman.mcp.protocol.revisions import MODERN_KEY
+from dragoman.mcp.protocol.revisions import MODERN_KEY, find_version
 
-
-def find_named_version(message: Any) -> Any:
-    """The revision that a message says it is of."""
-    params = message.get("params") if isinstance(message, dict) else None
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return meta.get(MODERN_KEY) if isinstance(meta, dict) else None
+_METHOD = 'Mcp-Method and "method" must be the same'
 
 
 class HeaderCheck:
-    """What clients must say in headers, for one hub's tools."""
+    """Knows which headers the calls of one hub's tools must have."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._version = -1
-        self._params: dict[str | tuple[View, str], dict[str, Path]] = {}
-        """Which arguments of a tool have a header of their own."""
+        self._params: dict[str, dict[str, Path]] = {}
+        """The arguments of each tool that have a header of their own."""
 
-    def find_mismatch(
-        self, message: Any, fields: Mapping[bytes, bytes], version: str, named: Any, view: View
-    ) -> str | None:
-        """What a header says other than the body; `named` is the revision that this names."""
-        if not isinstance(message, dict):
-            return None
-        method = message.get("method")
+    def find_mismatch(self, message: Any, fields: Mapping[bytes, bytes]) -> str | None:
+        """Finds a header that contradicts the message, or that it must have and has not."""
+        method = message.get("method") if isinstance(message, dict) else None
         if not isinstance(method, str):
             return None
-        said = fields.get(b"mcp-method")
-        if "id" not in message:  # of notifications nothing is demanded
-            return None if said is None or said == method.encode() else _METHOD
-        if named is not None and version != named:
+        sent = fields.get(b"mcp-method")
+        if "id" not in message:  # notifications need no headers
+            return None if sent is None or sent == method.encode() else _METHOD
+        version = find_version(message)
+        header = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
+        if version is not None and header != version:
             return f'MCP-Protocol-Version and "{MODERN_KEY}" must be the same'
-        if said != method.encode():
+        if sent != method.encode():
             return _METHOD
         member = NAMED.get(method)
         if member is None:
@@ -61,55 +54,51 @@ class HeaderCheck:
         params = message.get("params")
         name = params.get(member) if isinstance(params, dict) else None
         if not isinstance(name, str | None):
-            return None  # which is said better elsewhere
+            return None  # parsing the request says what is wrong
         if not _says(fields.get(b"mcp-name"), name):
             return f'Mcp-Name and "{member}" must be the same'
-        if name is None or method != "tools/call" or not (mirrored := self._of(name, view)):
+        if name is None or method != "tools/call":
             return None
-        return _unlike(mirrored, fields, message["params"].get("arguments"))
-
-    def _of(self, name: str, view: View) -> dict[str, Path]:
-        version = self._hub.catalog.version
-        if version != self._version:
-            self._version = version
+        if self._hub.catalog.version != self._version:
+            self._version = self._hub.catalog.version
             self._params.clear()
-        key = name if view is EVERYTHING else (view, name)
-        found = self._params.get(key)
-        if found is None:
-            tool = self._hub.find(name, view)
-            if isinstance(tool.target, Nowhere):
-                return {}  # and not kept: there are any number of wrong names
-            try:
-                found = find_mirrored_params(tool.definition.get("inputSchema"))
-            except ValueError:
-                found = {}
-            self._params[key] = found
+        mirrored = self._params.get(name)
+        if mirrored is None:
+            mirrored = self._find_params(name)
+        return _find_wrong_param(mirrored, fields, message["params"]) if mirrored else None
+
+    def _find_params(self, name: str) -> dict[str, Path]:
+        tool = self._hub.find(name, EVERYTHING)
+        if isinstance(tool.target, Nowhere):
+            return {}  # not cached: there are any number of unknown names
+        try:
+            found = find_mirrored_params(tool.definition.get("inputSchema"))
+        except ValueError:
+            found = {}
+        self._params[name] = found
         return found
 
 
-_METHOD = 'Mcp-Method and "method" must be the same'
-
-
-def _says(sent: bytes | None, name: str | None) -> bool:
-    """Whether a header says just that; one that is not there says None."""
-    if sent is None or name is None:
-        return sent is None and name is None
-    if sent == name.encode() and sent[:2] != b"=?" and sent.isascii():
+def _says(sent: bytes | None, value: Any) -> bool:
+    """Whether a header has that value; a missing one has None."""
+    if sent is None or not isinstance(value, str):
+        return sent is None and value is None
+    if sent == value.encode() and sent[:2] != b"=?" and sent.isascii():
         return True
-    return _text(sent) == name
+    return _decode(sent) == value
 
 
-def _text(sent: bytes) -> str | None:
-    """What a header says; None for what it must not hold."""
+def _decode(sent: bytes) -> str | None:
+    """Returns the text of a header; None for invalid ones."""
     return decode_value(sent.decode("ascii")) if sent.isascii() else None
 
 
-def _unlike(
-    mirrored: Mapping[str, Path], fields: Mapping[bytes, bytes], arguments: Any
+def _find_wrong_param(
+    mirrored: Mapping[str, Path], fields: Mapping[bytes, bytes], params: Mapping[str, Any]
 ) -> str | None:
-    """What an `Mcp-Param-*` says other than the arguments."""
-    if not isinstance(arguments, dict):
-        arguments = {}
+    """Finds an `Mcp-Param-*` that contradicts the arguments."""
+    arguments = params.get("arguments")
+    arguments = arguments if isinstance(arguments, dict) else {}
     for header, path in mirrored.items():
         sent = fields.get(header.encode())
         value = find_argument(path, arguments)
@@ -117,7 +106,7 @@ def _unlike(
             if render_value(value) is not None:
                 return f'{header} is missing, and "{".".join(path)}" has a value'
             continue
-        text = _text(sent)
+        text = _decode(sent)
         if text is None or not is_equal(text, value):
             return f'{header} and "{".".join(path)}" must be the same'
     return None

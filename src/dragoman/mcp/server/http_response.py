@@ -1,16 +1,10 @@
-"""How one answer goes out over HTTP: plain JSON, or a stream once there is something to say first.
-
-What is asked, and by whom, was settled before.
-"""
+"""Writes one response over HTTP: as JSON, or as an event stream once something comes before it."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable
 
-from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession
@@ -20,104 +14,97 @@ from dragoman.mcp.server.replay_streams import (
     Headers,
     Keepalive,
     KeepaliveMember,
-    ReplayStream,
 )
 from dragoman.wire import rpc
 from dragoman.wire.http import JSON_HEADERS, HttpRequest
 
 CANCELLED = -32800
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
-_ERROR = re.compile(
-    rb'\{"jsonrpc":"2\.0","id":(?:"(?:[^"\\]|\\.)*"|[^",]*),"error":\{"code":(-?\d+)'
-)
-"""How an error begins that `wire.rpc` has encoded."""
 
 
 class HttpResponder:
-    """One request's answer.
+    """The response to one request.
 
-    What is answered soon and says nothing before starts no task and no stream. What takes long is
-    watched: a client of the new era that goes away has cancelled it, and one that accepts streams
-    is kept from giving up by comments.
+    A request that is answered soon and sends nothing before starts no stream. A request that runs
+    longer is watched: where a disconnect cancels, the client's disconnect cancels it, and a client
+    that accepts streams gets comments that keep it from timing out.
     """
 
     __slots__ = (
-        "_beat", "_beats", "_due", "_left", "_task", "cancelled", "may_stream", "must_stream",
-        "peer", "request", "stream", "why",
+        "_deadline", "_keepalive", "_left", "_slot", "_task", "cancelled", "client", "may_stream",
+        "must_stream", "reason", "request", "stream",
     )  # fmt: skip
 
     def __init__(
-        self, peer: ClientState, accept: bytes, request: HttpRequest, beats: Keepalive
+        self, client: ClientState, accept: bytes, request: HttpRequest, keepalive: Keepalive
     ) -> None:
-        self.peer = peer
+        self.client = client
         self.request = request
-        self.may_stream = b"event-stream" in accept or b"*" in accept
-        self.must_stream = b"json" not in accept and b"*" not in accept
+        accepts_all = b"*" in accept
+        self.may_stream = accepts_all or b"event-stream" in accept
+        self.must_stream = not accepts_all and b"json" not in accept
         self.stream: EventStream | None = None
         self.cancelled = False
-        self.why = "the request was cancelled"
+        self.reason = "the request was cancelled"
         self._left = False
-        self._beats = beats
-        self._beat: set[KeepaliveMember] | None = None
-        """With whom it is kept alive; None until it is watched."""
-        self._task: asyncio.Task[Any] | None = None
-        """What is at work for it."""
-        self._due = 0
+        self._keepalive = keepalive
+        self._slot: set[KeepaliveMember] | None = None
+        """The members that are kept alive together with it; None until it is watched."""
+        self._task: asyncio.Task[None] | None = None
+        self._deadline = 0
 
-    async def run(self, work: Coroutine[Any, Any, bytes | None], id: rpc.Id) -> None:
-        """Answers with what comes of `work`."""
-        loop = self.request.loop
+    async def run(self, work: Awaitable[bytes | None], id: rpc.Id) -> None:
+        """Responds with the result of `work`."""
+        loop, watched = self.request.loop, self._keepalive.watched
         self._task = asyncio.current_task(loop)
-        self._due = self._beats.watched.start(loop, self._watch)
+        self._deadline = watched.start(loop, self._watch)
+        answer: bytes | None
         try:
             answer = await work
         except asyncio.CancelledError:
             if self._left:
-                return  # the client has gone, and with it the one to answer
+                return  # the client has disconnected
             if not self.cancelled or self._task is None:
                 raise
             self._task.uncancel()
-            answer = rpc.encode_error(id, CANCELLED, self.why)
-        except Exception:
-            answer = encode_crash(id)
+            answer = rpc.encode_error(id, CANCELLED, self.reason)
         finally:
             self._task = None
-            self._beats.watched.cancel(self._due)
-            if self._beat is not None:
-                self._beat.discard(self)
-                self.request.gone.remove_done_callback(self._gone)
-        if self.stream is None and answer is not None and not self.must_stream:
-            send_json(self.request, status_of(answer, self.peer.revision), answer)
+            watched.cancel(self._deadline)
+            if self._slot is not None:
+                self._slot.discard(self)
+                self.request.gone.remove_done_callback(self._disconnected)
+        if self.stream is None and type(answer) is bytes and not self.must_stream:
+            self.request.reply(200, JSON_HEADERS, answer)
         else:
             await self.finish(answer)
 
-    def cancel(self, why: str = "") -> None:
-        """The client wants no answer any more, or `why` it gets none; the exchange must end all the
-        same."""
+    def cancel(self, reason: str = "") -> None:
+        """Cancels the request for its client, or for `reason`; the exchange still ends properly."""
         if self._task is not None and not self.cancelled:
             self.cancelled = True
-            if why:
-                self.why = f"the request was cancelled: {why}"
-            self._task.cancel(why or None)
+            if reason:
+                self.reason = f"the request was cancelled: {reason}"
+            self._task.cancel(reason or None)
 
     def push(self, message: bytes) -> bool:
-        """Says something before the answer, at once. False when it could not be sent: it is all
-        over, or the client does not read."""
+        """Sends a message before the response, at once. False if it could not be sent: the request
+        is over, or the client does not read."""
         if self._task is None:
             return False
         if self.stream is None:
             if self.request.lost:
-                return False  # and it has no id to come again with
+                return False  # and it has no event id to resume from
             self._start(None)
         return self.stream is not None and self.stream.send(message)
 
     async def finish(self, answer: bytes | None, headers: Headers | None = None) -> None:
-        """Sends the answer; None is that of a notification."""
+        """Sends the response; None accepts a notification."""
         if self.stream is None:
             if answer is None:
                 self.request.reply(202, headers or [], b"")
                 return
-            status = status_of(answer, self.peer.revision)
+            status = find_status(answer, self.client.revision)
             if not self.must_stream or status != 200:
                 send_json(self.request, status, answer, headers)
                 return
@@ -125,20 +112,20 @@ class HttpResponder:
         if self.stream is not None:
             await self.stream.finish(answer)
 
-    # --- what takes long -----------------------------------------------------------------------
+    # --- long requests -------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._beat is not None:
+        if self._slot is not None:
             return
-        self._beats.watched.cancel(self._due)
-        self._beat = self._beats.add(self, self.request.loop)
-        self.request.gone.add_done_callback(self._gone)
-        if self.stream is None and self.may_stream and _primed(self.peer):
-            self._start(None)  # so that it can come again for the answer
+        self._keepalive.watched.cancel(self._deadline)
+        self._slot = self._keepalive.add(self, self.request.loop)
+        self.request.gone.add_done_callback(self._disconnected)
+        is_primed = isinstance(self.client, HttpSession) and self.client.revision.has_priming_events
+        if self.stream is None and self.may_stream and is_primed:
+            self._start(None)  # so that the client can resume it
 
-    def _gone(self, _: object) -> None:
-        """From 2026-07-28 on that cancels; before, it does not."""
-        if self._task is not None and self.peer.revision.disconnect_cancels:
+    def _disconnected(self, _: object) -> None:
+        if self._task is not None and self.client.revision.disconnect_cancels:
             self._left = True
             self._task.cancel()
 
@@ -149,33 +136,27 @@ class HttpResponder:
             self.stream.send_keepalive()
 
     def _start(self, headers: Headers | None) -> None:
-        peer = self.peer
-        if isinstance(peer, HttpSession) and peer.resumable:
-            self.stream = ReplayStream(self.request, peer.replay, RESPONSE)
+        client = self.client
+        if isinstance(client, HttpSession):
+            self.stream = client.create_stream(self.request, RESPONSE)
         else:
             self.stream = EventStream(self.request)
-        self.stream.open(headers, primed=_primed(peer))
+        self.stream.open(headers)
         if self._task is not None:
             self._watch()
 
 
-def _primed(peer: ClientState) -> bool:
-    return isinstance(peer, HttpSession) and peer.primed
-
-
-def status_of(answer: bytes, revision: Revision) -> int:
-    """Old clients read errors from a 200; the new era gives them a status of their own."""
-    error = _ERROR.match(answer)
-    if error is None:
+def find_status(answer: bytes, revision: Revision) -> int:
+    """Older clients read errors from a 200; later ones get a status for them."""
+    if not isinstance(answer, rpc.EncodedError):
         return 200
-    code = int(error[1])
-    if code == rpc.INVALID_REQUEST:
+    if answer.code == rpc.INVALID_REQUEST:
         return 400
     if not revision.has_error_statuses:
         return 200
-    if code == rpc.METHOD_NOT_FOUND:
+    if answer.code == rpc.METHOD_NOT_FOUND:
         return 404
-    return 400 if code in BAD_REQUEST_CODES else 200
+    return 400 if answer.code in BAD_REQUEST_CODES else 200
 
 
 def send_json(

@@ -1,9 +1,9 @@
-"""Sessions of clients that shake hands over HTTP.
+"""Sessions of MCP clients over HTTP.
 
-A session's id is sealed: it holds the revision, what the client can be asked and what it calls
-itself, and is bound to the caller by a MAC under the home's key. So a session outlives a restart of
-the hub: an id that is sealed rightly is taken up again, and nobody else's id can be used or made
-up. Few bytes each, bounded in number, forgotten when idle.
+A session's id is sealed: it contains the revision, the client's capabilities and name, and a MAC
+under the home's key binds it to the principal. So a session survives a restart of the hub, and an
+id can be neither forged nor used by another principal. Sessions are small, bounded in number, and
+dropped when idle.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.elicitation import add_task_support
 from dragoman.mcp.protocol.revisions import ORDERED, Revision
 from dragoman.mcp.server.client_state import ClientState
-from dragoman.mcp.server.replay_streams import EventStream, ReplayBuffer, ReplayStore
+from dragoman.mcp.server.replay_streams import EventStream, ReplayBuffer, ReplayStore, ReplayStream
+from dragoman.wire.http import HttpRequest
 
 MAX_SESSIONS = 10_000
 IDLE_SECONDS = 1_800
 MAX_ENDED = 10_000
 MAX_STREAMS = 4
 MAX_RUNNING = 256
-"""Requests of one session under way."""
+"""Running requests of one session."""
 MAX_UNSENT = 16
 UNSENT_SECONDS = 60.0
-"""What is said while no stream is open waits so long for the next one."""
+"""How long a notification waits for the next stream while none is open."""
 MAX_NAME = 64
-"""Bytes of a client's name that its session's id holds."""
+"""Bytes of a client's name that its session's id contains."""
 _REVISIONS = "0123"
-"""Those that shake hands, as an id begins."""
+"""The first character of an id: the number of a revision with sessions."""
 _NONCE, _SEAL = 35, 32
 _PASSED_OVER = 16
-"""So many sessions that are in use are passed over before one of them has to go."""
-
+"""How many busy sessions are passed over before one of them is dropped."""
 
 Order = OrderedDict[str, "HttpSession"]
-"""By their ids, the one that was used longest ago first."""
+"""By id, the least recently used first."""
 
 
 class HttpSession(ClientState):
@@ -52,7 +52,7 @@ class HttpSession(ClientState):
     def __init__(
         self, id: str, principal: Principal, view: View, revision: Revision, store: ReplayStore
     ) -> None:
-        # What others know it by is no part of what proves that one is it.
+        # `client` is known to others, so it must not contain what proves possession of the id.
         super().__init__(principal, "mcp-http", view, revision, client=id[3:_NONCE])
         self.id = id
         self.used = monotonic()
@@ -60,19 +60,10 @@ class HttpSession(ClientState):
         """Its open GET streams."""
         self.replay = ReplayBuffer(store)
         self.running: dict[Any, Callable[[], None]] = {}
-        """Each request under way by its id, and how to cancel it."""
+        """How to cancel each running request, by the key of its id."""
         self.unsent: list[tuple[float, bytes]] = []
         self.siblings: Order = OrderedDict()
         """All sessions of its principal."""
-
-    @property
-    def resumable(self) -> bool:
-        return self.revision.has_resumable_streams
-
-    @property
-    def primed(self) -> bool:
-        """Older clients fail at an event without data."""
-        return self.revision.has_priming_events
 
     @property
     def is_reachable(self) -> bool:
@@ -83,58 +74,66 @@ class HttpSession(ClientState):
         return bool(self.streams or self.running)
 
     def notify(self, message: bytes) -> None:
-        """To one stream only (2025-11-25, multiple connections): the first that is open."""
+        """Sends to one stream only (2025-11-25, multiple connections): the first that is open."""
         for stream in tuple(self.streams):
             if stream.request.lost:
                 continue
             if stream.send(message):
                 return
             stream.end()  # its client does not read
-        if self.resumable and all(message != waiting for _, waiting in self.unsent):
+        if self.revision.has_resumable_streams and all(
+            message != waiting for _, waiting in self.unsent
+        ):
             self.unsent.append((monotonic(), message))
             del self.unsent[:-MAX_UNSENT]
 
     def send_unsent(self, stream: EventStream) -> None:
-        """What was said while no stream was open."""
+        """Sends the notifications that came while no stream was open."""
         unsent, self.unsent = self.unsent, []
         for since, message in unsent:
             if monotonic() - since < UNSENT_SECONDS:
                 stream.send(message)
 
+    def create_stream(self, request: HttpRequest, kind: str) -> EventStream:
+        """Creates a stream that can be resumed, if the revision has those."""
+        if not self.revision.has_resumable_streams:
+            return EventStream(request)
+        return ReplayStream(request, self.replay, kind, self.revision.has_priming_events)
 
-class Audience(Protocol):
-    """Who tells sessions of what has changed."""
 
-    def join(self, peer: ClientState) -> None: ...
+class SessionObserver(Protocol):
+    """Learns of sessions that begin and end: the MCP server."""
 
-    def leave(self, peer: ClientState) -> None: ...
+    def join(self, client: ClientState) -> None: ...
+
+    def leave(self, client: ClientState) -> None: ...
 
 
 class HttpSessions:
-    def __init__(self, key: bytes, view: View, audience: Audience) -> None:
+    def __init__(self, key: bytes, view: View, observer: SessionObserver) -> None:
         self._key = key
         self._view = view
-        self._audience = audience
+        self._observer = observer
         self._store = ReplayStore()
         self._open: Order = OrderedDict()
-        self._of: dict[Principal, Order] = {}
+        self._by_principal: dict[Principal, Order] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, peer: ClientState) -> HttpSession:
-        """The session of a client that has just shaken hands."""
-        nonce = f"{int(peer.revision)}{pack_capabilities(peer.features):02x}{token_hex(16)}"
-        name = peer.client_name.encode("utf-8", "replace")[:MAX_NAME].hex()
-        id = nonce + self._seal(nonce + name, peer.principal) + name
-        session = HttpSession(id, peer.principal, self._view, peer.revision, self._store)
-        session.features = peer.features
-        session.client_name = peer.client_name
+    def begin(self, client: ClientState) -> HttpSession:
+        """Creates the session of a client that has completed `initialize`."""
+        nonce = f"{int(client.revision)}{pack_capabilities(client.features):02x}{token_hex(16)}"
+        name = client.client_name.encode("utf-8", "replace")[:MAX_NAME].hex()
+        id = nonce + self._seal(nonce + name, client.principal) + name
+        session = HttpSession(id, client.principal, self._view, client.revision, self._store)
+        session.features = client.features
+        session.client_name = client.client_name
         return self._keep(session)
 
     def find(self, id: str, principal: Principal) -> HttpSession | None:
-        """The caller's own session; one of before a restart is taken up again."""
+        """Finds a session of the principal; one from before a restart is restored."""
         session = self._open.get(id)
         if session is not None:
             if session.principal != principal:
@@ -156,7 +155,7 @@ class HttpSessions:
         return self._keep(session)
 
     def end(self, session: HttpSession) -> None:
-        """Its client has said so, and wants no answers any more."""
+        """Ends a session and cancels its requests."""
         for cancel in tuple(session.running.values()):
             cancel()
         self._drop(session)
@@ -165,22 +164,22 @@ class HttpSessions:
             self._ended.popitem(last=False)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        for principal, sessions in list(self._of.items()):
+        for principal, sessions in list(self._by_principal.items()):
             if why_ended(principal):
                 for session in list(sessions.values()):
                     self.end(session)
 
     def close(self) -> None:
-        """Ends the streams. What is under way may still need its session."""
+        """Ends the streams. Running requests may still need their sessions."""
         for session in self._open.values():
             for stream in tuple(session.streams):
                 stream.end()
 
     def _keep(self, session: HttpSession) -> HttpSession:
         self._open[session.id] = session
-        session.siblings = self._of.setdefault(session.principal, session.siblings)
+        session.siblings = self._by_principal.setdefault(session.principal, session.siblings)
         session.siblings[session.id] = session
-        self._audience.join(session)
+        self._observer.join(session)
         self._make_room()
         return session
 
@@ -191,28 +190,30 @@ class HttpSessions:
                 self._open.move_to_end(oldest.id)
             else:
                 self._drop(oldest)
-        while len(self._open) > MAX_SESSIONS:  # whoever has the most has one less
-            most = max(self._of.values(), key=len)
-            some = list(islice(most.values(), min(_PASSED_OVER, max(1, len(most) - 1))))
-            self._drop(next((one for one in some if not one.is_busy), some[0]))
+        while len(self._open) > MAX_SESSIONS:  # the principal with the most sessions loses one
+            largest = max(self._by_principal.values(), key=len)
+            oldest_ones = list(
+                islice(largest.values(), min(_PASSED_OVER, max(1, len(largest) - 1)))
+            )
+            self._drop(next((one for one in oldest_ones if not one.is_busy), oldest_ones[0]))
 
     def _drop(self, session: HttpSession) -> None:
         if self._open.pop(session.id, None) is None:
             return
         del session.siblings[session.id]
         if not session.siblings:
-            del self._of[session.principal]
+            del self._by_principal[session.principal]
         for stream in tuple(session.streams):
             stream.end()
         session.replay.clear(all=True)
-        self._audience.leave(session)
+        self._observer.leave(session)
 
     def _seal(self, sealed: str, principal: Principal) -> str:
         bound = f"{sealed}\n{principal.kind}\n{principal.org}\n{principal.id}".encode()
         return hmac.digest(self._key, bound, "sha256").hex()[:_SEAL]
 
 
-# --- what a client can be asked, in a few bits ----------------------------------------------------
+# --- capabilities in a few bits -------------------------------------------------------------------
 
 _FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS, _ROOTS_CHANGES = (
     1 << n for n in range(7)
@@ -228,7 +229,7 @@ def pack_capabilities(features: Mapping[str, Any]) -> int:
     if isinstance(elicitation, dict):
         url = "url" in elicitation
         bits |= _URL if url else 0
-        bits |= _FORM if "form" in elicitation or not url else 0  # bare means forms
+        bits |= _FORM if "form" in elicitation or not url else 0  # an empty object means forms
     if isinstance(sampling, dict):
         bits |= _SAMPLING
         bits |= _SAMPLING_TOOLS if "tools" in sampling else 0
@@ -239,11 +240,11 @@ def pack_capabilities(features: Mapping[str, Any]) -> int:
 def unpack_capabilities(bits: int) -> dict[str, Any]:
     features: dict[str, Any] = {}
     if bits & (_FORM | _URL):
-        ways = {"form": _FORM, "url": _URL}
-        features["elicitation"] = {way: {} for way, bit in ways.items() if bits & bit}
+        modes = {"form": _FORM, "url": _URL}
+        features["elicitation"] = {mode: {} for mode, bit in modes.items() if bits & bit}
     if bits & _SAMPLING:
-        more = {"tools": _SAMPLING_TOOLS, "context": _SAMPLING_CONTEXT}
-        features["sampling"] = {what: {} for what, bit in more.items() if bits & bit}
+        options = {"tools": _SAMPLING_TOOLS, "context": _SAMPLING_CONTEXT}
+        features["sampling"] = {name: {} for name, bit in options.items() if bits & bit}
     if bits & _ROOTS:
         features["roots"] = {"listChanged": True} if bits & _ROOTS_CHANGES else {}
     return features

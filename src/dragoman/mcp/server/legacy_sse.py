@@ -1,8 +1,8 @@
-"""The face over HTTP+SSE, for clients of 2024-11-05: `GET /sse` is one client's connection, on
-which it hears everything; what it says comes as `POST /messages/`.
+"""The HTTP+SSE transport of 2024-11-05: `GET /sse` is a client's connection, on which it receives
+everything; its own messages come as `POST /messages/`.
 
-Later revisions that shake hands may come this way too, 2026-07-28 may not. Who is calling was
-settled before a request comes here.
+Later revisions with a handshake may use it too, 2026-07-28 may not. Requests come here
+authenticated.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dragoman.core.access import WhyEnded
+from dragoman.core.background import start_task
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.errors import encode_crash
+from dragoman.mcp.protocol.revisions import find_version
 from dragoman.mcp.server.client_state import ClientState
-from dragoman.mcp.server.dispatcher import McpServer, answer_batch
-from dragoman.mcp.server.header_check import find_named_version
+from dragoman.mcp.server.dispatcher import McpServer, Running
 from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Keepalive
 from dragoman.mcp.server.streamable_http import parse_message, refuse, refuse_method
 from dragoman.wire import rpc, sse
@@ -27,25 +27,26 @@ from dragoman.wire.http import HttpRequest
 
 MAX_CLIENTS = 5_000
 MAX_RUNNING = 256
-"""Calls of one client under way; as over stdio."""
-MAX_LATE = 64
-"""What is to be told unasked to a client that does not read."""
+"""Running requests of one client."""
+MAX_UNSENT = 64
+"""Notifications that are kept for a client that does not read."""
 
 MESSAGES = "/messages/"
 
 
 class SseClient(ClientState):
-    """One open stream, and what is under way for it."""
+    """One open stream, and the running requests of its client."""
 
-    __slots__ = ("_ended", "_late", "closing", "request", "running")
+    __slots__ = ("_ended", "_unsent", "closing", "request", "running", "tasks")
 
     def __init__(self, request: HttpRequest, principal: Principal) -> None:
         super().__init__(principal, "mcp-sse", EVERYTHING, client=token_hex(16))
         self.request = request
-        self.running: dict[Any, asyncio.Task[None]] = {}
+        self.running: Running = {}
+        self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self._ended: asyncio.Future[None] = request.loop.create_future()
-        self._late: dict[bytes, None] = {}
+        self._unsent: dict[bytes, None] = {}
 
     async def wait_closed(self) -> None:
         self.request.gone.add_done_callback(lambda _: self._end())
@@ -56,21 +57,21 @@ class SseClient(ClientState):
             self._ended.set_result(None)
 
     def close(self) -> None:
-        """Lets what is under way finish, then ends the stream."""
+        """Ends the stream after the running requests."""
         self.closing = True
-        if not self.running:
+        if not self.tasks:
             self.request.end()
             self._end()
 
     def revoke(self, why: str) -> None:
-        """Ends the stream at once, and what is under way with it."""
-        running, self.running = self.running, {}  # or they would be cancelled again, without why
-        for task in running.values():
+        """Ends the stream and cancels the running requests at once."""
+        tasks, self.tasks = self.tasks, set()  # or they would be cancelled again, without why
+        for task in tasks:
             task.cancel(why)
         self.request.end()
         self._end()
 
-    # --- what it hears -------------------------------------------------------------------------
+    # --- to the client -------------------------------------------------------------------------
 
     def push(self, message: bytes) -> bool:
         return self.request.send(sse.encode_event(message, name="message"))
@@ -80,52 +81,37 @@ class SseClient(ClientState):
         return True
 
     def notify(self, message: bytes) -> None:
-        if (self._late or not self.push(message)) and len(self._late) < MAX_LATE:
-            self._late[message] = None
+        if (self._unsent or not self.push(message)) and len(self._unsent) < MAX_UNSENT:
+            self._unsent[message] = None
 
     def send_keepalive(self) -> None:
-        while self._late and self.push(next(iter(self._late))):
-            del self._late[next(iter(self._late))]
+        while self._unsent and self.push(next(iter(self._unsent))):
+            del self._unsent[next(iter(self._unsent))]
         self.request.send(sse.KEEPALIVE)
 
-    async def answer(self, message: bytes | None) -> None:
-        if message is not None:
-            await self.request.write(sse.encode_event(message, name="message"))
+    # --- its requests --------------------------------------------------------------------------
 
-    # --- what it asks --------------------------------------------------------------------------
+    def start(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+        """Runs `work` and sends its result."""
+        task = start_task(self._respond(work), self.request.loop)
+        self.tasks.add(task)
+        task.add_done_callback(self._finish)
 
-    def run(self, key: Any, work: Coroutine[Any, Any, bytes | None]) -> None:
-        async def run() -> None:
-            try:
-                answer = await work
-            except Exception:
-                answer = encode_crash(key[1] if isinstance(key, tuple) else None)
-            self._done(key, task)  # first: whoever has the answer may use the id again
-            await self.answer(answer)
+    async def _respond(self, work: Awaitable[bytes | None]) -> None:
+        answer = await work
+        if answer is not None:
+            await self.request.write(sse.encode_event(answer, name="message"))
 
-        def ended(task: asyncio.Task[None]) -> None:
-            work.close()  # cancelled before it began
-            self._done(key, task)
-            if self.closing:
-                self.close()
-
-        task = self.running[key] = self.request.loop.create_task(run())
-        task.add_done_callback(ended)
-
-    def _done(self, key: Any, task: asyncio.Task[None]) -> None:
-        if self.running.get(key) is task:
-            del self.running[key]
-
-    def cancel(self, key: Any) -> None:
-        task = self.running.pop(key, None)
-        if task is not None:
-            task.cancel()
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if self.closing:
+            self.close()
 
 
 class LegacySseTransport:
-    def __init__(self, face: McpServer) -> None:
-        self.server = face
-        self._beats = Keepalive()
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self._keepalive = Keepalive()
         self._clients: dict[str, SseClient] = {}
         self._closed = False
 
@@ -137,7 +123,7 @@ class LegacySseTransport:
         return {"/sse": self.open, MESSAGES: self.post, MESSAGES.rstrip("/"): self.post}
 
     def close(self) -> None:
-        """Lets what is under way finish, ends all streams properly, and opens no more."""
+        """Ends all streams after their running requests, and opens no more."""
         self._closed = True
         for client in tuple(self._clients.values()):
             client.close()
@@ -150,11 +136,11 @@ class LegacySseTransport:
     async def open(self, request: HttpRequest, principal: Principal) -> None:
         accept = request.fields.get(b"accept", b"*/*").lower()
         if request.method != "GET":
-            refuse_method(request, "use GET; messages go where its first event says", b"GET")
+            refuse_method(request, "use GET; its first event names the URL for messages", b"GET")
         elif b"event-stream" not in accept and b"*" not in accept:
             refuse(request, 406, "accept text/event-stream")
         elif self._closed or len(self._clients) >= MAX_CLIENTS:
-            problem = "too many clients are here, or the hub is going down; try again shortly"
+            problem = "too many clients, or the hub is shutting down; try again shortly"
             refuse(request, 503, problem)
         else:
             await self._serve(SseClient(request, principal))
@@ -163,15 +149,15 @@ class LegacySseTransport:
         id = token_hex(16)
         request = client.request
         self._clients[id] = client
-        beats = self._beats.add(client, request.loop)
+        slot = self._keepalive.add(client, request.loop)
         try:
             request.start(200, STREAM_HEADERS)
             request.send(sse.encode_event(f"{MESSAGES}?session_id={id}".encode(), name="endpoint"))
             await client.wait_closed()
         finally:
-            beats.discard(client)
+            slot.discard(client)
             del self._clients[id]
-            for task in tuple(client.running.values()):
+            for task in tuple(client.tasks):
                 task.cancel()
             self.server.leave(client)
 
@@ -179,55 +165,35 @@ class LegacySseTransport:
         if request.method != "POST":
             refuse_method(request, "use POST", b"POST")
             return
-        client = self._clients.get(_session_id(request.query))
+        client = self._clients.get(_find_session_id(request.query))
         if client is None or client.principal != principal:
-            refuse(request, 404, "there is no such session; open a new one with GET /sse")
+            refuse(request, 404, "session not found; open a new one with GET /sse")
             return
         message = parse_message(request, b"*/*")
         if message is None:
             return
-        if len(client.running) >= MAX_RUNNING or not client.request.reads:
-            problem = "too much is under way for this client, or it does not read its stream"
+        if len(client.tasks) >= MAX_RUNNING or not client.request.reads:
+            problem = "too many running requests, or the client does not read its stream"
             refuse(request, 503, problem, rpc.find_id(message))
             return
         fields = request.fields
         request.reply(202, [(b"content-type", b"text/plain")], b"Accepted")
-        await self._take(message, client, fields)
+        work = self._answer(message, client, fields)
+        client.start(work)
 
-    async def _take(self, message: Any, client: SseClient, fields: Mapping[bytes, bytes]) -> None:
+    async def _answer(
+        self, message: Any, client: SseClient, fields: Mapping[bytes, bytes]
+    ) -> bytes | None:
         items = message if isinstance(message, list) else [message]
-        if any(find_named_version(item) is not None for item in items):
-            await client.answer(_too_new(message))
-            return
-        for item in items:
-            self._hear(item, client)
-        if isinstance(message, list):
-            batch = answer_batch(self.server, message, client, client.push, fields=fields)
-            client.run(object(), batch)
-            return
-        begun = self.server.begin(message, client, client.push, fields)
-        if begun is None or isinstance(begun, bytes):
-            await client.answer(begun)
-            return
-        key = rpc.build_key(message["id"])
-        if key in client.running:
-            begun.close()
-            problem = "a request with this id is still under way"
-            await client.answer(rpc.encode_error(message["id"], rpc.INVALID_REQUEST, problem))
-            return
-        client.run(key, begun)
-
-    def _hear(self, message: Any, client: SseClient) -> None:
-        """What is a matter of the connection and not of the face."""
-        if isinstance(message, dict) and "id" not in message:
-            if message.get("method") == "notifications/cancelled":
-                client.cancel(rpc.find_cancelled(message))
-            elif message.get("method") == "notifications/initialized":
-                self.server.join(client)
+        if any(find_version(item) is not None for item in items):
+            return _encode_too_new(message)
+        return await self.server.answer_tracked(
+            message, client, client.push, client.running, fields
+        )
 
 
-def _session_id(query: bytes) -> str:
-    """The only one that is named; else none."""
+def _find_session_id(query: bytes) -> str:
+    """Returns the session id in the query; an empty string if there are none or several."""
     try:
         ids = parse_qs(query.decode("ascii"), max_num_fields=8).get("session_id", [])
     except ValueError:
@@ -235,9 +201,9 @@ def _session_id(query: bytes) -> str:
     return ids[0] if len(ids) == 1 else ""
 
 
-def _too_new(message: Any) -> bytes | None:
-    """A server of before 2026-07-28 would not know what is asked, and its client goes by that."""
-    problem = "2026-07-28 is not spoken over HTTP+SSE; use POST /mcp, or begin with initialize"
+def _encode_too_new(message: Any) -> bytes | None:
+    """Answers as a server from before 2026-07-28 would, so that the client falls back."""
+    problem = "2026-07-28 needs Streamable HTTP; use POST /mcp, or begin with initialize"
     if isinstance(message, list):
         return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
     if "id" not in message:

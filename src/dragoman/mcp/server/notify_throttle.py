@@ -1,7 +1,7 @@
-"""When clients are told of what has changed: at once, as long as that is little work.
+"""Limits the share of time that notifications of changed resources take from calls.
 
-However often a server says that something has changed, and however many follow it, most of the time
-is left to calls: what comes too fast is put off, and then told once. Knows nothing of messages.
+Notifications are sent at once while that is little work. Otherwise they are put off, and several
+changes of one resource become one notification. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable
 from time import monotonic
 
 REST = 4.0
-"""So many times as long as the telling took others have their turn."""
+"""After notifying for t seconds, the throttle pauses for REST x t seconds."""
 OWED = 0.5
-"""Seconds of such rest that may be owed."""
+"""Seconds of pause that may accumulate before notifications are put off."""
 MAX_PUT_OFF = 1_100
 
 
 class NotifyThrottle:
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        """`tell` is given what has changed, and the followed one that it is or is a part of."""
-        self._tell = tell
-        self._rested = 0.0
-        """When nothing is owed any more."""
+    def __init__(self, notify: Callable[[str, str], None]) -> None:
+        """`notify` gets the changed resource, and the subscribed one that it is or is part of."""
+        self._notify = notify
+        self._free_at = 0.0
+        """When no pause is owed any more."""
         self._put_off: OrderedDict[str, str] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -32,33 +32,35 @@ class NotifyThrottle:
 
     @property
     def owed(self) -> float:
-        return max(0.0, self._rested - monotonic())
+        """Seconds of pause."""
+        return max(0.0, self._free_at - monotonic())
 
-    def changed(self, name: str, followed: str) -> None:
+    def add(self, name: str, subscribed: str) -> None:
+        """Notifies now or later."""
         if not self._put_off and self.owed <= OWED:
-            self.take(self._tell, name, followed)
+            self.run(self._notify, name, subscribed)
             return
         if len(self._put_off) >= MAX_PUT_OFF:
-            name = followed  # of which there are not so many
-        self._put_off[name] = followed
+            name = subscribed  # there are fewer of these
+        self._put_off[name] = subscribed
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.owed, self._go_on)
+            self._timer = asyncio.get_running_loop().call_later(self.owed, self._resume)
 
-    def take(self, work: Callable[..., None], *arguments: str) -> None:
-        """Does that now, and owes for it."""
+    def run(self, work: Callable[..., None], *arguments: str) -> None:
+        """Runs `work` now and adds the pause that it costs."""
         begun = monotonic()
         work(*arguments)
         now = monotonic()
-        self._rested = max(self._rested, now) + REST * (now - begun)
+        self._free_at = max(self._free_at, now) + REST * (now - begun)
 
     def close(self) -> None:
         self._put_off.clear()
         if self._timer is not None:
             self._timer.cancel()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._timer = None
         while self._put_off and self.owed <= OWED:
-            self.take(self._tell, *self._put_off.popitem(last=False))
+            self.run(self._notify, *self._put_off.popitem(last=False))
         if self._put_off:
-            self._timer = asyncio.get_running_loop().call_later(self.owed, self._go_on)
+            self._timer = asyncio.get_running_loop().call_later(self.owed, self._resume)

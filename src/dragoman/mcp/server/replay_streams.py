@@ -1,9 +1,8 @@
-"""Streams of server-sent events to clients, and what of them can be had again.
+"""Event streams to HTTP clients, the replay of lost events, and keep-alives.
 
-A stream goes over one connection. From 2025-03-26 to 2025-11-25 it can be taken up over another
-when that breaks: its events have ids, the last of them are kept for a while, and a client that
-names the last one it has seen (`Last-Event-ID`) gets those after it. Knows nothing of messages or
-of who is asking: ids are looked up within what one session was sent.
+From 2025-03-26 to 2025-11-25 a client whose connection breaks can resume a stream on another:
+events have ids, the latest are kept for a while, and the client names the last one that it has
+received (`Last-Event-ID`). Ids are looked up within one session. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from dragoman.wire.http import HttpRequest
 Headers = list[tuple[bytes, bytes]]
 
 WATCH_AFTER = 1.0
-"""What takes longer is watched for its client going away."""
+"""Seconds after which a request is watched for a disconnect."""
 KEEPALIVE_SECONDS = 15.0
 SLOTS = 15
 RETRY_MS = 1000
-"""How long a client waits before it comes again (2025-11-25)."""
+"""How long a client waits before it reconnects (2025-11-25)."""
 
 MAX_EVENTS = 512
 MAX_BYTES = 16 * 1024 * 1024
 MAX_STREAMS = 64
-"""What is kept for one session; the oldest goes first."""
+"""Limits of one session's replay buffer; the oldest event is dropped first."""
 MAX_BYTES_IN_ALL = 64 * 1024 * 1024
 KEEP_SECONDS = 300.0
-"""Nothing is kept for a session longer than this after it was last sent something."""
+"""A session's events are dropped this long after the last one."""
 EVENT_COST = 300
-"""What keeping an event takes beside its bytes, with its share of the stream."""
+"""Memory of a kept event beside its bytes, with its share of the stream."""
 
 RESPONSE, NOTIFICATIONS = "p", "g"
-"""How a stream's id begins: that of a request's answer, or one for what is said unasked."""
+"""How a stream's id begins: the stream of a response, or a GET stream of notifications."""
 
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream"),
@@ -48,7 +47,7 @@ STREAM_HEADERS: Headers = [
 
 
 class EventStream:
-    """Events to a client, over the connection of one request."""
+    """A stream of events as the body of one HTTP response."""
 
     __slots__ = ("_ended", "request")
 
@@ -56,15 +55,15 @@ class EventStream:
         self.request = request
         self._ended: asyncio.Future[None] | None = None
 
-    def open(self, headers: Headers | None = None, *, primed: bool = False) -> None:
+    def open(self, headers: Headers | None = None) -> None:
         self.request.start(200, [*STREAM_HEADERS, *(headers or ())])
 
     def send(self, message: bytes) -> bool:
-        """Never waits; False when it could not be sent."""
+        """Never waits; False if it could not be sent."""
         return self.request.send(sse.encode_event(message, name="message"))
 
     async def finish(self, answer: bytes | None) -> None:
-        """The last event, and the end."""
+        """Sends the last event and ends the stream."""
         if answer is not None:
             await self.request.write(sse.encode_event(answer, name="message"))
         self.request.end()
@@ -73,7 +72,7 @@ class EventStream:
         self.request.send(sse.KEEPALIVE)
 
     async def wait_closed(self, request: HttpRequest) -> None:
-        """Until the client goes, or the stream ends or goes on over another connection."""
+        """Waits until the client disconnects, or the stream ends or moves to another connection."""
         ended = self._ended = request.loop.create_future()
         request.gone.add_done_callback(lambda _: _settle(ended))
         await ended
@@ -90,28 +89,31 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class ReplayStream(EventStream):
-    """A stream that can be taken up again."""
+    """A stream that can be resumed."""
 
-    __slots__ = ("buffer", "events", "first", "id", "is_finished")
+    __slots__ = ("_is_primed", "buffer", "events", "first", "id", "is_finished")
 
-    def __init__(self, request: HttpRequest, shelf: ReplayBuffer, kind: str) -> None:
+    def __init__(
+        self, request: HttpRequest, buffer: ReplayBuffer, kind: str, is_primed: bool = False
+    ) -> None:
+        """`is_primed`: the first event has an id and no data, so that it can be resumed at once."""
         super().__init__(request)
         self.id = kind + token_hex(8)
         self.first = 1
-        """The number of the first event that is kept."""
+        """The number of the first kept event."""
         self.events: list[bytes] = []
         self.is_finished = False
-        self.buffer = shelf
-        shelf.add(self)
+        self._is_primed = is_primed
+        self.buffer = buffer
+        buffer.add(self)
 
-    def open(self, headers: Headers | None = None, *, primed: bool = False) -> None:
-        """`primed`: the client has something to come back with from the first moment."""
+    def open(self, headers: Headers | None = None) -> None:
         super().open(headers)
-        if primed:
+        if self._is_primed:
             self.request.send(b"id: %b-0\nretry: %d\ndata: \n\n" % (self.id.encode(), RETRY_MS))
 
     def send(self, message: bytes) -> bool:
-        """What a client that has gone did not get is there when it comes again."""
+        """A client that has disconnected gets the message when it resumes the stream."""
         data = self._event(message)
         if not self.request.lost and not self.request.send(data):
             return False
@@ -129,8 +131,8 @@ class ReplayStream(EventStream):
         self.end()
 
     def resume(self, request: HttpRequest, number: int) -> None:
-        """Goes on over the connection of `request` (its head has been sent) with what came after
-        the event of that number; the one before, if it is still there, ends."""
+        """Continues as the response to `request`, whose head has been sent, with the events after
+        that number. The connection before ends, if it is still open."""
         missed = b"".join(self.events[max(0, number + 1 - self.first) :])
         if missed:
             request.send(missed)
@@ -146,7 +148,7 @@ class ReplayStream(EventStream):
 
 
 class ReplayBuffer:
-    """What one session can have again."""
+    """The replay buffer of one session (`Last-Event-ID`)."""
 
     __slots__ = ("bytes", "count", "store", "streams", "touched")
 
@@ -158,7 +160,7 @@ class ReplayBuffer:
         self.touched = 0.0
 
     def find(self, last: str) -> tuple[ReplayStream, int] | None:
-        """The stream of an event with that id, and the event's number."""
+        """Finds the stream of an event id, and the event's number."""
         self.store.sweep()
         id, _, number = last.rpartition("-")
         stream = self.streams.get(id)
@@ -175,7 +177,7 @@ class ReplayBuffer:
 
     def keep(self, stream: ReplayStream, data: bytes) -> None:
         if stream.id not in self.streams:
-            stream.first += 1  # nobody can ask for it; the number has been used all the same
+            stream.first += 1  # it cannot be resumed, but its numbers go on
             return
         stream.events.append(data)
         self._count(1, len(data) + EVENT_COST)
@@ -184,7 +186,7 @@ class ReplayBuffer:
         self.store.touch(self)
 
     def drop_if_empty(self, stream: ReplayStream) -> None:
-        """A stream that is over and has nothing to give is none."""
+        """Drops a finished stream that has no events left."""
         if not stream.events:
             self.streams.pop(stream.id, None)
 
@@ -195,8 +197,7 @@ class ReplayBuffer:
             stream.events.clear()
 
     def clear(self, *, all: bool = False) -> None:
-        """Forgets the events, and the streams of which nothing more can come or, for a session
-        that has ended, all of them."""
+        """Drops the events and the finished streams; at the end of a session, all streams."""
         for stream in tuple(self.streams.values()):
             live = not stream.is_finished
             self.drop(stream)
@@ -218,28 +219,28 @@ class ReplayBuffer:
 
 
 class ReplayStore:
-    """All shelves that hold something, the one that was used longest ago first."""
+    """All buffers with events, the least recently used first."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._shelves: OrderedDict[ReplayBuffer, None] = OrderedDict()
+        self._buffers: OrderedDict[ReplayBuffer, None] = OrderedDict()
 
-    def touch(self, shelf: ReplayBuffer) -> None:
-        shelf.touched = monotonic()
-        self._shelves[shelf] = None
-        self._shelves.move_to_end(shelf)
+    def touch(self, buffer: ReplayBuffer) -> None:
+        buffer.touched = monotonic()
+        self._buffers[buffer] = None
+        self._buffers.move_to_end(buffer)
         self.sweep()
 
     def sweep(self) -> None:
         limit = monotonic() - KEEP_SECONDS
-        while self._shelves:
-            oldest = next(iter(self._shelves))
+        while self._buffers:
+            oldest = next(iter(self._buffers))
             if self.bytes <= MAX_BYTES_IN_ALL and oldest.touched >= limit:
                 return
             oldest.clear()
 
-    def forget(self, shelf: ReplayBuffer) -> None:
-        self._shelves.pop(shelf, None)
+    def forget(self, buffer: ReplayBuffer) -> None:
+        self._buffers.pop(buffer, None)
 
 
 def _cost(event: bytes) -> int:
@@ -251,7 +252,7 @@ class KeepaliveMember(Protocol):
 
 
 class StreamKeepalive:
-    """Keeps one connection's stream alive."""
+    """Keeps the stream of one connection alive."""
 
     __slots__ = ("_request",)
 
@@ -263,8 +264,7 @@ class StreamKeepalive:
 
 
 class Keepalive:
-    """Keeps idle streams alive with a comment now and then: one timer for all of them, which sees
-    to a part of them each time."""
+    """Sends comments to idle streams: one timer for all, which serves one slot of them a tick."""
 
     def __init__(self) -> None:
         self._slots: list[set[KeepaliveMember]] = [set() for _ in range(SLOTS)]
@@ -273,15 +273,15 @@ class Keepalive:
         self.watched = Deadlines(WATCH_AFTER)
 
     def add(self, one: KeepaliveMember, loop: asyncio.AbstractEventLoop) -> set[KeepaliveMember]:
-        """Whoever leaves takes himself out of the set that is given."""
+        """Adds a member; to leave, it removes itself from the returned slot."""
         if self._timer is None:
             self._timer = loop.call_later(KEEPALIVE_SECONDS / SLOTS, self._tick, loop)
-        slot = self._slots[self._at]  # its turn has just been
+        slot = self._slots[self._at]  # served a moment ago
         slot.add(one)
         return slot
 
     def members(self) -> list[object]:
-        """All that are kept alive, and those that are not watched yet."""
+        """Returns all members, and the requests that are not watched yet."""
         begun = [getattr(watch, "__self__", None) for watch in self.watched.list_waiting()]
         return [*begun, *(one for slot in self._slots for one in slot)]
 

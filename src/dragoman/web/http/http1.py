@@ -71,7 +71,7 @@ class Application(Protocol):
     def admit(self, request: Request) -> bool:
         """Whether the body is worth reading; it is thrown away, and not waited for, otherwise."""
 
-    def answer(self, request: Request) -> Awaitable[None]: ...
+    def answer(self, request: Request) -> Awaitable[None] | None: ...
 
 
 _NONE: frozenset[bytes] = frozenset()
