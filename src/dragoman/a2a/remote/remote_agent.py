@@ -270,13 +270,14 @@ class RemoteAgent:
             if probed is None or self.breaker.failures:
                 probed = self._require_reachable()
             seconds = self.patience if call.tool.bridged is not None else None
-            follower = TaskFollower(self._tasks, probed, call, seconds)
             if call.handle is None:
                 conversation, arguments = self._find_conversation(call)
                 parts = self._build_parts(call, arguments)
+                follower = TaskFollower(self._tasks, probed, call, seconds)
                 task = await follower.send(parts, conversation.context)
             else:
                 task_id, conversation = decode_handle(call)
+                follower = TaskFollower(self._tasks, probed, call, seconds)
                 task = await self._continue(follower, task_id, conversation.context)
             result = self._build_result(task, follower, conversation)
         except (HubError, A2aError) as error:
