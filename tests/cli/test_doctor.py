@@ -237,7 +237,7 @@ for line in sys.stdin:
     while (found := findings(terminal))["server drops"]["level"] == "info":
         assert time.monotonic() < until
     assert found["server drops"]["level"] == "warning"
-    assert "tool 2 is left out" in found["server drops"]["said"]
+    assert "tool 2 is omitted" in found["server drops"]["said"]
     while (found := findings(terminal))["server bad"]["level"] == "info":
         assert time.monotonic() < until
     assert "no token" in found["server bad"]["said"]

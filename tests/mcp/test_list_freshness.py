@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.tool import PROMPT, TOOL
-from dragoman.mcp.client.list_freshness import LEAST_SECONDS, REST, ListFreshness
+from dragoman.mcp.client.catalog_sync import LEAST_SECONDS, READ_FACTOR, ListFreshness
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_a_list_that_takes_long_to_read_is_read_less_often() -> None:
     begun = clock.now
     clock.now += 20
     fresh.note(TOOL, begun, 0.0, announced=False)
-    clock.now = begun + REST * 20 - 1
+    clock.now = begun + READ_FACTOR * 20 - 1
     assert not fresh.is_stale(TOOL) and not fresh.may_read(TOOL) and not fresh.list_due(clock.now)
     clock.now += 1
     assert fresh.is_stale(TOOL) and fresh.may_read(TOOL) and fresh.list_due(clock.now)

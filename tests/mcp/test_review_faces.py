@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.mcp.ground import until
+from tests.mcp.upstream_hub import until
 from tests.web.serving import ALICE, BOB, BOTH, Place, call, modern, place, request
 
 from dragoman.core.principal import Principal

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, until
 from tests.mcp.mini_http import Request, legacy, mini, modern
+from tests.mcp.upstream_hub import EVERYTHING_ASKED, Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.call import WantedUpdates
 from dragoman.core.principal import LOCAL
 from dragoman.core.tool import PROMPT
 from dragoman.core.trace import CHAIN, MEMBERS, PARENT, STATE, TRACE_ID, Trace, parse_trace
-from dragoman.mcp.client import remote_tasks
 from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.config import HttpTransport, ServerEntry
 from dragoman.mcp.protocol.revisions import TASKS
@@ -60,7 +59,7 @@ def check_headers(request: Request) -> None:
         assert headers.get("x-dragoman-chain") == meta.get(CHAIN)
 
 
-def comes_back(world: Ground, request: Request) -> Trace:
+def comes_back(world: UpstreamHub, request: Request) -> Trace:
     """Where a call belongs that brings what this request said."""
     fields = {name.encode(): value.encode() for name, value in request.headers.items()}
     return world.hub.chains.start_trace(LOCAL, "x.y", "x", parse_trace(fields))
@@ -77,7 +76,7 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_old_era(
             request.result({} if request.asked == "logging/setLevel" else DONE)
 
     async with mini(handle) as server:
-        async with ground(short_tmp) as world:
+        async with run_hub(short_tmp) as world:
             await world.add(http("s", server.url))
             await world.call(
                 "s.t", wanted_updates=WantedUpdates(log_level="info"), updates=lambda update: None
@@ -108,7 +107,7 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_new_era(
             answers = {"prompts/list": prompts, "tools/call": {**WHOLE, **DONE}}
             request.result(answers.get(request.asked, {**WHOLE, "messages": [], "resources": []}))
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         await world.add(http("s", server.url, interactive=interactive))
         features = {"features": EVERYTHING_ASKED} if interactive else {}
         for _ in range(2):  # the second one with headers that are known
@@ -154,7 +153,7 @@ async def test_everything_that_goes_out_over_http_and_sse_is_traced(short_tmp: P
 
     over = asyncio.Event()
     async with mini(handle) as server:
-        async with ground(short_tmp) as world:
+        async with run_hub(short_tmp) as world:
             await world.add(http("s", server.url.replace("/mcp", "/sse")))
             assert (await world.call("s.t")).content == DONE["content"]
         over.set()
@@ -172,7 +171,7 @@ async def test_everything_that_goes_to_a_child_is_traced_in_its_meta(
     short_tmp: Path, era: str
 ) -> None:
     server = Scripted(short_tmp, era, {"tools/call": {**WHOLE, **DONE}})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
         await world.call("s.t", meta={"com.example/own": 1})
         requests = [one for one in server.sent() if "id" in one]
@@ -191,7 +190,7 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
     short_tmp: Path, interactive: bool
 ) -> None:
     server = Scripted(short_tmp, "legacy", {"tools/call": DONE})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry(interactive=interactive))
         features = {"features": EVERYTHING_ASKED, "client": "c"} if interactive else {}
         carried = parse_trace({}, CLIENTS)
@@ -210,15 +209,14 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
 
 @pytest.mark.promise("Q6")
 async def test_a_task_of_a_server_is_followed_in_the_trace_of_its_call(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path,
 ) -> None:
-    monkeypatch.setattr(remote_tasks, "FIRST_PAUSE", 0.002)
     made = {"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1}
     over = {"taskId": "t1", "status": "completed", "result": DONE, **WHOLE}
     answers = {"tools/call": made, "tasks/get": over}
     features = {"tools": {}, "extensions": {TASKS: {}}}
     server = Scripted(short_tmp, "modern", answers, capabilities=features)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
         result = await world.call(
             "s.t",
@@ -240,13 +238,15 @@ async def test_headers_of_the_configuration_do_not_stand_beside_those_of_the_tra
         if not modern(request, [TOOL]):
             request.result({**WHOLE, **DONE})
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         transport = HttpTransport(url=server.url, headers=["TraceParent: fixed", "X-Own: 1"])
         upstream = await world.add(ServerEntry(name="s", transport=transport))
         for _ in range(2):
             await world.call("s.t")
-        assert upstream.session is not None and isinstance(upstream.session.wire, HttpWire)
-        fixed = upstream.session.wire._find_headers("tools/call", "t")
+        assert upstream.connection.session is not None and isinstance(
+            upstream.connection.session.wire, HttpWire
+        )
+        fixed = upstream.connection.session.wire._find_headers("tools/call", "t")
         assert "traceparent" not in {name.lower() for name in fixed}
         assert fixed.encoded.count(b"\r\n") == len(fixed) and b"x-own: 1" in fixed.encoded
         for request in server.requests:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Scripted, ground, http, until
+from tests.mcp.upstream_hub import EVERYTHING_ASKED, Scripted, http, run_hub, until
 from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
 
 from dragoman.core.errors import Overloaded, WorkFailed
@@ -45,7 +45,7 @@ def asking(peers: Peers, *args: object) -> Any:
 
 def by(caller: str, client: str) -> dict[str, Any]:
     who = Principal("key", caller)
-    return {"caller": who, "client": client, "features": EVERYTHING_ASKED}
+    return {"principal": who, "client": client, "features": EVERYTHING_ASKED}
 
 
 def answered(result: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
 ) -> None:
     server = watched(short_tmp)
     script = short_tmp / "script.json"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry(interactive=True, idle_secs=0.5))
         await world.call("x://a", {"follow": True}, kind=SUBSCRIPTION, **MINE)
         assert len(server.sent("resources/subscribe")) == 1
@@ -70,23 +70,25 @@ async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
         children = processes_at_home(short_tmp)
         for pid in children:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: upstream.session is None and upstream.state == "failed")
+        await until(
+            lambda: upstream.connection.session is None and upstream.connection.state == "failed"
+        )
 
         await world.call("x://a", {"follow": False}, kind=SUBSCRIPTION, **MINE)
 
         assert len(upstream.subscriptions) == 0
         (short_tmp / "away").rename(script)
-        await until(lambda: upstream.session is not None)
+        await until(lambda: upstream.connection.session is not None)
         await world.call("s.t", **MINE)  # on a session of its own, which follows nothing either
         assert len(upstream.client_sessions) == 1
-        await until(lambda: upstream.state == "idle")
+        await until(lambda: upstream.connection.state == "idle")
         assert len(server.sent("resources/subscribe")) == 1
 
 
 @pytest.mark.promise("B12")
 async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Path) -> None:
     server = watched(short_tmp)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry(interactive=True))
         before = set(processes_at_home(short_tmp))
         await world.call("s.t", **MINE)
@@ -95,7 +97,7 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
         try:
             work = world.call("x://a", {"follow": True}, kind=SUBSCRIPTION, **MINE)
             following = asyncio.ensure_future(work)
-            await until(lambda: upstream.client_sessions._follows)
+            await until(lambda: upstream.client_sessions._subscriptions)
             assert len(upstream.subscriptions) == 1
 
             following.cancel()
@@ -103,7 +105,7 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
             with pytest.raises(asyncio.CancelledError):
                 await following
             await until(
-                lambda: not upstream.subscriptions and not upstream.client_sessions._follows
+                lambda: not upstream.subscriptions and not upstream.client_sessions._subscriptions
             )
             await until(lambda: server.sent("resources/unsubscribe"))
         finally:
@@ -116,10 +118,9 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
 
 @pytest.mark.promise("B13")
 async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path, http_peer: Peers
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_SESSIONS", 4)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, max_sessions=4) as world:
         upstream = await world.add(asking(http_peer))
         await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
         await world.call("m.declared", **by("ann", "a2"))
@@ -127,7 +128,7 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
         assert len(upstream.client_sessions) == 2
 
         for client in ("a4", ""):
-            with pytest.raises(Overloaded, match="2 sessions with clients of yours"):
+            with pytest.raises(Overloaded, match="your clients have 2 sessions"):
                 await world.call("m.ask_form", {"key": "4"}, **by("ann", client))
 
         for client in ("b1", ""):
@@ -139,15 +140,14 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
 
 @pytest.mark.promise("B13")
 async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path, http_peer: Peers
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_PARKED", 4)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, max_suspended=4) as world:
         await world.add(asking(http_peer))
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
         await world.call("m.ask_form", {"key": "2"}, **by("ann", "a2"))
 
-        with pytest.raises(Overloaded, match="2 calls of yours"):
+        with pytest.raises(Overloaded, match="2 of your calls"):
             await world.call("m.ask_form", {"key": "3"}, **by("ann", "a1"))
 
         assert (await world.call("m.ask_form", {"key": "4"}, **by("bob", "b"))).questions
@@ -160,10 +160,9 @@ async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
 
 @pytest.mark.promise("B13")
 async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
-        monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_OPEN_BYTES", 350)  # for one
+    async with run_hub(short_tmp, max_question_bytes=350) as world:
         await world.add(asking(http_peer))
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a"))
         (question,) = (first.questions or {}).values()
@@ -174,20 +173,19 @@ async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
 
         await world.call("m.ask_form", {"key": "1"}, **answered(first), **by("ann", "a"))
         again = await world.call("m.ask_form", {"key": "3"}, **by("ann", "a"))
-        with pytest.raises(WorkFailed, match="given up"):
+        with pytest.raises(WorkFailed, match="was cancelled"):
             await world.call("m.ask_form", {"key": "3"}, handle=again.handle, **by("ann", "a"))
         assert (await world.call("m.ask_form", {"key": "4"}, **by("ann", "b"))).questions
 
 
 @pytest.mark.promise("B13")
 async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_its_call_is_over(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path,
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_OPEN_BYTES", 1_500)
     params = {"message": "x" * 1_000, "requestedSchema": {"type": "object", "properties": {}}}
     ask = {"id": 7, "method": "elicitation/create", "params": params}
     server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [ask], "content": []}})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, max_question_bytes=1_500) as world:
         await world.add(server.entry(interactive=True))
 
         for _ in range(3):

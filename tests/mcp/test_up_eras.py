@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
+from tests.mcp.upstream_hub import (
+    EVERYTHING_ASKED,
+    Scripted,
+    UpstreamHub,
+    http,
+    run_hub,
+    stdio,
+    until,
+)
 from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import HubError, NeedsInput, NotFound
 from dragoman.core.events import ListAnnounced
-from dragoman.mcp.client import session_choice
-from dragoman.mcp.client import upstream as upstreams
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 
@@ -40,13 +47,13 @@ def entry(peer: HttpPeer, transport: str, **keys: Any) -> ServerEntry:
     return http("s", peer.url, **keys)
 
 
-async def text(world: Ground, name: str, **how: Any) -> str:
+async def text(world: UpstreamHub, name: str, **how: Any) -> str:
     result = await world.call(name, **how)
     assert result.questions is None
     return str(result.content[0]["text"])
 
 
-async def ask(world: Ground, **how: Any) -> str:
+async def ask(world: UpstreamHub, **how: Any) -> str:
     asked = await world.call("s.ask", **how)
     assert asked.questions is not None
     answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in asked.questions}
@@ -59,9 +66,9 @@ async def ask(world: Ground, **how: Any) -> str:
 async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
     transport: str, short_tmp: Path, dual: HttpPeer
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(dual, transport))
-        assert upstream.revision == "2026-07-28"
+        assert upstream.connection.version == "2026-07-28"
 
         # A client of today's IDEs gets the questions that the server pushes.
         assert await ask(world, client="a", **HANDSHAKE) == "accept Ada"
@@ -94,16 +101,16 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
 
 @pytest.mark.promise("B13")
 async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(http("s", dual.url, era="legacy"))
-        assert upstream.revision == "2025-11-25"
+        assert upstream.connection.version == "2025-11-25"
         assert await ask(world, client="a", **MODERN) == "accept Ada"
 
         await world.servers.apply([])
         upstream = await world.add(http("s", dual.url, era="modern"))
         for client in (HANDSHAKE, NOT_ASKABLE):
             assert (await text(world, "s.spoken", client="a", **client)).startswith("2026-07-28")
-        assert len(upstream.client_sessions) == 0 and upstream.handshake.session is None
+        assert len(upstream.client_sessions) == 0 and upstream.connection.handshake_session is None
 
         with pytest.raises(
             AssertionError, match='does not speak 2026-07-28; set its era to "auto"'
@@ -117,7 +124,7 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
 ) -> None:
     done = {"resultType": "complete", "content": []}
     server = Scripted(short_tmp, "modern", {"tools/call": done})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         for client in (HANDSHAKE, NOT_ASKABLE, HANDSHAKE):
             assert (await world.call("s.t", client="a", **client)).questions is None
@@ -131,17 +138,15 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
 
 @pytest.mark.promise("B13")
 async def test_nobody_waits_a_second_time_for_a_handshake_that_is_not_answered(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path,
 ) -> None:
-    monkeypatch.setattr(upstreams, "HANDSHAKE_SECONDS", 0.3)
-    monkeypatch.setattr(session_choice, "RETRY_SECONDS", 0.0)
     done = {"resultType": "complete", "content": []}
     server = Scripted(short_tmp, "modern", {"tools/call": done, "initialize": {"silent": True}})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, handshake_secs=0.3, retry_secs=0.0) as world:
         upstream = await world.add(server.entry())
         await world.call("s.t", client="a", **NOT_ASKABLE)
-        assert upstream.choice.has_failed and upstream.handshake.session is None
-        monkeypatch.setattr(upstreams, "HANDSHAKE_SECONDS", 60.0)
+        assert upstream.choice.has_failed and upstream.connection.handshake_session is None
+        upstream.limits = replace(upstream.limits, handshake_secs=60.0)
         async with asyncio.timeout(10):
             for _ in range(3):
                 await world.call("s.t", client="a", **NOT_ASKABLE)
@@ -152,7 +157,7 @@ async def test_nobody_waits_a_second_time_for_a_handshake_that_is_not_answered(
 async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
     short_tmp: Path, dual: HttpPeer
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(http("s", dual.url, era="legacy", interactive=False))
         for _ in range(2):
             with pytest.raises(HubError, match="interactive = false") as raised:
@@ -165,7 +170,7 @@ async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
 async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where_a_server_asks(
     short_tmp: Path, dual: HttpPeer
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(http("s", dual.url, era="legacy"))
         counts = [await text(world, "s.count", client=one, **NOT_ASKABLE) for one in "xyx"]
         assert counts == ["1", "2", "3"]  # nothing is known of the server
@@ -178,10 +183,15 @@ async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where
 
 @pytest.mark.promise("B13")
 async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(stdio("s", "dual_server", idle_secs=0.2))
         first = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
-        await until(lambda: upstream.state == "idle" and upstream.handshake.session is None)
+        await until(
+            lambda: (
+                upstream.connection.state == "idle"
+                and upstream.connection.handshake_session is None
+            )
+        )
 
         again = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
         assert again.startswith("2025-11-25") and again != first
@@ -194,7 +204,7 @@ async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -
     answers = {"initialize": GREETING, "tools/call": {"resultType": "complete", "content": []}}
     server = Scripted(short_tmp, "modern", answers, handshake={"tools/list": {"tools": tools}})
     announced: list[ListAnnounced] = []
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         world.bus.observe(ListAnnounced, announced.append)
         await world.add(server.entry())
         assert (await world.call("s.t", client="a", **NOT_ASKABLE)).questions is None
@@ -220,11 +230,13 @@ async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
     }
     older = {"tools/call": {"content": [], "structuredContent": {"result": [1, 2]}}}
     server = Scripted(short_tmp, "modern", answers, handshake=older)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         for client in (MODERN, NOT_ASKABLE, HANDSHAKE):
             assert (await world.call("s.t", client="a", **client)).structured == [1, 2]
-        assert upstream.handshake.session is not None and len(upstream.client_sessions) == 1
+        assert (
+            upstream.connection.handshake_session is not None and len(upstream.client_sessions) == 1
+        )
 
 
 @pytest.mark.promise("B13")
@@ -239,8 +251,8 @@ async def test_a_server_of_both_eras_that_starts_slowly_speaks_the_one_it_is_spo
     ]
     answers = {"initialize": GREETING, "tools/call": said[0]}
     server = Scripted(short_tmp, "modern", answers, handshake={"tools/call": said[1]})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
-        assert upstream.revision == "2026-07-28" and upstream.restarts == 0
+        assert upstream.connection.version == "2026-07-28" and upstream.connection.restarts == 0
         assert await text(world, "s.t", **MODERN) == "modern"
         assert len(server.sent("initialize")) == 1 and len(server.sent("server/discover")) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
+from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
 from dragoman.core.errors import BadReply, InvalidInput, NotFound, Overloaded, Unreachable
@@ -35,11 +35,11 @@ def entry(peers: Peers, era: str, transport: str, *args: object) -> Any:
     return http("m", peer.url)
 
 
-async def follow(world: Ground, client: str, uri: str = WATCHED, yes: bool = True) -> None:
+async def follow(world: UpstreamHub, client: str, uri: str = WATCHED, yes: bool = True) -> None:
     await world.call(uri, {"follow": yes}, kind=SUBSCRIPTION, client=client)
 
 
-async def told(world: Ground) -> None:
+async def told(world: UpstreamHub) -> None:
     """The resource changes, and it is heard of."""
     world.updated.clear()
     await world.call("m.change", {"what": "watched"})
@@ -56,7 +56,7 @@ async def test_a_change_is_heard_for_as_long_as_anybody_follows_it(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, era, transport, "--log", log))
         await follow(world, "a")
         await follow(world, "a")
@@ -95,14 +95,16 @@ async def test_a_change_is_heard_for_as_long_as_anybody_follows_it(
 async def test_what_is_followed_is_asked_for_again_after_a_crash(
     era: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, era, "stdio"))
         await follow(world, "a")
 
         with pytest.raises(Unreachable):
             await world.call("m.crash")
         world.updated.clear()
-        await until(lambda: upstream.restarts == 1 and upstream.session is not None)
+        await until(
+            lambda: upstream.connection.restarts == 1 and upstream.connection.session is not None
+        )
         await until(lambda: world.updated == [NAME])  # it may have changed meanwhile
 
         await told(world)
@@ -114,7 +116,7 @@ async def test_what_is_followed_is_asked_for_again_in_a_new_session(
 ) -> None:
     log = short_tmp / "log"
     peer = http_peer("matrix_server", "--transport", "http", "--era", "legacy", "--log", log)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(http("m", peer.url))
         await follow(world, "a")
 
@@ -129,7 +131,7 @@ async def test_what_is_followed_is_asked_for_again_in_a_new_session(
 @pytest.mark.promise("B12")
 async def test_the_new_listen_is_there_before_the_old_one_ends(short_tmp: Path) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))
         await follow(world, "a")
         await asyncio.gather(*(follow(world, "a", f"matrix://item/{n}/x") for n in range(4)))
@@ -165,7 +167,7 @@ async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
         {"resources/list": listed, "resources/subscribe": [{}, no, {}]},
         capabilities={"tools": {}, "resources": {"subscribe": True}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         await follow(world, "a", "x://0")
         with pytest.raises(Exception, match="no such resource"):
@@ -192,7 +194,7 @@ async def test_a_server_that_tells_of_nothing_is_not_asked_to(short_tmp: Path) -
         {"resources/list": {"resources": [{"name": "a", "uri": "x://a"}]}},
         capabilities={"tools": {}, "resources": {"listChanged": True}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         with pytest.raises(InvalidInput, match="does not announce changes"):
@@ -219,7 +221,7 @@ async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp
         },
         capabilities={"tools": {}, "resources": {"subscribe": True}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
 
         with pytest.raises(InvalidInput, match="does not announce changes of"):
@@ -231,8 +233,8 @@ async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp
 
 async def test_a_change_below_what_is_followed_is_a_change_of_it(short_tmp: Path) -> None:
     heard: list[str] = []
-    followed = ResourceSubscriptions("s", heard.append)
-    followed._followers = {"file:///a/b": {"c": 1}, "x://y": {"c": 1}}
+    followed = ResourceSubscriptions("s", heard.append, 1)
+    followed._clients = {"file:///a/b": {"c": 1}, "x://y": {"c": 1}}
 
     for uri in ("file:///a/b", "file:///a/b/c/d", "file:///a/bc", "file:///a", "x://y/", 7, ""):
         followed.notify_updated(uri)
@@ -245,7 +247,7 @@ async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
     short_tmp: Path,
 ) -> None:
     """It says what it honours when the stream begins, as it does to clients of its own."""
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(stdio("n", "listen_server"))
         await follow(world, "a", "note://todo")
         await world.call("n.edit")
@@ -262,17 +264,17 @@ async def test_a_client_of_the_handshake_era_hears_what_a_server_of_both_eras_te
     short_tmp: Path,
 ) -> None:
     older: Any = {"client": "a", "revision": "2025-11-25", "features": TASKS_ONLY}
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(stdio("m", "matrix_server", "--era", "both"))
-        assert upstream.revision == "2026-07-28"
+        assert upstream.connection.version == "2026-07-28"
         for place in (WATCHED, NAME):
             # Before the session of that era is open, and after it was lost.
             await world.call(place, {"follow": True}, kind=SUBSCRIPTION, **older)
             world.updated.clear()
             await world.call("m.change", {"what": "watched"}, **older)
             await until(lambda: NAME in world.updated)
-            assert upstream.session is not None and upstream.restarts == 0
+            assert upstream.connection.session is not None and upstream.connection.restarts == 0
             with pytest.raises(Unreachable):
                 await world.call("m.crash", **older)
-            await until(lambda: upstream.handshake.session is None)
-        assert upstream.restarts == 0 and upstream.session is not None
+            await until(lambda: upstream.connection.handshake_session is None)
+        assert upstream.connection.restarts == 0 and upstream.connection.session is not None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import Ground, Scripted, ground, http, until
 from tests.mcp.mini_http import Request, legacy, mini, modern
+from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.errors import HubError, Unreachable
 from dragoman.mcp.config import ServerEntry, StdioTransport
@@ -30,7 +30,7 @@ def liar(place: Path, *eras: str) -> ServerEntry:
     return ServerEntry(name="s", transport=StdioTransport(command=sys.executable, args=args))
 
 
-async def text(world: Ground, **arguments: Any) -> str:
+async def text(world: UpstreamHub, **arguments: Any) -> str:
     (block,) = (await world.call("s.t", arguments)).content
     return str(block["text"])
 
@@ -41,7 +41,7 @@ async def text(world: Ground, **arguments: Any) -> str:
 async def test_a_server_may_speak_another_era_after_each_start(
     eras: tuple[str, ...], short_tmp: Path
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(liar(short_tmp, *eras))
         for era in eras:
             assert await text(world) == era
@@ -52,10 +52,10 @@ async def test_a_server_may_speak_another_era_after_each_start(
 async def test_a_server_that_says_it_is_modern_and_wants_a_handshake_is_given_one(
     short_tmp: Path,
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.servers.apply([liar(short_tmp, "liar")])
-        await until(lambda: world.made["s"].state == "connected")
-        assert world.made["s"].revision == "2025-11-25"
+        await until(lambda: world.made["s"].connection.state == "connected")
+        assert world.made["s"].connection.version == "2025-11-25"
         assert await text(world) == "liar"
 
 
@@ -63,14 +63,17 @@ async def test_a_server_that_says_it_is_modern_and_wants_a_handshake_is_given_on
 async def test_a_revision_that_is_unknown_is_named_in_few_words(
     revision: Any, short_tmp: Path
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.servers.apply([Scripted(short_tmp, "legacy", {}, revision=revision).entry()])
         upstream = world.made.get("s")
         assert upstream is not None
-        await until(lambda: upstream.state == "failed")
-        assert "which is unknown; the hub speaks 2024-11-05 to 2026-07-28" in upstream.reason
-        assert json.dumps(revision)[1:9] in upstream.reason.replace("'", '"')
-        assert len(upstream.reason) < 250
+        await until(lambda: upstream.connection.state == "failed")
+        assert (
+            "which is unknown; the hub speaks 2024-11-05 to 2026-07-28"
+            in upstream.connection.reason
+        )
+        assert json.dumps(revision)[1:9] in upstream.connection.reason.replace("'", '"')
+        assert len(upstream.connection.reason) < 250
 
 
 @pytest.mark.parametrize("error", [NO_SESSION, NO_VERSION])
@@ -97,14 +100,14 @@ async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_gr
             request.reply(405)
         return None
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         upstream = await world.add(http("s", server.url))
-        assert await text(world) == "new" and upstream.revision == "2026-07-28"
+        assert await text(world) == "new" and upstream.connection.version == "2026-07-28"
         is_old = True
         assert await asyncio.gather(*(text(world) for _ in range(3))) == ["old"] * 3
-        assert upstream.revision == "2025-11-25"
+        assert upstream.connection.version == "2025-11-25"
         is_old = False
-        assert await text(world) == "new" and upstream.revision == "2026-07-28"
+        assert await text(world) == "new" and upstream.connection.version == "2026-07-28"
 
 
 @pytest.mark.promise("B12")
@@ -121,10 +124,10 @@ async def test_words_of_the_other_era_do_not_end_a_connection(short_tmp: Path) -
             request.reply(405)
         return None
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         upstream = await world.add(http("s", server.url))
-        shared = upstream.session
+        shared = upstream.connection.session
         for _ in range(2):
             with pytest.raises(HubError):
                 await text(world)
-        assert upstream.session is shared and upstream.restarts == 0
+        assert upstream.connection.session is shared and upstream.connection.restarts == 0

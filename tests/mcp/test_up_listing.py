@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
 from tests.mcp.mini_http import Mini, Request, mini
+from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, until
 
 from dragoman.core.tool import PROMPT, TOOL
-from dragoman.mcp.client import catalog_sync
 
 WHOLE = {
     "elicitation": {"form": {}, "url": {}},
@@ -20,7 +19,7 @@ WHOLE = {
 }
 
 
-def names(world: Ground, kind: str = TOOL) -> list[str]:
+def names(world: UpstreamHub, kind: str = TOOL) -> list[str]:
     return [tool.name for tool in world.hub.catalogs[kind].list_tools()]
 
 
@@ -77,9 +76,9 @@ async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered
     short_tmp: Path,
 ) -> None:
     choosy = Choosy()
-    async with ground(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, mini(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
-        assert names(world) == ["s.asks", "s.plain"] and upstream.problems == []
+        assert names(world) == ["s.asks", "s.plain"] and upstream.catalog.problems == []
 
         await until(lambda: list(choosy.declared) == ["s1"])
         greetings = [one.message["params"]["capabilities"] for one in server.sent("initialize")]
@@ -97,7 +96,7 @@ async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered
 async def test_only_a_server_that_is_said_to_ask_is_listed_on_another_connection(
     short_tmp: Path,
 ) -> None:
-    async with ground(short_tmp) as world, mini(Choosy()) as server:
+    async with run_hub(short_tmp) as world, mini(Choosy()) as server:
         await world.add(http("s", server.url))
         assert names(world) == ["s.plain"]
         assert len(server.sent("initialize")) == 1
@@ -109,21 +108,21 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
 ) -> None:
     choosy = Choosy()
     choosy.opens_more = False
-    async with ground(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, mini(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.plain"]
-        (problem,) = upstream.problems
-        assert "clients that can be asked is not listed" in problem and "-32603" in problem
+        (problem,) = upstream.catalog.problems
+        assert "clients that can be asked is unknown" in problem and "-32603" in problem
 
         choosy.opens_more = True
-        upstream.reread_all()
+        upstream.note_missed()
         await until(lambda: names(world) == ["s.asks", "s.plain"])
-        assert upstream.problems == []
+        assert upstream.catalog.problems == []
 
         choosy.opens_more = False  # what was found out stays
         choosy.plain.append("new")
-        upstream.reread_all()
-        await until(lambda: upstream.problems)
+        upstream.note_missed()
+        await until(lambda: upstream.catalog.problems)
         assert names(world) == ["s.asks", "s.new", "s.plain"]
 
 
@@ -131,19 +130,19 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
 async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Path) -> None:
     choosy = Choosy()
     choosy.plain, choosy.asked = ["old", "plain"], ["asks", "old", "plain"]
-    async with ground(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, mini(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.asks", "s.old", "s.plain"]
 
         # Each session has a state of its own here: the other lists still what it did.
         choosy.plain = ["new", "plain"]
-        upstream.reread_all()
+        upstream.note_missed()
         await until(lambda: names(world) == ["s.asks", "s.new", "s.plain"])
 
 
 @pytest.mark.promise("B7")
 async def test_a_change_in_one_of_two_children_is_followed(short_tmp: Path) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(stdio("m", "matrix_server", "--era", "legacy", interactive=True))
         await world.call("m.change", {"what": "tools"})
         await until(lambda: any("extra" in name for name in names(world)))
@@ -156,7 +155,7 @@ async def test_a_question_on_a_connection_for_lists_is_refused(short_tmp: Path) 
         "tools": [{"name": "t", "inputSchema": {"type": "object"}}],
     }
     server = Scripted(short_tmp, "legacy", {"tools/list": listed})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry(interactive=True))
 
         def answers() -> list[Any]:
@@ -164,7 +163,7 @@ async def test_a_question_on_a_connection_for_lists_is_refused(short_tmp: Path) 
 
         await until(lambda: len(answers()) == 2)
         assert all(one["error"]["code"] == -32601 for one in answers())
-        assert names(world) == ["s.t"] and upstream.problems == []
+        assert names(world) == ["s.t"] and upstream.catalog.problems == []
 
 
 @pytest.mark.promise("B5")
@@ -172,7 +171,7 @@ async def test_in_the_new_era_the_request_for_a_list_says_what_can_be_asked(
     short_tmp: Path,
 ) -> None:
     server = Scripted(short_tmp, "modern", {})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry(interactive=True))
         key = "io.modelcontextprotocol/clientCapabilities"
         declared = [one["params"]["_meta"][key] for one in server.sent("tools/list")]
@@ -203,7 +202,7 @@ async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
         else:
             request.reply(202)
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         adding = asyncio.create_task(world.add(http("s", server.url)))
         await until(lambda: server.sent("prompts/list") and server.sent("tools/list"))
         assert names(world) == []
@@ -215,19 +214,18 @@ async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
 
 @pytest.mark.promise("B5")
 async def test_a_list_that_never_comes_keeps_the_tools_away_for_a_bounded_time(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path,
 ) -> None:
-    monkeypatch.setattr(catalog_sync, "LIST_SECONDS", 0.2)
     server = Scripted(
         short_tmp,
         "legacy",
         {"prompts/list": {"silent": True}},
         capabilities={"tools": {}, "prompts": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, list_secs=0.2) as world:
         upstream = await world.add(server.entry())
         assert names(world) == ["s.t"]
-        assert "no prompts are listed" in upstream.problems[0]
+        assert "no prompts are listed" in upstream.catalog.problems[0]
 
 
 @pytest.mark.promise("B5")
@@ -242,6 +240,6 @@ async def test_a_server_that_answers_anything_with_nothing_is_not_of_the_new_era
         else:
             choosy(request)
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         upstream = await world.add(http("s", server.url))
-        assert upstream.modern is False and names(world) == ["s.plain"]
+        assert upstream.connection.modern is False and names(world) == ["s.plain"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
+from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
 from dragoman.core.errors import BadReply, WorkFailed
@@ -30,11 +30,11 @@ def entry(peers: Peers, era: str, transport: str, *args: object, **keys: Any) ->
     return http("m", peer.url, **keys)
 
 
-def names(world: Ground, kind: str) -> list[str]:
+def names(world: UpstreamHub, kind: str) -> list[str]:
     return [tool.name for tool in world.hub.catalogs[kind].list_tools()]
 
 
-def versions(world: Ground) -> dict[str, int]:
+def versions(world: UpstreamHub) -> dict[str, int]:
     return {kind: catalog.version for kind, catalog in world.hub.catalogs.items()}
 
 
@@ -43,7 +43,7 @@ def versions(world: Ground) -> dict[str, int]:
 async def test_prompts_resources_and_templates_are_offered_and_used(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, era, transport))
 
         assert names(world, PROMPT) == ["m.asks", "m.plain", "m.travel"]
@@ -93,7 +93,7 @@ async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, era, transport, "--log", log))
 
         def asked() -> dict[str, int]:
@@ -117,14 +117,14 @@ async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are
         after = asked()
         for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
             assert after[method] - seen[method] == 1, method
-        assert upstream.problems == []
+        assert upstream.catalog.problems == []
 
 
 @pytest.mark.promise("B5")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_what_a_server_does_not_have_is_not_asked_for(era: str, short_tmp: Path) -> None:
     server = Scripted(short_tmp, era, {})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         assert names(world, TOOL) == ["s.t"]
@@ -162,17 +162,17 @@ async def test_a_malformed_entry_is_left_out_alone_and_reported(short_tmp: Path)
         },
         capabilities={"tools": {}, "prompts": {}, "resources": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
 
         assert names(world, PROMPT) == ["s.ok"]
         assert names(world, RESOURCE) == ["s.x://fine"]
-        assert len(upstream.problems) == 4 + 6
-        assert 'prompt 4 is left out: "ok" is listed twice' in upstream.problems
-        assert 'resource 2 is left out: "x://fine" is listed twice' in upstream.problems
+        assert len(upstream.catalog.problems) == 4 + 6
+        assert 'prompt 4 is omitted: "ok" is listed twice' in upstream.catalog.problems
+        assert 'resource 2 is omitted: "x://fine" is listed twice' in upstream.catalog.problems
         # It has resources and no templates at all, which is nothing to complain about.
-        assert not any("template" in problem for problem in upstream.problems)
-        assert world.servers.snapshot()["connected"][0]["problems"] == upstream.problems
+        assert not any("template" in problem for problem in upstream.catalog.problems)
+        assert world.servers.snapshot()["connected"][0]["problems"] == upstream.catalog.problems
 
 
 @pytest.mark.promise("B5")
@@ -187,11 +187,11 @@ async def test_a_list_that_is_not_given_is_reported_and_the_rest_is_there(short_
         },
         capabilities={"tools": {}, "prompts": {}, "resources": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
 
         assert names(world, TOOL) == ["s.t"] and names(world, RESOURCE) == ["s.x://a"]
-        (problem,) = upstream.problems
+        (problem,) = upstream.catalog.problems
         assert "no prompts are listed" in problem and "out of order" in problem
 
 
@@ -229,7 +229,7 @@ async def test_answers_that_can_be_put_right_are(short_tmp: Path) -> None:
         },
         capabilities={"tools": {}, "prompts": {}, "resources": {}, "completions": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         async def read() -> Any:
@@ -271,7 +271,7 @@ async def test_a_server_that_completes_nothing_is_not_asked_to(short_tmp: Path) 
         {"prompts/list": {"prompts": [{"name": "p"}]}},
         capabilities={"tools": {}, "prompts": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
         argument = {"ref": {}, "argument": {"name": "a", "value": ""}}
 
@@ -291,7 +291,7 @@ async def test_results_of_extensions_pass_where_both_ends_declare_the_same(short
         capabilities={"tools": {}, "extensions": {"example.com/odd": {"v": 1}}},
     )
     both = {"extensions": {"example.com/odd": {}, "example.com/other": {}}, "sampling": {}}
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         passed = await world.call("s.t", features=both)
@@ -321,7 +321,7 @@ async def test_a_server_that_declares_nothing_and_has_no_tools_is_connected(
 ) -> None:
     unknown = {"error": {"code": -32601, "message": "Method not found"}}
     scripted = Scripted(short_tmp, era, {"tools/list": unknown}, capabilities={})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(scripted.entry())
-        assert (upstream.state, upstream.problems) == ("connected", [])
+        assert (upstream.connection.state, upstream.catalog.problems) == ("connected", [])
         assert not world.hub.catalog.list_tools()

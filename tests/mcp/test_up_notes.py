@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import Scripted, ground, http, stdio, until
+from tests.mcp.upstream_hub import Scripted, http, run_hub, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
 from dragoman.core.call import LogMessage, WantedUpdates
@@ -28,7 +28,7 @@ async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
 ) -> None:
     log = short_tmp / "log"
     peer = http_peer("matrix_server", "--transport", "http", "--era", era, "--log", log)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(http("m", peer.url))
 
         async def hear(key: str, level: str | None) -> list[Any]:
@@ -75,7 +75,7 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
         {"tools/call": {"first": said, "content": []}, "logging/setLevel": {}},
         capabilities={"tools": {}, "logging": {}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         heard: list[Any] = []
         how: dict[str, Any] = {"updates": heard.append, "client": "a"}
@@ -108,7 +108,7 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
     silent = {"silent": True}
     loud = {"first": [note("whose?")], "content": []}
     server = Scripted(short_tmp, "legacy", {"tools/call": [*([silent] * len(others)), loud]})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         heard: dict[str, list[Any]] = {"a": [], "b": [], "": []}
 
@@ -138,7 +138,7 @@ async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_ano
 ) -> None:
     answers = [{"silent": True}, {"first": [note("of the first")], "content": []}]
     server = Scripted(short_tmp, "legacy", {"tools/call": answers})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
         heard: list[Any] = []
         how: dict[str, Any] = {
@@ -158,7 +158,7 @@ async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_ano
 
 @pytest.mark.promise("B12")
 async def test_progress_and_notes_are_asked_for_only_where_they_are_wanted(short_tmp: Path) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         log = short_tmp / "log"
         await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))
 

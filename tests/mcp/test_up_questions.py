@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
+from tests.mcp.upstream_hub import (
+    EVERYTHING_ASKED,
+    Scripted,
+    UpstreamHub,
+    http,
+    run_hub,
+    stdio,
+    until,
+)
 from tests.peers.process import HttpPeer, processes_at_home, read_log, wait_for_log
 
 from dragoman.core.call import Progress, Result, WantedUpdates
@@ -82,7 +90,7 @@ def answers(result: Result) -> dict[str, Any]:
 
 
 async def through(
-    world: Ground, name: str, arguments: Mapping[str, Any], **more: Any
+    world: UpstreamHub, name: str, arguments: Mapping[str, Any], **more: Any
 ) -> tuple[Result, list[list[str]]]:
     """The call and those that continue it; what was asked, round by round."""
     more = {"client": "c", "features": EVERYTHING_ASKED, **more}
@@ -102,7 +110,7 @@ async def through(
 async def test_whatever_a_server_asks_travels_to_the_caller_and_back(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, transport, era=era))
 
         for kind in ("form", "url", "sampling", "roots"):
@@ -128,7 +136,7 @@ async def test_whatever_a_server_asks_travels_to_the_caller_and_back(
 async def test_a_question_is_in_the_words_of_the_newest_revision(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, transport))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
 
@@ -155,7 +163,7 @@ async def test_a_question_is_in_the_words_of_the_newest_revision(
 async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it_can_be_asked(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, transport))
 
         async def declared(client: str, features: Mapping[str, Any]) -> Any:
@@ -179,7 +187,7 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
 async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask(
     short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, "http", interactive=None))
 
         with pytest.raises(WorkFailed, match="known to ask, call it again"):
@@ -195,7 +203,7 @@ async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask
 async def test_who_cannot_be_asked_is_told_what_was(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, transport))
 
         for features in ({}, {"sampling": {}}):
@@ -234,7 +242,7 @@ async def test_a_server_of_the_new_era_gets_its_state_back_as_it_was_or_none(
             ]
         },
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
         how: dict[str, Any] = {"features": FORMS}
 
@@ -270,13 +278,13 @@ async def test_the_answer_of_another_client_or_a_second_one_never_reaches_the_se
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, transport, "--log", log))
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, client="a", **how)
         reply = {"answers": answers(asking), "handle": asking.handle, **how}
 
-        with pytest.raises(InvalidInput, match="begin the call again"):
+        with pytest.raises(InvalidInput, match="start the call again"):
             await world.call("m.ask_form", {"key": "k"}, client="b", **reply)
         assert not [seen for seen in read_log(log) if seen.get("event") == "answered"]
         again = await world.call("m.ask_form", {"key": "k"}, client="a", **how)
@@ -293,7 +301,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp, question_secs=0.3) as world:
+    async with run_hub(short_tmp, question_secs=0.3) as world:
         upstream = await world.add(entry(http_peer, transport, "--log", log))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, **how)
@@ -315,7 +323,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
 async def test_the_time_of_a_call_stands_still_while_its_question_is_open(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, transport, timeout_secs=1.0))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, **how)
@@ -329,7 +337,7 @@ async def test_the_time_of_a_call_stands_still_while_its_question_is_open(
         assert json.loads(done.content[0]["text"]) == ADA
         with pytest.raises(TimedOut, match="timed out and was cancelled"):
             await world.call("m.slow", {"seconds": 30}, **how)
-        assert upstream.session is not None
+        assert upstream.connection.session is not None
 
 
 @pytest.mark.promise("B13")
@@ -338,7 +346,7 @@ async def test_what_is_a_clients_own_ends_with_its_session(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, transport, "--log", log))
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, client="a", **how)
@@ -364,21 +372,21 @@ async def test_what_is_a_clients_own_ends_with_its_session(
                 **how,
             )
         assert (await world.call("m.echo", {"text": "hi"}, client="b", **how)).content
-        assert upstream.session is not None
+        assert upstream.connection.session is not None
 
 
 @pytest.mark.promise("B13")
 async def test_a_session_of_a_clients_own_that_dies_touches_nobody_else(short_tmp: Path) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(stdio("m", "matrix_server", "--era", "legacy", interactive=True))
         how: dict[str, Any] = {"client": "a", "features": EVERYTHING_ASKED}
         await world.call("m.declared", **how)
-        shared = upstream.session
+        shared = upstream.connection.session
 
         with pytest.raises(Exception, match="was lost"):
             await world.call("m.crash", **how)
 
-        assert upstream.session is shared and upstream.restarts == 0
+        assert upstream.connection.session is shared and upstream.connection.restarts == 0
         assert (await world.call("m.echo", {"text": "hi"})).content
         result, asked = await through(world, "m.ask_form", {"key": "again"}, client="a")
         assert asked == [["form"]] and result.content
@@ -386,22 +394,21 @@ async def test_a_session_of_a_clients_own_that_dies_touches_nobody_else(short_tm
 
 @pytest.mark.promise("B13")
 async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+    short_tmp: Path, http_peer: Peers
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_SESSIONS", 2)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, max_sessions=2) as world:
         upstream = await world.add(entry(http_peer, "http"))
 
         def by(client: str) -> dict[str, Any]:
             caller = Principal("key", client)
-            return {"client": client, "caller": caller, "features": EVERYTHING_ASKED}
+            return {"client": client, "principal": caller, "features": EVERYTHING_ASKED}
 
         asking = await world.call("m.ask_form", {"key": "a"}, **by("a"))
         await world.call("m.declared", **by("b"))
 
         await world.call("m.ask_form", {"key": "d"}, **by("d"))  # in the place of b's
         assert len(upstream.client_sessions) == 2
-        with pytest.raises(Overloaded, match="2 clients"):
+        with pytest.raises(Overloaded, match="2 client sessions"):
             await world.call("m.declared", **by("e"))
         assert (await world.call("m.echo", {"text": "hi"}, client="e")).content
         done = await world.call(
@@ -415,11 +422,8 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
 
 
 @pytest.mark.promise("B13")
-async def test_an_idle_session_of_a_clients_own_is_ended(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dragoman.mcp.client.upstream.OWN_IDLE_SECONDS", 0.4)
-    async with ground(short_tmp) as world:
+async def test_an_idle_session_of_a_clients_own_is_ended(short_tmp: Path, http_peer: Peers) -> None:
+    async with run_hub(short_tmp, session_idle_secs=0.4) as world:
         upstream = await world.add(entry(http_peer, "stdio"))
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "a"}, client="a", **how)
@@ -440,12 +444,9 @@ async def test_an_idle_session_of_a_clients_own_is_ended(
 
 
 @pytest.mark.promise("B13")
-async def test_parked_calls_are_bounded(
-    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parked_calls_are_bounded(short_tmp: Path, http_peer: Peers) -> None:
     log = short_tmp / "log"
-    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_PARKED_OF_ONE", 3)
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp, max_suspended_in_session=3) as world:
         await world.add(entry(http_peer, "http", "--log", log))
         how: dict[str, Any] = {"client": "a", "features": EVERYTHING_ASKED}
         for number in range(3):
@@ -463,7 +464,7 @@ async def test_parked_calls_are_bounded(
 async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kept_apart(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         upstream = await world.add(entry(http_peer, transport))
         how: dict[str, Any] = {"client": "", "features": EVERYTHING_ASKED}
         first = await world.call("m.ask_form", {"key": "1"}, **how)
@@ -489,7 +490,7 @@ async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kep
 async def test_over_http_a_question_is_the_calls_whose_stream_brought_it(
     short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, "http"))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
         slow = asyncio.ensure_future(world.call("m.slow", {"seconds": 0.5}, **how))
@@ -518,7 +519,7 @@ async def test_a_caller_who_leaves_while_his_call_runs_on_his_own_session_cancel
     short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, "stdio", "--log", log))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
         running = asyncio.ensure_future(world.call("m.slow", {"seconds": 30, "key": "k"}, **how))
@@ -548,7 +549,7 @@ async def test_a_question_that_comes_while_no_call_is_under_way_is_refused(
         "legacy",
         {"tools/list": {"first": [ask], "tools": [], "nextCursor": None}},
     )
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         await until(lambda: [one for one in server.sent() if "error" in one])
@@ -562,7 +563,7 @@ async def test_a_call_that_is_continued_without_any_answers_is_given_up(
     era: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, "http", "--log", log, era=era))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, **how)
@@ -582,7 +583,7 @@ async def test_a_call_that_is_continued_without_any_answers_is_given_up(
 async def test_what_a_call_changes_on_a_session_of_the_clients_own_is_heard_by_who_follows_it(
     client: str, first: str, short_tmp: Path, http_peer: Peers
 ) -> None:
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, "stdio"))
         how: dict[str, Any] = {"client": client, "features": EVERYTHING_ASKED}
         if first == "call":

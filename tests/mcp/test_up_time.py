@@ -6,9 +6,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
 from tests.mcp.mini_http import Request, mini
 from tests.mcp.test_up_http import legacy
+from tests.mcp.upstream_hub import (
+    EVERYTHING_ASKED,
+    Scripted,
+    UpstreamHub,
+    http,
+    run_hub,
+    stdio,
+    until,
+)
 from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import BadReply, TimedOut
@@ -19,7 +27,7 @@ ANSWER_SECS = 1.5
 LONGER = {"seconds": 2.0}
 
 
-async def slow(world: Ground, server: str, **how: object) -> str:
+async def slow(world: UpstreamHub, server: str, **how: object) -> str:
     result = await world.call(f"{server}.slow", LONGER, **how)  # type: ignore[arg-type]
     return str(result.content[0]["text"])
 
@@ -29,7 +37,7 @@ async def test_a_call_may_take_longer_than_lists_unless_the_server_has_a_timeout
     short_tmp: Path,
 ) -> None:
     with HttpPeer("mcp1_server", "--transport", "http") as peer:
-        async with ground(short_tmp, answer_secs=ANSWER_SECS) as world:
+        async with run_hub(short_tmp, answer_secs=ANSWER_SECS) as world:
             await world.add(
                 stdio("child", "mcp1_server"),
                 http("remote", peer.url),
@@ -58,7 +66,7 @@ async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
         if not legacy(request):
             await asyncio.Event().wait()
 
-    async with ground(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, mini(handle) as server:
         world.hub = build_permissive_hub(world.hub.catalog, world.bus, [Timeout(0.2)])
         await world.add(http("s", server.url))
         with pytest.raises(TimedOut, match=r"raise \[limits\] tool_timeout_secs if it needs more"):
@@ -73,9 +81,9 @@ async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> Non
             await asyncio.Event().wait()
         legacy(request)
 
-    async with ground(short_tmp, answer_secs=0.3) as world, mini(handle) as server:
+    async with run_hub(short_tmp, answer_secs=0.3) as world, mini(handle) as server:
         await world.servers.apply([http("s", server.url)])
-        await until(lambda: "within 0.3 s" in world.made["s"].reason)
+        await until(lambda: "within 0.3 s" in world.made["s"].connection.reason)
 
 
 @pytest.mark.promise("B8", "P2")
@@ -84,7 +92,7 @@ async def test_an_answer_that_is_too_large_is_said_to_be_so_wherever_its_id_stan
 ) -> None:
     large = {"result": {"content": [{"type": "text", "text": "x" * 11_000_000}]}, "id": "$id"}
     server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [large], "content": []}})
-    async with ground(short_tmp) as world:
+    async with run_hub(short_tmp) as world:
         await world.add(server.entry())
         with pytest.raises(BadReply, match="with more than 10485760 bytes, which is too large"):
             await world.call("s.t")

@@ -19,8 +19,9 @@ from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
-from dragoman.mcp.client.session import UpstreamSession
-from dragoman.mcp.client.upstream import SessionSpec, Upstream
+from dragoman.mcp.client.limits import UpstreamLimits
+from dragoman.mcp.client.session import SessionSpec, UpstreamSession
+from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import HttpTransport, ServerEntry, StdioTransport
 from dragoman.mcp.protocol.revisions import R2511
@@ -63,35 +64,31 @@ class Crashing:
 async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_alone() -> None:
     opened: list[Crashing] = []
 
-    async def connect(
-        upstream: Upstream, seconds: float, apart: SessionSpec | None
-    ) -> UpstreamSession:
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
         opened.append(Crashing())
         return cast(UpstreamSession, opened[-1])
 
     upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
     upstream.start()
     async with asyncio.timeout(5):
-        await upstream.wait_tried()
-        upstream.reread_all()
-        while len(opened) < 2 or upstream.state != "connected":
+        await upstream.connection.wait_settled()
+        upstream.note_missed()
+        while len(opened) < 2 or upstream.connection.state != "connected":
             await asyncio.sleep(0.01)
     await upstream.stop()
 
 
 async def test_nobody_waits_for_a_change_of_a_server_that_is_away() -> None:
-    async def connect(
-        upstream: Upstream, seconds: float, apart: SessionSpec | None
-    ) -> UpstreamSession:
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
         raise Unreachable("it is away", sent=False)
 
     upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
     upstream.start()
     async with asyncio.timeout(5):
-        await upstream.wait_tried()
-    upstream.reread_all()  # what it announced last is read once it is back
+        await upstream.connection.wait_settled()
+    upstream.note_missed()  # what it announced last is read once it is back
     try:
-        assert not upstream.is_stale(TOOL)
+        assert not upstream.lists.is_stale(TOOL)
     finally:
         await upstream.stop()
 
@@ -110,7 +107,7 @@ def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_pa
             await asyncio.sleep(0)
         async with asyncio.timeout(9):  # sooner than what is left behind for lasting too long
             await upstream.stop()
-        assert upstream.state == "stopped"
+        assert upstream.connection.state == "stopped"
 
     async def stop_at_each_turn() -> None:
         for turns in range(1, 9):
@@ -124,9 +121,7 @@ def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_pa
 async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
     begun = asyncio.Event()
 
-    async def connect(
-        upstream: Upstream, seconds: float, apart: SessionSpec | None
-    ) -> UpstreamSession:
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
         begun.set()
         while upstream.name == "deaf":  # to being cancelled, too
             with contextlib.suppress(asyncio.CancelledError):
@@ -135,7 +130,9 @@ async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
         raise Unreachable("no such server", sent=False)
 
     def make(entry: ServerEntry) -> Upstream:
-        return Upstream(entry, connect, CATALOGS, Bus(), compile_schema, stop_secs=0.05)
+        return Upstream(
+            entry, connect, CATALOGS, Bus(), compile_schema, UpstreamLimits(stop_secs=0.05)
+        )
 
     ended = asyncio.Event()
     transport = HttpTransport(url="http://x.example/mcp")

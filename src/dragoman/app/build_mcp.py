@@ -16,6 +16,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.descendants import DESCENDANTS
+from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
@@ -72,7 +73,7 @@ def build_upstreams(
             catalogs.offered,
             bus,
             partial(compile_schema, check=entry.check_arguments),
-            live.config.limits.question_secs,
+            UpstreamLimits(question_secs=live.config.limits.question_secs),
             asker=clients,
         )
 

@@ -1,17 +1,19 @@
-"""What a server offers, of every kind: listed, made the hub's own, and put into the catalogs.
+"""What a server offers: lists fetched, parsed into tools and published in the catalogs.
 
-A malformed entry is left out alone and reported. A list that has not changed touches nothing.
+An invalid entry is omitted alone and reported. A list that has not changed changes no catalog.
+`ListFreshness` says when a list is read again although its server announced no change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from time import thread_time
-from typing import Any, NamedTuple
+from time import monotonic, thread_time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dragoman.core.backoff import add_jitter
 from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
@@ -23,26 +25,27 @@ from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
 from dragoman.wire.rpc import METHOD_NOT_FOUND
 
+if TYPE_CHECKING:
+    from dragoman.mcp.client.upstream import Upstream
+
 log = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 20
 TURN_SECONDS = 0.005
-"""How long a list may be worked on before others have their turn."""
+"""How long a list is parsed before the event loop gets a turn."""
 MAX_INSTRUCTIONS = 65_536
-"""Characters of a server's instructions that are looked at; the rest is never shown either."""
-LIST_SECONDS = 10.0
-"""The longest that any list but that of the tools is waited for."""
+"""Characters of a server's instructions that are reviewed; the rest is never shown."""
 
 
 class ListKind(NamedTuple):
     feature: str
-    """Of the server; without it nothing is asked."""
+    """The capability that a server with this list declares."""
     method: str
     member: str
     changed: str
-    """The notification that says so."""
+    """The notification of a change."""
     id: str
-    """Which member of an entry tells it from the others."""
+    """The member that identifies an entry."""
 
 
 KINDS = {
@@ -64,33 +67,31 @@ KINDS = {
 
 
 def is_offered(session: UpstreamSession, kind: str) -> bool:
-    """Whether the server says that it has something of that kind. One that declares no capabilities
-    at all may still have tools."""
-    assumed = kind == TOOL and not session.features
-    return assumed or session.features.get(KINDS[kind].feature) is not None
+    """Whether the server declares this list. One that declares no capabilities at all may still
+    have tools."""
+    is_assumed = kind == TOOL and not session.features
+    return is_assumed or session.features.get(KINDS[kind].feature) is not None
 
 
 def is_announced(session: UpstreamSession, kind: str) -> bool:
-    """Whether the server says that it announces changes of that list."""
+    """Whether the server declares that it announces changes of this list."""
     offered = session.features.get(KINDS[kind].feature)
     return isinstance(offered, dict) and offered.get("listChanged") is True
 
 
 def find_changed_kinds(method: str) -> list[str]:
-    """The kinds whose list a notification is about."""
+    """Returns the kinds whose list a notification announces as changed."""
     return [name for name, kind in KINDS.items() if kind.changed == method]
 
 
 Lists = dict[str, "list[Any] | HubError"]
-"""By kind; an error where the server did not give it."""
+"""Entries by kind, or why the server did not return them."""
 
 
 class ParsedList(NamedTuple):
-    """What became of a list."""
-
     definitions: list[Any]
-    checked: bool
-    """Whether the tools were looked through for headers to send."""
+    has_headers: bool
+    """Whether the tools were searched for arguments to send as headers."""
     tools: list[Tool]
     mirrored: dict[str, Mapping[str, Path]]
     problems: list[str]
@@ -99,67 +100,57 @@ class ParsedList(NamedTuple):
 class CatalogSync:
     def __init__(
         self,
-        target: Target,
+        upstream: Upstream,
         catalogs: Mapping[str, Catalog],
         compile_schema: SchemaCompiler,
-        prefix: str | None,
     ) -> None:
-        self._target = target
+        self._upstream = upstream
         self._catalogs = catalogs
         self._compile = compile_schema
-        self._prefix = prefix
-        self._listed: dict[str, list[Any] | None] = {
-            TOOL: None,
-            PROMPT: None,
-            RESOURCE: None,
-            TEMPLATE: None,
-        }
-        """As the server put it. Lists are offered even where nothing is in them: what comes later
-        is an addition."""
+        self._published: dict[str, list[Any] | None] = dict.fromkeys(KINDS)
+        """As the server returned them. Empty lists are published as well: what comes later is an
+        addition."""
         self._instructions: str | None = None
-        self._checked = False
-        """Whether the tools that are offered were looked through for headers to send."""
+        self._has_headers = False
+        """Whether the published tools were searched for arguments to send as headers."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
         self.mirrored: dict[str, Mapping[str, Path]] = {}
-        """Of the tools that have such: which of their arguments are sent as headers as well."""
+        """The arguments that are also sent as headers, by tool."""
         self.spent = 0.0
-        """Seconds of processor time that the last lists took."""
+        """Seconds of CPU time that publishing the last lists took."""
 
     @property
     def problems(self) -> list[str]:
-        """What was left out, and why."""
-        found = [words for about in self._problems.values() for words in about]
+        """What was omitted, and why."""
+        found = [problem for about in self._problems.values() for problem in about]
         for catalog in self._catalogs.values():
-            found += catalog.list_remarks(self._target.name)
+            found += catalog.list_remarks(self._upstream.name)
         return found[:MAX_PROBLEMS]
 
-    def count_offered(self, kind: str) -> int:
-        return len(self._catalogs[kind].list_offered(self._target.name))
-
     def count_total(self, kind: str) -> int:
-        """Of all servers."""
+        """Counts the entries of all servers."""
         return len(self._catalogs[kind])
+
+    def list_offered(self, kind: str) -> Sequence[Tool]:
+        return self._catalogs[kind].list_offered(self._upstream.name)
 
     def withdraw(self) -> None:
         for catalog in self._catalogs.values():
-            catalog.withdraw(self._target.name)
+            catalog.withdraw(self._upstream.name)
 
-    def list_offered(self, kind: str) -> Sequence[Tool]:
-        """What the catalog has of it."""
-        return self._catalogs[kind].list_offered(self._target.name)
+    # --- fetching ------------------------------------------------------------------------------
 
     async def fetch_lists(
         self,
         session: UpstreamSession,
         kinds: Iterable[str],
-        timeout: float,
         declared: Mapping[str, Any] = NOTHING,
     ) -> Lists:
-        """As the server puts them. Only the tools are needed: of another list the reason why it is
-        not given. `declared` is what a request of the modern era says its sender can be asked."""
+        """Fetches these lists, unchanged. Only the tools are required: for another list that fails
+        the error is returned. `declared` are the client features of a modern request."""
         wanted = list(kinds)
         found = await asyncio.gather(
-            *(self._fetch_list(session, kind, timeout, declared) for kind in wanted)
+            *(self._fetch_list(session, kind, declared) for kind in wanted)
         )
         lists = dict(zip(wanted, found, strict=True))
         for kind, entries in lists.items():
@@ -167,95 +158,90 @@ class CatalogSync:
                 raise entries
         return lists
 
+    async def _fetch_list(
+        self, session: UpstreamSession, kind: str, declared: Mapping[str, Any]
+    ) -> list[Any] | HubError:
+        """No other list delays the tools."""
+        _, method, member, *_ = KINDS[kind]
+        if not is_offered(session, kind):
+            return []
+        within, timeout = None, self._upstream.answer_secs
+        if kind != TOOL:  # each page of the tools has its timeout, and connecting as a whole
+            within = timeout = min(timeout, self._upstream.limits.list_secs)
+        try:
+            async with asyncio.timeout(within):
+                meta = session.build_meta(declared, None)
+                return await session.list_entries(method, member, timeout, meta)
+        except TimeoutError:
+            return TimedOut(f'"{method}" was not answered completely within {timeout:g} s')
+        except HubError as error:
+            native = getattr(error, "native", None)
+            is_unknown = isinstance(native, dict) and native.get("code") == METHOD_NOT_FOUND
+            # Many servers have resources and no templates. One that declares nothing may have no
+            # tools.
+            return [] if is_unknown and (kind == TEMPLATE or not session.features) else error
+
+    # --- publishing ----------------------------------------------------------------------------
+
     async def publish(self, session: UpstreamSession, lists: Lists) -> None:
-        """Of a list that was not given what was offered stays."""
+        """Publishes these lists; one that could not be fetched stays as it was."""
         extensions = session.features.get("extensions")
-        self._target.traits = replace(
-            self._target.traits,
+        self._upstream.traits = replace(
+            self._upstream.traits,
             has_resources=session.features.get("resources") is not None,
             announces_resources=announces_resources(session),
             extensions=extensions if isinstance(extensions, dict) else NOTHING,
         )
         changes: list[tuple[str, ParsedList]] = []
         self.spent = 0.0
-        checked = session.revision.has_mirrored_headers and session.wire.sends_headers
+        has_headers = session.revision.has_mirrored_headers and session.wire.sends_headers
         for kind, entries in lists.items():
             if isinstance(entries, HubError):
                 self.report_problems(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
                 continue
             self.report_problems(KINDS[kind].method, [])
             begun = thread_time()
-            differs = entries != self._listed[kind]
+            differs = entries != self._published[kind]
             self.spent += thread_time() - begun
-            if differs or (kind == TOOL and checked != self._checked):
-                changes.append(
-                    (kind, await self._parse_list(kind, entries, checked and kind == TOOL))
-                )
+            if differs or (kind == TOOL and has_headers != self._has_headers):
+                parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL)
+                changes.append((kind, parsed))
         begun = thread_time()
-        for kind, made in changes:  # what is as it was is not touched: nobody is told of a change
-            self._publish_kind(kind, made)
+        for kind, parsed in changes:  # unchanged lists are not published: no client is notified
+            self._publish_list(kind, parsed)
         self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
         self.spent += thread_time() - begun
+
+    def _publish_list(self, kind: str, parsed: ParsedList) -> None:
+        self.report_problems(kind, parsed.problems)
+        self._published[kind] = parsed.definitions
+        if kind == TOOL:
+            self._has_headers, self.mirrored = parsed.has_headers, parsed.mirrored
+        try:
+            self._catalogs[kind].offer(self._upstream.name, parsed.tools)
+        except ConfigError as error:
+            self._problems[kind].append(str(error))
 
     def _publish_instructions(self, text: str) -> None:
         catalog = self._catalogs.get(INSTRUCTIONS)
         if catalog is None or text == self._instructions:
             return
         self._instructions = text
-        tool = tool_from_instructions(self._target, text)
-        catalog.offer(self._target.name, [tool] if text else [])
+        tool = tool_from_instructions(self._upstream, text)
+        catalog.offer(self._upstream.name, [tool] if text else [])
 
-    def _publish_kind(self, kind: str, made: ParsedList) -> None:
-        self.report_problems(kind, made.problems)
-        self._listed[kind] = made.definitions
-        if kind == TOOL:
-            self._checked, self.mirrored = made.checked, made.mirrored
-        try:
-            self._catalogs[kind].offer(self._target.name, made.tools)
-        except ConfigError as error:
-            self._problems[kind].append(str(error))
+    def report_problems(self, about: str, problems: list[str]) -> None:
+        """Replaces the problems reported about the same."""
+        known, found = self._problems.get(about, []), problems[:MAX_PROBLEMS]
+        self._problems[about] = found
+        for problem in found:
+            if problem not in known:  # logged once, however often it is listed
+                log.warning('server "%s": %s', self._upstream.name, problem)
 
-    async def _fetch_list(
-        self, session: UpstreamSession, kind: str, timeout: float, declared: Mapping[str, Any]
-    ) -> list[Any] | HubError:
-        """As the server put it, or why there is none. No other list keeps the tools waiting."""
-        _, method, member, *_ = KINDS[kind]
-        if not is_offered(session, kind):
-            return []
-        if kind == TOOL:
-            within = None  # each of its pages has its time, and connecting as a whole
-        else:
-            within = timeout = min(timeout, LIST_SECONDS)
-        try:
-            async with asyncio.timeout(within):
-                meta = session.build_meta(declared, None)
-                return await self._fetch_entries(session, kind, method, member, timeout, meta)
-        except TimeoutError:
-            return TimedOut(f'"{method}" was not answered to the end within {timeout:g} s')
-        except HubError as error:
-            return error
+    # --- parsing -------------------------------------------------------------------------------
 
-    async def _fetch_entries(
-        self,
-        session: UpstreamSession,
-        kind: str,
-        method: str,
-        member: str,
-        timeout: float,
-        meta: Mapping[str, Any],
-    ) -> list[Any]:
-        try:
-            return await session.list_entries(method, member, timeout, meta)
-        except HubError as error:
-            native = getattr(error, "native", None)
-            unknown = isinstance(native, dict) and native.get("code") == METHOD_NOT_FOUND
-            # Many have resources and no templates. One that declares nothing may have no tools.
-            if unknown and (kind == TEMPLATE or not session.features):
-                return []
-            raise
-
-    async def _parse_list(self, kind: str, definitions: list[Any], checked: bool) -> ParsedList:
-        made = ParsedList(definitions, checked, [], {}, [])
+    async def _parse_list(self, kind: str, definitions: list[Any], has_headers: bool) -> ParsedList:
+        parsed = ParsedList(definitions, has_headers, [], {}, [])
         taken: set[str] = set()
         begun = thread_time()
         for position, definition in enumerate(definitions):
@@ -265,32 +251,23 @@ class CatalogSync:
                 begun = thread_time()
             try:
                 tool = self._parse_entry(kind, definition, taken)
-                if checked and (params := _find_header_params(tool)):
-                    made.mirrored[tool.remote_name] = params
+                if has_headers and (params := _find_header_params(tool)):
+                    parsed.mirrored[tool.remote_name] = params
             except BadTool as error:
-                made.problems.append(f"{kind} {position + 1} is left out: {error}")
+                parsed.problems.append(f"{kind} {position + 1} is omitted: {error}")
                 continue
             taken.add(tool.remote_name)
-            made.tools.append(tool)
+            parsed.tools.append(tool)
         self.spent += thread_time() - begun
-        return made
+        return parsed
 
     def _parse_entry(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:
+        upstream, prefix = self._upstream, self._upstream.entry.prefix
         if kind == TOOL:
-            return tool_from_definition(
-                definition, self._target, taken, self._compile, self._prefix
-            )
+            return tool_from_definition(definition, upstream, taken, self._compile, prefix)
         if kind == PROMPT:
-            return prompt_from_definition(definition, self._target, taken, self._prefix)
-        return resource_from_definition(definition, self._target, taken, kind, KINDS[kind].id)
-
-    def report_problems(self, about: str, problems: list[str]) -> None:
-        """Whatever was said about the same before is over."""
-        known, found = self._problems.get(about, []), problems[:MAX_PROBLEMS]
-        self._problems[about] = found
-        for problem in found:
-            if problem not in known:  # said once, however often it is listed
-                log.warning('server "%s": %s', self._target.name, problem)
+            return prompt_from_definition(definition, upstream, taken, prefix)
+        return resource_from_definition(definition, upstream, taken, kind, KINDS[kind].id)
 
 
 def _find_header_params(tool: Tool) -> Mapping[str, Path]:
@@ -303,14 +280,14 @@ def _find_header_params(tool: Tool) -> Mapping[str, Path]:
 def prompt_from_definition(
     definition: Any, target: Target, taken: Collection[str], prefix: str | None = None
 ) -> Tool:
-    """A server's prompt as the hub offers it. `taken` are the names that its list had before it."""
+    """Builds the tool of a server's prompt. `taken` are the names before it in its list."""
     name = _read_text(definition, "name", MAX_NAME)
     arguments = definition.get("arguments")
     if not isinstance(arguments, list | None) or not all(
         isinstance(argument, dict) and isinstance(argument.get("name"), str)
         for argument in arguments or ()
     ):
-        raise BadTool(f'"{name}" has arguments that are no list of named ones')
+        raise BadTool(f'"{name}" has invalid arguments: they must be a list of objects with a name')
     canonical, alias, others = build_names(target, name, taken, prefix)
     return Tool(
         name=canonical,
@@ -327,11 +304,11 @@ def prompt_from_definition(
 def resource_from_definition(
     definition: Any, target: Target, taken: Collection[str], kind: str, member: str
 ) -> Tool:
-    """A server's resource, or template of such, which is called as the server has it."""
+    """Builds the tool of a server's resource or template; clients use the server's URI."""
     uri = _read_text(definition, member, MAX_URI)
     _read_text(definition, "name", MAX_URI)
     if not uri.isprintable():
-        raise BadTool(f"its {member} has characters that no address has")
+        raise BadTool(f"its {member} has invalid characters")
     if uri in taken:
         raise BadTool(f'"{uri[:200]}" is listed twice')
     name = f"{target.name}.{uri}"
@@ -348,7 +325,7 @@ def resource_from_definition(
 
 
 def tool_from_instructions(target: Target, text: str) -> Tool:
-    """A server's instructions in the form in which they are reviewed; nothing calls them."""
+    """Wraps a server's instructions for review; nothing calls them."""
     name = f"{target.name}.{INSTRUCTIONS}"
     return Tool(
         name=name,
@@ -363,15 +340,121 @@ def tool_from_instructions(target: Target, text: str) -> Tool:
 
 def _read_text(definition: Any, member: str, longest: int) -> str:
     if not isinstance(definition, dict):
-        raise BadTool("it is no object")
+        raise BadTool("it must be an object")
     text = definition.get(member)
     if not isinstance(text, str) or not 0 < len(text) <= longest:
-        raise BadTool(f"its {member} is no text of 1 to {longest} characters")
+        raise BadTool(f"its {member} must be a string of 1 to {longest} characters")
     return text
 
 
 def _read_description(definition: Mapping[str, Any], name: str) -> str:
     description = definition.get("description", "")
     if not isinstance(description, str | None):
-        raise BadTool(f'"{name[:200]}" has a description that is no text')
+        raise BadTool(f'"{name[:200]}" has an invalid description: it must be a string')
     return description or ""
+
+
+# --- freshness ---------------------------------------------------------------------------------
+
+LEAST_SECONDS = 1.0
+"""A list younger than this is not read again."""
+READ_FACTOR = 5.0
+"""A list that took long to read is not read again for this many times as long."""
+WAIT_SECONDS = 3.0
+"""How long a request waits for lists that are read again for it."""
+
+
+class _ListAge:
+    __slots__ = ("is_announced", "next_at", "read_at", "ttl")
+
+    def __init__(
+        self, read_at: float, next_at: float, ttl: float | None, is_announced: bool
+    ) -> None:
+        self.read_at = read_at
+        self.next_at = next_at
+        """When it is read in the background, if at all."""
+        self.ttl = ttl
+        """Seconds that it is valid, as the server declared."""
+        self.is_announced = is_announced
+        """Whether the server declares that it announces changes."""
+
+
+class ListFreshness:
+    """When the lists of one server are read again.
+
+    A client that requests a list older than its `ttlMs` (2026-07-28), or than `refresh_secs` where
+    the server announces nothing, gets it read again. A list that changes unannounced is found in
+    the background while the server is used. However many clients ask, a list is read at most once a
+    second, and once more after a call.
+    """
+
+    def __init__(
+        self,
+        interval: float,
+        is_listening: Callable[[], bool],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """An `interval` of 0 disables all but `ttlMs`. `is_listening` says whether an announcement
+        of the server would arrive at this moment."""
+        self._interval = interval
+        self._is_listening = is_listening
+        self._clock = clock
+        self._lists: dict[str, _ListAge] = {}
+        self._least = LEAST_SECONDS
+
+    def clear(self) -> None:
+        """There is no connection to read from."""
+        self._lists.clear()
+
+    def note(self, kind: str, begun: float, ttl: float | None, *, announced: bool) -> None:
+        """Notes that this list was read, or could not be, from `begun` on."""
+        next_at = begun + add_jitter(self._interval, 0.1)
+        self._lists[kind] = _ListAge(begun, next_at, ttl, announced)
+        self._least = max(LEAST_SECONDS, READ_FACTOR * (self._clock() - begun))
+
+    def is_stale(self, kind: str, used_at: float = 0.0) -> bool:
+        """Whether a client that requests the list gets it read again. A call that ended at
+        `used_at` may have changed it: it is then read once, however young."""
+        age = self._lists.get(kind)
+        if age is None:
+            return False
+        if age.ttl is not None:
+            most = age.ttl
+        elif self._interval and not self._is_announced(age):
+            most = self._interval
+        else:
+            return False
+        least = 0.0 if used_at > age.read_at else self._least
+        return self._clock() - age.read_at >= max(most, least)
+
+    def may_read(self, kind: str) -> bool:
+        """Whether it may be read again for a client that calls something it does not contain."""
+        age = self._lists.get(kind)
+        return age is not None and self._clock() - age.read_at >= self._least
+
+    def list_due(self, used_at: float) -> list[str]:
+        """Returns the kinds to read in the background: their lists are old, and the server was used
+        since they were read."""
+        if not self._interval:
+            return []
+        now = self._clock()
+        return [
+            kind
+            for kind, age in self._lists.items()
+            if now >= age.next_at
+            and used_at >= age.read_at
+            and now - age.read_at >= self._least
+            and not self._is_announced(age)
+        ]
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until a list may be due; None for never."""
+        if not self._interval or not self._lists:
+            return None
+        now = self._clock()
+        coming = [age.next_at - now for age in self._lists.values() if age.next_at > now]
+        return max(0.05, min(coming, default=self._interval))
+
+    def _is_announced(self, age: _ListAge) -> bool:
+        return age.is_announced and self._is_listening()

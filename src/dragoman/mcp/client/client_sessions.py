@@ -1,8 +1,8 @@
-"""Sessions with one server, in the handshake era, that are a client's own.
+"""The sessions with one server, in the handshake era, that belong to single clients.
 
-The shared session declares no client features; a client's own declares what this one client can be
-asked, and holds the state that the server keeps for it. There are few of them, and they end when
-they are idle or their client has gone.
+The shared session declares no client features. A client's own session declares what this client
+can be asked, and holds the state that the server keeps for it. Their number is limited, and they
+end when they are idle or their client disconnects.
 """
 
 from __future__ import annotations
@@ -13,60 +13,48 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dragoman.core.background import Background, start_task
 from dragoman.core.call import ROOTS, AnswerError, Call, Question
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, Unreachable, WorkFailed
-from dragoman.core.ports import ClientAsker, Viewer
+from dragoman.core.ports import Viewer
 from dragoman.core.principal import Principal
 from dragoman.core.read_pacing import pause_after_list
-from dragoman.mcp.client.catalog_sync import Lists, find_changed_kinds
-from dragoman.mcp.client.notifications import NotificationSink, RequestListener
+from dragoman.mcp.client.catalog_sync import find_changed_kinds
+from dragoman.mcp.client.notifications import RequestListener
 from dragoman.mcp.client.session import UpstreamSession
-from dragoman.mcp.client.session_questions import SessionQuestions
-from dragoman.mcp.client.suspended_call import REFUSED, QuestionBudget, SuspendedCall
+from dragoman.mcp.client.suspended_call import (
+    REFUSED,
+    QuestionBudget,
+    SessionQuestions,
+    SuspendedCall,
+)
 from dragoman.mcp.protocol.elicitation import AGAIN, PARKED
 from dragoman.mcp.protocol.notifications import owner_key
 
+if TYPE_CHECKING:
+    from dragoman.mcp.client.upstream import Upstream
+
 log = logging.getLogger(__name__)
 
-MAX_SESSIONS = 32
-"""Of one server; one caller has at most half of them."""
-MAX_PARKED, MAX_PARKED_OF_ONE = 1_000, 64
-"""Calls that wait for answers: of one server, of which one caller has at most half, and of one of
-its sessions."""
-MAX_OPEN_BYTES = 64 * 1024 * 1024
-"""Of all the questions of one server that wait for answers."""
-
-STAYING_DOORS = frozenset({"mcp-stdio", "mcp-sse"})
-"""Doors whose clients are connected for as long as their session lasts."""
-
-START_SECONDS = 2.0
+CONNECTED_DOORS = frozenset({"mcp-stdio", "mcp-sse"})
+"""Entry points whose clients are connected for as long as their session lasts."""
+PING_SECONDS = 2.0
 ROOTS_SECONDS = 5.0
 """How long a new session waits for the roots that the server asks for at its start."""
 ROOTS_KEY = "roots"
-"""Under which a caller is asked for its roots by the hub itself."""
+"""The key of the hub's own question for the client's roots."""
 ROOTS_CHANGED = "notifications/roots/list_changed"
 CHANGE_SECONDS = 0.05
-"""Changes of a list that a server announces together are read together."""
+"""List changes announced within this time are read together."""
 
-Open = Callable[[Mapping[str, Any], NotificationSink, RequestListener], Awaitable[UpstreamSession]]
-"""Opens a session that declares these features; who hears what is said on it unasked, and who takes
-questions outside of calls."""
-Caller = Call | Viewer
-"""Whom a session is for."""
-Request = Callable[[UpstreamSession, RequestListener], Awaitable[tuple[Any, int]]]
+SendCall = Callable[[UpstreamSession, RequestListener], Awaitable[tuple[Any, int]]]
+"""Sends the request of a call; returns the result and its size."""
 Key = tuple[str, ...]
-
-
-OwnHeard = Callable[[str, Mapping[str, Any], str], None]
-"""Takes what is said on the own session of a client and belongs to no call."""
-Lister = Callable[[UpstreamSession], Awaitable[Lists]]
-OwnChanged = Callable[[Key, "ClientSession", set[str], set[str]], Awaitable[None]]
-"""Reads lists of an own session that may have changed; of the second set it has said so."""
 
 
 class OpenQuestions(NamedTuple):
@@ -77,7 +65,7 @@ class OpenQuestions(NamedTuple):
 
 
 class SessionNotOpened(Exception):
-    """A session of a client's own could not be opened: nothing was sent."""
+    """A client's own session could not be opened: nothing was sent."""
 
     def __init__(self, error: HubError) -> None:
         super().__init__(str(error))
@@ -85,39 +73,40 @@ class SessionNotOpened(Exception):
 
 
 class ClientSession:
-    """One session of a client's own, perhaps still being opened."""
+    """One client's own session, perhaps still being opened."""
 
     def __init__(
         self,
-        call: Caller,
+        viewer: Call | Viewer,
         features: Mapping[str, Any],
         opening: asyncio.Task[UpstreamSession],
-        outside: SessionQuestions,
+        questions: SessionQuestions,
         now: float,
     ) -> None:
         self.features = features
-        self.outside = outside
-        self.client = call.client
-        self.door = call.door
-        self.caller: Principal = call.principal
-        self.whose = _whose(call)
+        self.questions = questions
+        """Those that belong to no call."""
+        self.client = viewer.client
+        self.door = viewer.door
+        self.principal: Principal = viewer.principal
+        self.owner = _find_owner(viewer)
         self.opening = opening
         self.calls = 0
-        """Under way, or parked."""
-        self.parked = 0
+        """In flight or suspended."""
+        self.suspended = 0
         self.roots: str | None = None
-        """Of one that belongs to no client: a digest of the roots that its server was told."""
+        """If it belongs to no client: a digest of the roots that its server was told."""
         self.used_at = now
         self.is_new = True
-        """Whether no call was made on it yet: it lists what any such session does."""
+        """Whether no call was made on it yet: it lists what any session of this kind does."""
         self.changed: set[str] = set()
-        """Kinds of which it has said that the list has changed."""
+        """Kinds whose change the server has announced."""
         self.wanted: set[str] = set()
-        """Kinds whose list its client has asked for since it made a call."""
+        """Kinds that the client has listed since its last call."""
         self.read_at: dict[str, float] = {}
         """When each kind was read last."""
         self.reading: asyncio.Task[None] | None = None
-        """Reads these lists."""
+        """Reads the lists of these kinds."""
 
     @property
     def session(self) -> UpstreamSession | None:
@@ -127,57 +116,32 @@ class ClientSession:
         return opening.result()
 
 
-class Waiting:
-    """A parked call and the session it is on."""
-
-    __slots__ = ("own", "parked")
-
-    def __init__(self, own: ClientSession, parked: SuspendedCall) -> None:
-        self.own = own
-        self.parked = parked
+class _Suspended(NamedTuple):
+    own: ClientSession
+    call: SuspendedCall
 
 
 class ClientSessions:
-    def __init__(
-        self,
-        server: str,
-        open: Open,
-        seconds: float,
-        question_secs: float,
-        idle_secs: float,
-        call_secs: float,
-        *,
-        keeps_connected: bool = True,
-        heard: OwnHeard | None = None,
-        own_changed: OwnChanged | None = None,
-        own_ended: Callable[[Key], None] | None = None,
-        asker: ClientAsker | None = None,
-    ) -> None:
-        """`keeps_connected`: whether a client that stays connected keeps an unused session."""
-        self._server = server
-        self._open = open
-        self._seconds = seconds
-        """How long the server may take over a request of the hub's own."""
-        self._call_secs = call_secs
-        self._question_secs = question_secs
-        self._idle_secs = idle_secs
-        self._keeps_connected = keeps_connected
-        self._heard = heard
-        self._own_changed = own_changed
-        self._own_ended = own_ended
-        self._asker = asker
+    def __init__(self, upstream: Upstream) -> None:
+        entry = upstream.entry
+        self._upstream = upstream
+        self._server = upstream.name
+        self._limits = upstream.limits
+        self._idle_secs = entry.idle_secs or upstream.limits.session_idle_secs
+        self._keeps_connected = not entry.idle_secs
+        """Whether a connected client keeps an unused session."""
         self._sessions: dict[Key, ClientSession] = {}
-        self._waiting: dict[str, Waiting] = {}
-        self._follows: dict[str, Counter[str]] = {}
-        """Whose to which resources are followed: what a client's calls change may be known on its
-        own session alone."""
-        self._endings: set[asyncio.Task[None]] = set()
+        self._suspended: dict[str, _Suspended] = {}
+        self._subscriptions: dict[str, Counter[str]] = {}
+        """Resources by owner: a change that the client's calls cause may be visible on its own
+        session alone."""
+        self._background = Background(f'client sessions of server "{self._server}"')
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
-        self._room = QuestionBudget(server, MAX_OPEN_BYTES)
+        self._budget = QuestionBudget(self._server, upstream.limits.max_question_bytes)
         self._uses_roots = False
-        """Whether the server asks for roots outside of calls: a client that keeps no session is
-        then asked for its own before a session is chosen for it."""
+        """Whether the server asks for roots outside of calls: a client without an MCP session is
+        then asked for its roots before a session is chosen for it."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -185,320 +149,323 @@ class ClientSessions:
     # --- calls ---------------------------------------------------------------------------------
 
     async def call(
-        self, call: Call, features: Mapping[str, Any], request: Request
+        self, call: Call, features: Mapping[str, Any], send: SendCall
     ) -> tuple[Any, int] | OpenQuestions:
-        """What the server answers, or what is asked first. Raises `SessionNotOpened`."""
+        """Returns the server's result and its size, or its questions. Raises `SessionNotOpened`."""
         roots = None
         if not call.client and self._uses_roots and "roots" in features:
-            roots = _find_roots(call)
-            if roots is None:
+            if call.answers is None or ROOTS_KEY not in call.answers:
                 return OpenQuestions({ROOTS_KEY: Question(ROOTS, {})}, AGAIN)
+            roots = _digest(call.answers[ROOTS_KEY])
         own, session = await self._enter(call, features, roots)
         try:
             own.is_new = False
-            held, ready = own.outside.take_pending(), asyncio.Event()
-            if not own.client and any(asked.method == "roots/list" for asked in held):
+            pending, ready = own.questions.take_pending(), asyncio.Event()
+            if not own.client and any(request.method == "roots/list" for request in pending):
                 self._uses_roots = True
 
-            async def work(heard: RequestListener) -> tuple[Any, int]:
-                if held:  # what the server wants to know first may decide what the call does
+            async def work(listener: RequestListener) -> tuple[Any, int]:
+                if pending:  # the answers may decide what the call does
                     await ready.wait()
-                return await request(session, heard)
+                return await send(session, listener)
 
-            parked = SuspendedCall(call, session.revision, self._call_secs, work, self._room)
-            for asked in held:
-                asked.on_reply = ready.set
-                if not parked.adopt(asked):
-                    asked.refuse(REFUSED, "the question cannot be put to the client")
-            return await self._outcome(Waiting(own, parked))
+            call_secs = self._upstream.call_secs
+            suspended = SuspendedCall(call, session.revision, call_secs, work, self._budget)
+            for request in pending:
+                request.on_reply = ready.set
+                if not suspended.ask(request):
+                    request.refuse(REFUSED, "the question cannot be put to the client")
+            return await self._wait_outcome(_Suspended(own, suspended))
         finally:
-            self._left(own)
+            self._leave(own)
 
     async def resume(self, call: Call) -> tuple[Any, int] | OpenQuestions:
-        """Continues a parked call with the answers that `call` brings."""
+        """Continues a suspended call with the answers that `call` brings."""
         id = (call.handle or "").removeprefix(PARKED)
-        waiting = self._waiting.get(id)
-        if waiting is None or waiting.parked.client != call.client:
-            raise InvalidInput(
-                f'the question of "{call.tool.name}" is not open any more; begin the call again'
-            )
+        found = self._suspended.get(id)
+        if found is None or found.call.client != call.client:
+            raise build_not_open(call)
         if call.answers is None:
-            self._drop(id, "nobody will answer")
-            raise WorkFailed(f'"{call.tool.name}" was given up: nobody answers what it asked')
-        del self._waiting[id]
-        waiting.own.parked -= 1  # the place that its call had is kept until it is left
-        self._note_roots(waiting, call.answers)
-        waiting.parked.resume(call)
+            self._drop(id, "the question will not be answered")
+            raise WorkFailed(f'"{call.tool.name}" was cancelled: its question was not answered')
+        del self._suspended[id]
+        found.own.suspended -= 1  # its place among the calls is kept until `_leave`
+        self._note_roots(found, call.answers)
+        found.call.resume(call)
         try:
-            return await self._outcome(waiting)
+            return await self._wait_outcome(found)
         finally:
-            self._left(waiting.own)
+            self._leave(found.own)
 
-    def _note_roots(self, waiting: Waiting, answers: Mapping[str, Any]) -> None:
-        for key, question in waiting.parked.questions.items():
+    def _note_roots(self, suspended: _Suspended, answers: Mapping[str, Any]) -> None:
+        for key, question in suspended.call.questions.items():
             answer = answers.get(key)
             if question.kind != ROOTS or answer is None or isinstance(answer, AnswerError):
                 continue
-            if not waiting.own.client:
-                waiting.own.roots = _digest(answer)
+            if not suspended.own.client:
+                suspended.own.roots = _digest(answer)
 
-    async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | OpenQuestions:
-        parked, own = waiting.parked, waiting.own
-        asks = False
+    async def _wait_outcome(self, suspended: _Suspended) -> tuple[Any, int] | OpenQuestions:
+        own, call = suspended
+        is_open = False
         try:
-            outcome = await parked.wait_outcome()
+            outcome = await call.wait_outcome()
             if outcome is not None:
-                for asked in parked.release_roots():
-                    own.outside.adopt(asked)
+                for request in call.release_roots():
+                    own.questions.adopt(request)
                 return outcome
-            self._check_places(own)
-            asks = True
+            self._check_suspended(own)
+            is_open = True
         finally:
-            if not asks:
-                parked.end("the call is over")
+            if not is_open:
+                call.end("the call has ended")
         id = token_hex(16)
-        self._waiting[id] = waiting
-        own.parked += 1
+        self._suspended[id] = suspended
+        own.suspended += 1
         own.calls += 1
-        parked.suspend(self._question_secs, lambda: self._lapse(id))
-        return OpenQuestions(parked.questions, PARKED + id)
+        call.suspend(self._limits.question_secs, partial(self._expire, id))
+        return OpenQuestions(call.questions, PARKED + id)
 
-    def _check_places(self, own: ClientSession) -> None:
-        """Raises `Overloaded` where no more may wait for answers."""
-        if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
+    def _check_suspended(self, own: ClientSession) -> None:
+        """Raises `Overloaded` if no more calls may be suspended."""
+        limits = self._limits
+        if (
+            len(self._suspended) >= limits.max_suspended
+            or own.suspended >= limits.max_suspended_in_session
+        ):
             raise Overloaded(
                 f'too many questions of server "{self._server}" are open; try again later'
             )
-        mine = sum(1 for waiting in self._waiting.values() if waiting.own.caller == own.caller)
-        if mine >= MAX_PARKED // 2:
+        mine = sum(1 for one in self._suspended.values() if one.own.principal == own.principal)
+        if mine >= limits.max_suspended // 2:
             raise Overloaded(
-                f'{mine} calls of yours wait for answers to server "{self._server}", which is all '
-                "you may have; answer some first"
+                f'{mine} of your calls wait for answers to questions of server "{self._server}", '
+                "which is the limit; answer some first"
             )
 
-    def _lapse(self, id: str) -> None:
+    def _expire(self, id: str) -> None:
         log.info('a question of server "%s" was not answered in time', self._server)
-        self._drop(id, "nobody answered in time")
+        self._drop(id, "the question was not answered in time")
 
-    def _drop(self, id: str, why: str) -> None:
-        waiting = self._waiting.pop(id, None)
-        if waiting is not None:
-            waiting.parked.end(why)
-            waiting.own.parked -= 1
-            self._left(waiting.own)
+    def _drop(self, id: str, reason: str) -> None:
+        suspended = self._suspended.pop(id, None)
+        if suspended is not None:
+            suspended.call.end(reason)
+            suspended.own.suspended -= 1
+            self._leave(suspended.own)
 
-    def has(self, call: Call, features: Mapping[str, Any]) -> bool:
-        """Whether the client has such a session already. A caller without a session has none."""
-        return bool(call.client) and self.find(call, features) is not None
+    # --- lists ---------------------------------------------------------------------------------
 
-    def find(self, call: Caller, features: Mapping[str, Any]) -> Key | None:
-        """The key of the session that the client has, or that its caller used first."""
-        declared = _declared(features)
-        key: Key = (call.client, declared) if call.client else ("", declared, _whose(call), "0")
+    def find(self, viewer: Call | Viewer, features: Mapping[str, Any]) -> Key | None:
+        """Finds the client's session, or the first one that its principal used."""
+        declared = _encode_features(features)
+        client = viewer.client
+        key: Key = (client, declared) if client else ("", declared, _find_owner(viewer), "0")
         return key if key in self._sessions else None
 
-    async def read_lists(
-        self, call: Caller, features: Mapping[str, Any], lister: Lister
-    ) -> tuple[Lists, bool]:
-        """What the client's own session lists, and whether the server asked something when it
-        began. Raises `SessionNotOpened`."""
-        own, session = await self._enter(call, features)
+    @contextlib.asynccontextmanager
+    async def use(
+        self, viewer: Call | Viewer, features: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[ClientSession, UpstreamSession]]:
+        """Holds the client's session, which is opened if necessary. Raises `SessionNotOpened`."""
+        own, session = await self._enter(viewer, features)
         try:
-            return await lister(session), own.outside.has_asked
+            yield own, session
         finally:
-            self._left(own)
+            self._leave(own)
 
-    def keys(self) -> list[Key]:
-        return list(self._sessions)
-
-    def read_again(self, key: Key, kinds: Iterable[str]) -> None:
-        """Reads these lists of an own session as if it had said that they have changed."""
-        own = self._sessions.get(key)
-        if own is None:
-            return
-        own.changed.update(kinds)
-        self._begin_reading(key, own)
+    def reread(self, kinds_of: Callable[[Key], set[str]]) -> None:
+        """Reads lists of sessions again as if the server had announced their change."""
+        for key, own in self._sessions.items():
+            if kinds := kinds_of(key):
+                own.changed.update(kinds)
+                self._start_reading(key, own)
 
     def catch_up(self, key: Key, kind: str) -> asyncio.Task[None] | None:
-        """What to wait for before the client is given that list of its own session: a call of its
-        own may have changed the list, and a server need not announce that, or not in time."""
+        """What to await before the client is given this list of its own session: its calls may
+        have changed the list, and the server need not announce that, or not in time."""
         own = self._sessions.get(key)
         if own is None:
             return None
         if not own.is_new and own.used_at > own.read_at.get(kind, 0.0):
             own.wanted.add(kind)
-            self._begin_reading(key, own)
+            self._start_reading(key, own)
         return own.reading
 
-    def _begin_reading(self, key: Key, own: ClientSession) -> None:
-        if own.reading is None and self._own_changed is not None:
-            own.reading = self._loop.create_task(self._read_changed(key, own, self._own_changed))
+    def _start_reading(self, key: Key, own: ClientSession) -> None:
+        if own.reading is None:
+            own.reading = start_task(self._read_changed(key, own))
 
-    # --- resources -------------------------------------------------------------------------------
+    async def _read_changed(self, key: Key, own: ClientSession) -> None:
+        pause = CHANGE_SECONDS
+        try:
+            while own.changed or own.wanted:
+                await asyncio.sleep(pause)  # also bounds a server that announces all the time
+                await asyncio.wait([own.opening])
+                if own.session is None:
+                    return
+                changed, own.changed = own.changed, set()
+                kinds, own.wanted = own.wanted | changed, set()
+                own.read_at.update(dict.fromkeys(kinds, self._loop.time()))
+                with contextlib.suppress(HubError):
+                    await self._upstream.lists.read_client_lists(key, own, kinds, changed)
+                pause = pause_after_list(sum(own.session.sizes.values()))
+        finally:
+            own.reading = None
 
-    async def follow(self, call: Call, uri: str, yes: bool) -> None:
-        """Where the caller has sessions of its own they tell of the resource too; none is opened
-        for that alone."""
-        whose = _whose(call)
-        follows = self._follows.setdefault(whose, Counter())
-        before = follows[uri]
-        follows[uri] = max(0, before + (1 if yes else -1))
-        after = follows[uri]
+    # --- resources -----------------------------------------------------------------------------
+
+    async def subscribe(self, call: Call, uri: str, is_wanted: bool) -> None:
+        """Adds or removes one subscription on the sessions that the owner has; opens none."""
+        owner = _find_owner(call)
+        counts = self._subscriptions.setdefault(owner, Counter())
+        before = counts[uri]
+        after = counts[uri] = max(0, before + (1 if is_wanted else -1))
         if not after:
-            del follows[uri]
-        if not follows:
-            del self._follows[whose]
+            del counts[uri]
+        if not counts:
+            del self._subscriptions[owner]
         if bool(before) == bool(after):
             return
         verb = "subscribe" if after else "unsubscribe"
-        for own in [own for own in self._sessions.values() if own.whose == whose]:
+        for own in [own for own in self._sessions.values() if own.owner == owner]:
             if own.session is not None:
                 with contextlib.suppress(HubError):
                     params = {"uri": uri}
-                    await own.session.request(f"resources/{verb}", params, self._seconds)
+                    seconds = self._upstream.answer_secs
+                    await own.session.request(f"resources/{verb}", params, seconds)
 
-    async def follow_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
-        """Follows a resource on the caller's own session, which is opened for that. False where
-        the server tells of no changes there either. Raises `SessionNotOpened`."""
-        own, session = await self._enter(call, features)
-        self._left(own)
-        resources = session.features.get("resources")
+    async def subscribe_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
+        """Subscribes on the client's own session only, which is opened for that. False if the
+        server announces no changes there either. Raises `SessionNotOpened`."""
+        async with self.use(call, features) as (_, session):
+            resources = session.features.get("resources")
         if not isinstance(resources, dict) or resources.get("subscribe") is not True:
             return False
-        await self.follow(call, uri, True)
+        await self.subscribe(call, uri, True)
         return True
 
     # --- sessions ------------------------------------------------------------------------------
 
     async def _enter(
-        self, call: Caller, features: Mapping[str, Any], roots: str | None = None
+        self, viewer: Call | Viewer, features: Mapping[str, Any], roots: str | None = None
     ) -> tuple[ClientSession, UpstreamSession]:
-        """Takes a place on the client's own session, which is opened if need be; `_left` gives the
-        place back. Raises `SessionNotOpened`, and then no place is taken."""
+        """Counts a call on the client's session, which is opened if necessary; `_leave` ends it.
+        Raises `SessionNotOpened`, and then counts none."""
         try:
-            own = self._taken(call, features, roots)
+            own = self._choose(viewer, features, roots)
         except Overloaded as error:
             raise SessionNotOpened(error) from None
         own.calls += 1
         opening = own.opening
         try:
-            if not opening.done():  # others may wait for it: nobody cancels it
+            if not opening.done():  # others may wait for it as well: it is not cancelled
                 await asyncio.wait([opening])
             if opening.cancelled():
                 raise Unreachable(f'server "{self._server}" was stopped', sent=False)
             return own, opening.result()
         except BaseException as error:
-            self._left(own)
+            self._leave(own)
             if isinstance(error, HubError):
                 raise SessionNotOpened(error) from None
             raise
 
-    def _taken(self, call: Caller, features: Mapping[str, Any], roots: str | None) -> ClientSession:
-        """The session for this call. A client that keeps no session of its own has one to each of
-        its calls at a time: nothing else would tell them apart. Nor does anything tell the clients
-        of one caller apart, so a session whose server knows the roots of one of them is for calls
-        with the same `roots` alone."""
-        declared = _declared(features)
-        if call.client:
-            key: Key = (call.client, declared)
-            return self._sessions.get(key) or self._begin(key, call, features)
+    def _choose(
+        self, viewer: Call | Viewer, features: Mapping[str, Any], roots: str | None
+    ) -> ClientSession:
+        """Chooses the session for a call. A client without an MCP session has one for each of its
+        concurrent calls: nothing else would keep them apart. Nor can the clients of one principal
+        be distinguished, so a session whose server knows the roots of one of them serves only calls
+        with the same `roots`."""
+        declared = _encode_features(features)
+        if viewer.client:
+            key: Key = (viewer.client, declared)
+            return self._sessions.get(key) or self._begin(key, viewer, features)
         free: Key | None = None
-        without: ClientSession | None = None
-        for n in range(MAX_SESSIONS):
-            key = ("", declared, _whose(call), str(n))
+        without_roots: ClientSession | None = None
+        for number in range(self._limits.max_sessions):
+            key = ("", declared, _find_owner(viewer), str(number))
             own = self._sessions.get(key)
             if own is None:
                 free = free or key
             elif not own.calls and own.roots is None:
-                without = without or own
+                without_roots = without_roots or own
             elif not own.calls and own.roots == roots:
                 return own
-        if without is not None:
-            return without
+        if without_roots is not None:
+            return without_roots
         if free is None:
-            raise self._full()
-        return self._begin(free, call, features)
+            raise self._build_overloaded()
+        return self._begin(free, viewer, features)
 
-    def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> ClientSession:
-        mine = [key for key, own in self._sessions.items() if own.caller == call.principal]
-        if len(mine) >= MAX_SESSIONS // 2:
+    def _begin(self, key: Key, viewer: Call | Viewer, features: Mapping[str, Any]) -> ClientSession:
+        most = self._limits.max_sessions
+        mine = [key for key, own in self._sessions.items() if own.principal == viewer.principal]
+        if len(mine) >= most // 2:
             if not self._make_room(mine):
                 raise Overloaded(
-                    f'server "{self._server}" has {len(mine)} sessions with clients of yours, which'
-                    " is all you may have, and each has a call under way or a question open; "
-                    "answer some first"
+                    f'your clients have {len(mine)} sessions with server "{self._server}", which is'
+                    " the limit, and each has a call in flight or a question open; answer some "
+                    "first"
                 )
-        elif len(self._sessions) >= MAX_SESSIONS and not self._make_room(list(self._sessions)):
-            raise self._full()
-        outside = SessionQuestions(call, self._asker)
-        opening = self._loop.create_task(self._connect(key, _whose(call), features, outside))
-        own = ClientSession(call, features, opening, outside, self._loop.time())
+        elif len(self._sessions) >= most and not self._make_room(list(self._sessions)):
+            raise self._build_overloaded()
+        questions = SessionQuestions(viewer, self._upstream.asker)
+        opening = start_task(self._connect(key, _find_owner(viewer), features, questions))
+        own = ClientSession(viewer, features, opening, questions, self._loop.time())
         self._sessions[key] = own
-        opening.add_done_callback(lambda task: self._connected(key, own))
+        opening.add_done_callback(lambda _: self._note_opened(key, own))
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_secs, self._end_idle)
         return own
 
     async def _connect(
-        self, key: Key, whose: str, features: Mapping[str, Any], outside: SessionQuestions
+        self, key: Key, owner: str, features: Mapping[str, Any], questions: SessionQuestions
     ) -> UpstreamSession:
-        session = await self._open(features, partial(self._overhear, key), outside.listener)
-        outside.revision = session.revision
+        session = await self._upstream.connection.open_client_session(
+            features, partial(self._handle_notification, key), questions.listener
+        )
+        questions.revision = session.revision
         try:
             if "roots" in features:  # servers that use them ask for them first
                 with contextlib.suppress(HubError):
-                    await session.request("ping", {}, START_SECONDS)
-                await outside.wait_answered(ROOTS_SECONDS)
-            for uri in list(self._follows.get(whose, ())):
+                    await session.request("ping", {}, PING_SECONDS)
+                await questions.wait_answered(ROOTS_SECONDS)
+            for uri in list(self._subscriptions.get(owner, ())):
                 with contextlib.suppress(HubError):
-                    await session.request("resources/subscribe", {"uri": uri}, self._seconds)
-        except BaseException:  # cancelled: nobody else knows of the session yet
+                    params = {"uri": uri}
+                    seconds = self._upstream.answer_secs
+                    await session.request("resources/subscribe", params, seconds)
+        except BaseException:  # cancelled: only this task knows of the session yet
             await session.close()
             raise
         return session
 
-    def _overhear(self, key: Key, method: str, params: Mapping[str, Any]) -> None:
-        """What is said on an own session and belongs to no call."""
-        kinds = find_changed_kinds(method)
-        own = self._sessions.get(key)
-        if not kinds or own is None:
-            if self._heard is not None:
-                self._heard(method, params, key[0])
-            return
-        self.read_again(key, kinds)
-
-    async def _read_changed(self, key: Key, own: ClientSession, changed: OwnChanged) -> None:
-        pause = CHANGE_SECONDS
-        try:
-            while own.changed or own.wanted:
-                await asyncio.sleep(pause)  # one that says so all the time waits
-                await asyncio.wait([own.opening])
-                if own.session is None:
-                    return
-                kinds, own.changed = own.changed, set()
-                wanted, own.wanted = own.wanted, set()
-                own.read_at.update(dict.fromkeys(kinds | wanted, self._loop.time()))
-                with contextlib.suppress(HubError):
-                    await changed(key, own, kinds | wanted, kinds)
-                pause = pause_after_list(sum(own.session.sizes.values()))
-        finally:
-            own.reading = None
-
-    def _connected(self, key: Key, own: ClientSession) -> None:
+    def _note_opened(self, key: Key, own: ClientSession) -> None:
         session = own.session
         if session is None:
             self._forget(key, own)
-            return
-        session.wire.lost.add_done_callback(lambda _: self._end(key, own))
+        else:
+            session.wire.lost.add_done_callback(lambda _: self._end(key, own))
 
-    def _full(self) -> Overloaded:
+    def _handle_notification(self, key: Key, method: str, params: Mapping[str, Any]) -> None:
+        """Handles a notification that belongs to no call."""
+        kinds = find_changed_kinds(method)
+        own = self._sessions.get(key)
+        if kinds and own is not None:
+            own.changed.update(kinds)
+            self._start_reading(key, own)
+        else:
+            self._upstream.handle_notification(method, params, key[0])
+
+    def _build_overloaded(self) -> Overloaded:
         return Overloaded(
-            f'server "{self._server}" serves {MAX_SESSIONS} clients that it can ask already; try '
-            "again later"
+            f'server "{self._server}" has {self._limits.max_sessions} client sessions, which is the'
+            " limit; try again later"
         )
 
     def _make_room(self, keys: list[Key]) -> bool:
-        """Ends that of these which was not used for the longest time, if any is not in use."""
+        """Ends the session of these that was unused for longest; False if all are in use."""
         idle = [(self._sessions[key].used_at, key) for key in keys if not self._sessions[key].calls]
         if not idle:
             return False
@@ -506,11 +473,11 @@ class ClientSessions:
         self._end(key, self._sessions[key])
         return True
 
-    def _left(self, own: ClientSession) -> None:
+    def _leave(self, own: ClientSession) -> None:
         own.calls -= 1
         own.used_at = self._loop.time()
         if own.roots is not None and not own.calls and not self._uses_roots:
-            # The server asked in a call. Nobody can tell whether the next one has the same roots.
+            # The server asked in a call, and the next call may be of a client with other roots.
             for key in [key for key, one in self._sessions.items() if one is own]:
                 self._end(key, own)
 
@@ -526,51 +493,40 @@ class ClientSessions:
             self._sweep = self._loop.call_later(pause, self._end_idle)
 
     def _is_kept(self, own: ClientSession) -> bool:
-        """A client that stays connected keeps what its session holds; so does one that follows a
-        resource. Over HTTP a client may have gone without a word."""
-        connected = self._keeps_connected and own.door in STAYING_DOORS
-        return connected or own.whose in self._follows
+        """A connected client keeps the state of its session, and so does one with a subscription.
+        Over HTTP a client may have disconnected unnoticed."""
+        is_connected = self._keeps_connected and own.door in CONNECTED_DOORS
+        return is_connected or own.owner in self._subscriptions
 
     def _forget(self, key: Key, own: ClientSession) -> None:
         if self._sessions.get(key) is own:
             del self._sessions[key]
 
     def _end(self, key: Key, own: ClientSession) -> None:
-        """The next call of its client opens another."""
+        """Ends a session; the next call of its client opens another."""
         self._forget(key, own)
-        for id, waiting in list(self._waiting.items()):
-            if waiting.own is own:
-                del self._waiting[id]
-                waiting.parked.abandon("the client's session has ended")
+        for id, suspended in list(self._suspended.items()):
+            if suspended.own is own:
+                del self._suspended[id]
+                suspended.call.abandon("the client's session has ended")
         own.opening.cancel()
-        own.outside.close()
+        own.questions.close()
         if own.reading is not None:
             own.reading.cancel()
-        if self._own_ended is not None:
-            self._own_ended(key)
-        session = own.session
-        if session is not None:
-            task = self._loop.create_task(self._close(session))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
+        self._upstream.lists.drop_client_lists(key)
+        if own.session is not None:
+            self._background.spawn(_close(own.session))
 
-    async def _close(self, session: UpstreamSession) -> None:
-        await asyncio.sleep(0)  # what was cancelled says so first
-        with contextlib.suppress(HubError):
-            await session.close()
-
-    def roots_changed(self, client: str) -> None:
-        """Tells the servers that the client's sessions are with."""
+    def note_roots_changed(self, client: str) -> None:
+        """Notifies the servers of the client's sessions."""
         for own in self._sessions.values():
             session, roots = own.session, own.features.get("roots")
             if own.client == client and session is not None and roots and "listChanged" in roots:
-                task = self._loop.create_task(_tell_roots(session))
-                self._endings.add(task)
-                task.add_done_callback(self._endings.discard)
+                self._background.spawn(_notify_roots(session))
 
     def drop_client(self, client: str) -> None:
-        """A client's session has ended, and what was its own with it."""
-        self._follows.pop(client, None)
+        """Ends the sessions of a client that has disconnected."""
+        self._subscriptions.pop(client, None)
         for key, own in list(self._sessions.items()):
             if own.client == client:
                 self._end(key, own)
@@ -582,19 +538,25 @@ class ClientSessions:
         openings = [own.opening for own in self._sessions.values()]
         for key, own in list(self._sessions.items()):
             self._end(key, own)
-        await asyncio.gather(*openings, *self._endings, return_exceptions=True)
+        await asyncio.gather(*openings, return_exceptions=True)
+        await self._background.close(grace=self._limits.stop_secs)
 
 
-async def _tell_roots(session: UpstreamSession) -> None:
+async def _close(session: UpstreamSession) -> None:
+    await asyncio.sleep(0)  # cancelled requests send their cancellation first
+    with contextlib.suppress(HubError):
+        await session.close()
+
+
+async def _notify_roots(session: UpstreamSession) -> None:
     with contextlib.suppress(HubError, TimeoutError):
         await session.wire.notify(ROOTS_CHANGED)
 
 
-def _find_roots(call: Call) -> str | None:
-    """A digest of the roots that the caller was asked for; None where it was not asked yet."""
-    if call.answers is None or ROOTS_KEY not in call.answers:
-        return None
-    return _digest(call.answers[ROOTS_KEY])
+def build_not_open(call: Call) -> InvalidInput:
+    return InvalidInput(
+        f'the question of "{call.tool.name}" is no longer open; start the call again'
+    )
 
 
 def _digest(roots: Any) -> str:
@@ -602,9 +564,9 @@ def _digest(roots: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _declared(features: Mapping[str, Any]) -> str:
+def _encode_features(features: Mapping[str, Any]) -> str:
     return json.dumps(features, sort_keys=True)
 
 
-def _whose(call: Caller) -> str:
-    return owner_key(call.client, call.principal)
+def _find_owner(viewer: Call | Viewer) -> str:
+    return owner_key(viewer.client, viewer.principal)

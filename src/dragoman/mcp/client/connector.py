@@ -21,12 +21,13 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.mcp.client.child_process import build_environment
+from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
 from dragoman.mcp.client.session import BothErasAnswered, SessionSpec, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
-from dragoman.mcp.client.upstream import HttpWireType, Upstream
+from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, parse_headers
 from dragoman.wire.http import HttpClient
 
@@ -58,9 +59,11 @@ class Connector:
         if isinstance(transport, StdioTransport):
             return await self._connect_stdio(upstream, transport, seconds, spec)
         first, second = HTTP_WIRES[type(transport)]
-        if upstream.http_wire is second:
+        if upstream.connection.http_wire is second:
             first, second = second, first
-        if not spec.is_main and upstream.http_wire is not None:  # found by the shared session
+        if (
+            not spec.is_main and upstream.connection.http_wire is not None
+        ):  # found by the shared session
             return await self._connect_http(first, upstream, transport, seconds, spec)
         try:
             return await self._connect_http(first, upstream, transport, seconds, spec)
@@ -98,9 +101,9 @@ class Connector:
             return await self._open(upstream, wire, seconds, modern, spec)
 
         try:
-            return await start(upstream.modern)
+            return await start(upstream.connection.modern)
         except BothErasAnswered:
-            upstream.modern = True
+            upstream.connection.modern = True
             return await start(True)
 
     async def _connect_http(
@@ -111,7 +114,7 @@ class Connector:
         seconds: float,
         spec: SessionSpec,
     ) -> UpstreamSession:
-        modern = upstream.modern
+        modern = upstream.connection.modern
         if not wire_type.speaks_modern:
             modern = False
             if upstream.entry.era == "modern":
@@ -124,7 +127,7 @@ class Connector:
         wire = wire_type(upstream.name, http, transport.url, headers, spec.sink)
         await wire.start()
         session = await self._open(upstream, wire, seconds, modern, spec)
-        upstream.http_wire = wire_type
+        upstream.connection.http_wire = wire_type
         return session
 
     async def _open(

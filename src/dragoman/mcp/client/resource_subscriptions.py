@@ -1,7 +1,7 @@
-"""Which resources of a server somebody follows, and that the server tells of them.
+"""The resources of one server that clients have subscribed to, and the hub's own subscriptions.
 
-In the old era each is subscribed to; in the new one all of them are one listen. What is followed
-outlives a connection: it is asked for again after each.
+In the handshake era each resource is subscribed to; in the modern era all of them are one listen
+request. Subscriptions outlive a connection: they are renewed after each.
 """
 
 from __future__ import annotations
@@ -10,96 +10,93 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from dragoman.core.background import Background
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, TimedOut, Unreachable
 from dragoman.core.unlisted_resources import MAX_URI
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 
 MAX_URIS = 1_000
-MAX_FOLLOWERS = 20_000
-"""Of one server's resources, all together."""
+MAX_SUBSCRIPTIONS = 20_000
+"""Subscriptions to all resources of one server together."""
 
 
 class ResourceSubscriptions:
-    def __init__(self, server: str, updated: Callable[[str], None]) -> None:
+    def __init__(self, server: str, updated: Callable[[str], None], timeout: float) -> None:
+        """`updated` is called with each resource that has changed."""
         self._server = server
         self._updated = updated
-        self._followers: dict[str, dict[str, int]] = {}
-        """Resource to client to how often it does."""
+        self._timeout = timeout
+        self._clients: dict[str, dict[str, int]] = {}
+        """How often each client has subscribed, by resource."""
         self._total = 0
-        self._held: set[str] = set()
-        """What the server of the old era was asked to tell of, and in which session."""
-        self._held_in: tuple[UpstreamSession, int] | None = None
+        self._remote: set[str] = set()
+        """Subscriptions in the handshake session `_remote_session`, at that opening of it."""
+        self._remote_session: tuple[UpstreamSession, int] | None = None
         self.handshake_session: UpstreamSession | None = None
         """The shared session of the handshake era beside one of the modern era."""
         self._lock = asyncio.Lock()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Background(f'subscriptions of server "{server}"')
 
     def __len__(self) -> int:
-        return len(self._followers)
+        return len(self._clients)
 
     @property
     def uris(self) -> frozenset[str]:
-        return frozenset(self._followers)
+        return frozenset(self._clients)
 
-    # --- by clients --------------------------------------------------------------------------
+    # --- clients -------------------------------------------------------------------------------
 
-    async def subscribe(
-        self, session: UpstreamSession, client: str, uri: str, timeout: float
-    ) -> None:
-        beside = self.handshake_session is not None and announces_resources(self.handshake_session)
-        if not beside and not announces_resources(session):
+    async def subscribe(self, session: UpstreamSession, client: str, uri: str) -> None:
+        handshake = self.handshake_session
+        is_announced = announces_resources(session) or (
+            handshake is not None and announces_resources(handshake)
+        )
+        if not is_announced:
             raise InvalidInput(
                 f'server "{self._server}" does not announce changes of its resources'
             )
         self.add(client, uri)
         try:
-            await self._sync(session, timeout, uri)
+            await self._sync(session, uri)
         except BaseException:
             self._drop(client, uri)
             raise
 
     def add(self, client: str, uri: str) -> None:
-        """The client follows it on a session of its own alone; nothing is asked of the shared
-        one."""
-        if uri not in self._followers and len(self._followers) >= MAX_URIS:
+        """Counts a subscription; the server is not asked for anything."""
+        if uri not in self._clients and len(self._clients) >= MAX_URIS:
             raise Overloaded(
-                f'{MAX_URIS} resources of server "{self._server}" are followed already'
+                f'clients have subscribed to {MAX_URIS} resources of server "{self._server}", '
+                "which is the limit"
             )
-        if self._total >= MAX_FOLLOWERS:
-            raise Overloaded(f'the resources of server "{self._server}" have too many followers')
-        clients = self._followers.setdefault(uri, {})
+        if self._total >= MAX_SUBSCRIPTIONS:
+            raise Overloaded(f'the resources of server "{self._server}" have too many subscribers')
+        clients = self._clients.setdefault(uri, {})
         clients[client] = clients.get(client, 0) + 1
         self._total += 1
 
-    async def unsubscribe(
-        self, session: UpstreamSession | None, client: str, uri: str, timeout: float
-    ) -> None:
-        """Without a session there is nobody to be told, and nothing to be asked for again."""
-        if client in self._followers.get(uri, ()):
+    async def unsubscribe(self, session: UpstreamSession | None, client: str, uri: str) -> None:
+        if client in self._clients.get(uri, ()):
             self._drop(client, uri)
             if session is not None:
-                with contextlib.suppress(HubError):  # told or not, it is followed by nobody
-                    await self._sync(session, timeout, None)
+                await self._try_sync(session)
 
-    def drop_client(self, client: str, session: UpstreamSession | None, timeout: float) -> None:
-        """A client's session has ended."""
-        left = [uri for uri, clients in self._followers.items() if client in clients]
-        for uri in left:
-            while client in self._followers.get(uri, ()):
+    def drop_client(self, client: str, session: UpstreamSession | None) -> None:
+        """Ends the subscriptions of a client that has disconnected."""
+        uris = [uri for uri, clients in self._clients.items() if client in clients]
+        for uri in uris:
+            while client in self._clients.get(uri, ()):
                 self._drop(client, uri)
-        if left and session is not None:
-            task = asyncio.get_running_loop().create_task(self._restore(session, timeout))
-            self._errands.add(task)
-            task.add_done_callback(self._errands.discard)
+        if uris and session is not None:
+            self._background.spawn(self._try_sync(session))
 
     def close(self) -> None:
-        for errand in self._errands:
-            errand.cancel()
-        self._followers.clear()
+        self._background.cancel()
+        self._clients.clear()
         self._total = 0
 
     def _drop(self, client: str, uri: str) -> None:
-        clients = self._followers.get(uri, {})
+        clients = self._clients.get(uri, {})
         if client not in clients:
             return
         self._total -= 1
@@ -107,67 +104,65 @@ class ResourceSubscriptions:
         if not clients[client]:
             del clients[client]
         if not clients:
-            self._followers.pop(uri, None)
+            self._clients.pop(uri, None)
 
-    # --- with the server -----------------------------------------------------------------------
+    # --- the server ----------------------------------------------------------------------------
 
-    async def restore(self, session: UpstreamSession, timeout: float) -> None:
-        """After a connection was made: it knows nothing of what was followed before."""
-        if self._followers:
-            await self._restore(session, timeout)
+    async def restore(self, session: UpstreamSession) -> None:
+        """Renews the subscriptions on a new session, which knows none of them."""
+        if self._clients:
+            await self._try_sync(session)
 
-    async def _restore(self, session: UpstreamSession, timeout: float) -> None:
+    async def _try_sync(self, session: UpstreamSession) -> None:
         with contextlib.suppress(HubError):
-            await self._sync(session, timeout, None)
+            await self._sync(session, None)
 
-    async def _sync(self, session: UpstreamSession, timeout: float, needed: str | None) -> None:
-        """Has the server tell of what is followed now, and no more of what is not. One at a time:
-        whoever waited finds it done. Fails only for `needed`."""
+    async def _sync(self, session: UpstreamSession, needed: str | None) -> None:
+        """Makes the server's subscriptions equal to the clients'. One at a time: the next caller
+        finds it done. Fails only for `needed`."""
         async with self._lock:
             if not session.modern:
-                await self._subscribe(session, timeout, needed)
+                await self._subscribe(session, needed)
                 return
-            is_told = announces_resources(session)
-            if is_told:  # else each is followed on another session
-                await session.notifications.subscribe(self.uris, timeout)
-            if self.handshake_session is not None and announces_resources(self.handshake_session):
+            is_announced = announces_resources(session)
+            if is_announced:  # else each resource is subscribed to on another session
+                await session.notifications.subscribe(self.uris, self._timeout)
+            handshake = self.handshake_session
+            if handshake is not None and announces_resources(handshake):
                 try:
-                    await self._subscribe(self.handshake_session, timeout, needed)
+                    await self._subscribe(handshake, needed)
                 except HubError:
-                    if needed is not None and not is_told:
+                    if needed is not None and not is_announced:
                         raise
 
-    async def _subscribe(
-        self, session: UpstreamSession, timeout: float, needed: str | None
-    ) -> None:
-        """In a session of the handshake era."""
-        if self._held_in != (session, session.openings):
-            self._held, self._held_in = set(), (session, session.openings)
-        for uri in self._held - self.uris:
-            self._held.discard(uri)
-            await session.request("resources/unsubscribe", {"uri": uri}, timeout)
-        for uri in self.uris - self._held:
+    async def _subscribe(self, session: UpstreamSession, needed: str | None) -> None:
+        """Subscribes and unsubscribes in a session of the handshake era."""
+        if self._remote_session != (session, session.openings):
+            self._remote, self._remote_session = set(), (session, session.openings)
+        for uri in self._remote - self.uris:
+            self._remote.discard(uri)
+            await session.request("resources/unsubscribe", {"uri": uri}, self._timeout)
+        for uri in self.uris - self._remote:
             try:
-                await session.request("resources/subscribe", {"uri": uri}, timeout)
+                await session.request("resources/subscribe", {"uri": uri}, self._timeout)
             except HubError as error:
                 if uri == needed or isinstance(error, TimedOut | Unreachable):
-                    raise  # the next one would wait as long
+                    raise  # the next one would take as long
             else:
-                self._held.add(uri)
-
-    # --- what the server says ------------------------------------------------------------------
+                self._remote.add(uri)
 
     def notify_updated(self, uri: object) -> None:
-        """Of a change. What has changed may lie below what is followed (2025-11-25, resources)."""
+        """The server has announced a change of `uri`, which may lie below a resource that a client
+        has subscribed to (2025-11-25, resources)."""
         if not isinstance(uri, str) or len(uri) > MAX_URI:
             return
         while uri:
-            if uri in self._followers:
+            if uri in self._clients:
                 self._updated(uri)
                 return
             uri = uri[:-1] if uri.endswith("/") else uri.rpartition("/")[0]
 
     def notify_all(self) -> None:
-        """Nobody listened for a while: any of them may have changed."""
+        """Announcements may have been missed: any resource may have changed."""
         for uri in self.uris:
             self._updated(uri)

@@ -1,7 +1,8 @@
-"""A call that waits for an answer to a server's question, or for more of them.
+"""Questions that a server of the handshake era asks on a client's own session.
 
-The server's request stays open while its question travels to the client and back; the call's own
-time stands still meanwhile. Knows neither sessions nor wires.
+`SuspendedCall` puts the questions of a call to the client: the server's request stays open while
+they travel there and back, and the time of the call stands still. `SessionQuestions` takes those
+that belong to no call. Neither knows how messages travel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from dragoman.core.background import start_task
 from dragoman.core.call import (
     ROOTS,
     AnswerError,
@@ -24,63 +26,72 @@ from dragoman.core.call import (
     discard_update,
 )
 from dragoman.core.errors import TimedOut
+from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.question_handles import MAX_QUESTIONS
 from dragoman.mcp.client.notifications import RequestListener, ServerRequest, listener_from_call
 from dragoman.mcp.protocol.elicitation import build_answer, is_answerable, question_from_request
+from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE, Revision
 from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
 REFUSED = -1
-"""The code for a question that was not answered; the specification has it so for sampling."""
-
+"""The error code of an unanswered question; the specification defines it for sampling."""
 GATHER_SECONDS = 0.02
+"""How long further questions are awaited, so that they are asked together."""
 LONGEST_SECONDS = 7 * 86_400.0
 LEAST_SECONDS = 1.0
-"""What is left at least of a call's time once its question was answered."""
+"""The least that is left of a call's time after its question was answered."""
+ANSWER_SECONDS = 60.0
+"""For the answer to a question outside of calls; servers made with the SDKs wait no longer."""
 
-Work = Callable[[RequestListener], Awaitable[tuple[Any, int]]]
-"""Makes the request, with whom to ask meanwhile."""
+SendRequest = Callable[[RequestListener], Awaitable[tuple[Any, int]]]
+"""Sends the request of a call; the listener receives its questions."""
 
 
 class QuestionBudget:
-    """For the questions of one server that are open, in bytes."""
+    """Bounds the bytes of all open questions of one server."""
 
-    def __init__(self, server: str, most: int) -> None:
+    def __init__(self, server: str, limit: int) -> None:
         self._server = server
-        self._left = most
-        self._said = False
+        self._left = limit
+        self._is_reported = False
 
     def take(self, size: int) -> bool:
-        """Whether there is any left for that."""
+        """Reserves that many bytes; False if they are not left."""
         if size > self._left:
-            if not self._said:
-                log.warning('questions of server "%s" are refused: too much is open', self._server)
-            self._said = True
+            if not self._is_reported:
+                log.warning('questions of server "%s" are refused: too many are open', self._server)
+            self._is_reported = True
             return False
         self._left -= size
         return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self._left += size
-        self._said = False
+        self._is_reported = False
 
 
 class OpenQuestion(NamedTuple):
     question: Question
-    asked: ServerRequest
+    request: ServerRequest
     size: int
 
 
 class SuspendedCall:
-    """Made for a call whose server may ask; parked for as long as `questions` are open."""
+    """A call whose server may ask questions; suspended for as long as `questions` are open."""
 
     def __init__(
-        self, call: Call, revision: int, seconds: float, work: Work, room: QuestionBudget
+        self,
+        call: Call,
+        revision: Revision,
+        seconds: float,
+        send: SendRequest,
+        budget: QuestionBudget,
     ) -> None:
         self.client = call.client
         self._name = call.tool.name
-        self._room = room
+        self._budget = budget
         self._ended = False
         self._loop = asyncio.get_running_loop()
         self._features = call.features
@@ -91,26 +102,25 @@ class SuspendedCall:
         self._count = 0
         self._lasting = False
         self._arrived: asyncio.Future[None] | None = None
-        self._lapsing: asyncio.TimerHandle | None = None
-        made = listener_from_call(call) or RequestListener(client=call.client)
-        made.ask = self._ask
+        self._expiry: asyncio.TimerHandle | None = None
+        listener = listener_from_call(call) or RequestListener(client=call.client)
+        listener.ask = self.ask
         self._updates = call.updates
-        made.updates = self._update
-        self._listener = made
-        self._task: asyncio.Task[tuple[Any, int]] = self._loop.create_task(self._run(work, made))
-        self._task.add_done_callback(self._finished)
+        listener.updates = self._update
+        self._task = start_task(self._run(send, listener))
+        self._task.add_done_callback(self._finish)
 
-    async def _run(self, work: Work, listener: RequestListener) -> tuple[Any, int]:
-        return await work(listener)
+    async def _run(self, send: SendRequest, listener: RequestListener) -> tuple[Any, int]:
+        return await send(listener)
 
     @property
     def questions(self) -> dict[str, Question]:
         return {key: open.question for key, open in self._open.items()}
 
-    # --- by its caller -------------------------------------------------------------------------
+    # --- used by its caller --------------------------------------------------------------------
 
     async def wait_outcome(self) -> tuple[Any, int] | None:
-        """What the server answered at last; None when it asks something first."""
+        """Returns the server's result and its size, or None when it asks questions first."""
         self._deadline = self._loop.time() + self._left
         while True:
             if self._task.done():
@@ -134,93 +144,81 @@ class SuspendedCall:
             try:
                 await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
-                self._task.cancel()  # the caller has gone
+                self._task.cancel()
                 raise
 
     async def _gather(self) -> None:
-        """A server that asks several things asks one after the other; they are put together."""
+        """Waits for the further questions of a server that asks several one after the other."""
         try:
             await asyncio.wait([self._task], timeout=GATHER_SECONDS)
         except asyncio.CancelledError:
             self._task.cancel()
             raise
 
-    def suspend(self, seconds: float, lapsed: Callable[[], None]) -> None:
-        """Nobody waits for it now; it ends by itself unless it is taken up again in time."""
+    def suspend(self, seconds: float, expire: Callable[[], None]) -> None:
+        """`expire` is called unless the call is resumed within that time."""
         self._updates = discard_update
-        self._lapsing = self._loop.call_later(seconds, lapsed)
+        self._expiry = self._loop.call_later(seconds, expire)
 
     def resume(self, call: Call) -> None:
-        """`call` continues it, with answers to some of what is open."""
-        if self._lapsing is not None:
-            self._lapsing.cancel()
+        """Continues with the answers that `call` brings to some of the open questions."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._features = call.features
         self._updates = call.updates
         if self._lasting:
             call.updates(TaskStarted())
         for key, answer in (call.answers or {}).items():
             open = self._open.pop(key, None)
-            if open is None:
-                continue
-            self._room.give(open.size)
-            if isinstance(answer, AnswerError):
-                open.asked.refuse(answer.code, answer.message, answer.data)
-                continue
-            result = build_answer(open.question, answer, self._revision)
-            if result is None:
-                open.asked.refuse(REFUSED, "the question was not answered")
-            else:
-                open.asked.answer(result)
+            if open is not None:
+                self._budget.release(open.size)
+                send_answer(open.request, open.question, answer, self._revision)
 
-    def abandon(self, words: str) -> None:
-        """The session has ended: nobody waits for answers any more, and the client is told so."""
+    def abandon(self, reason: str) -> None:
+        """Ends it because its session has ended: the client learns that no answer is needed."""
         self._withdraw_all()
-        self.end(words)
+        self.end(reason)
 
-    def end(self, words: str) -> None:
-        """It is over, or will not be continued: the server is told of what is still open, and the
-        request cancelled."""
+    def end(self, reason: str) -> None:
+        """Refuses the open questions and cancels the request."""
         self._ended = True
-        if self._lapsing is not None:
-            self._lapsing.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         for open in self._open.values():
-            self._room.give(open.size)
-            open.asked.refuse(REFUSED, words)
+            self._budget.release(open.size)
+            open.request.refuse(REFUSED, reason)
         self._open.clear()
         self._task.cancel()
 
-    def adopt(self, asked: ServerRequest) -> bool:
-        """Takes a question that the server asked before the call; whether it will be put."""
-        return self._ask(asked)
-
     def release_roots(self) -> list[ServerRequest]:
-        """The questions for the client's roots that are still open: a server may ask for them at
-        any time, whatever call is under way."""
+        """Gives up the open requests for the client's roots: a server may ask for them at any time,
+        whatever call is in flight."""
         keys = [key for key, open in self._open.items() if open.question.kind == ROOTS]
         released = [self._open.pop(key) for key in keys]
         for open in released:
-            self._room.give(open.size)
-        return [open.asked for open in released]
+            self._budget.release(open.size)
+        return [open.request for open in released]
 
-    # --- by the server -------------------------------------------------------------------------
+    # --- used by the server --------------------------------------------------------------------
 
-    def _ask(self, asked: ServerRequest) -> bool:
-        question = question_from_request(asked.method, asked.params)
+    def ask(self, request: ServerRequest) -> bool:
+        """Takes a question; False if it cannot be put to the client."""
+        question = question_from_request(request.method, request.params)
         if question is None or self._ended or len(self._open) >= MAX_QUESTIONS:
             return False
         if not is_answerable(question, self._features):
             return False
-        size = len(encode(asked.params))
-        if not self._room.take(size):
+        size = len(encode(request.params))
+        if not self._budget.take(size):
             return False
         self._count += 1
         key = f"q{self._count}"
-        asked.on_cancel = partial(self._withdraw, key)
+        request.on_cancel = partial(self._withdraw, key)
         question = replace(
             question, withdrawn=self._loop.create_future(), completed=self._loop.create_future()
         )
-        asked.on_complete = partial(_set, question.completed)
-        self._open[key] = OpenQuestion(question, asked, size)
+        request.on_complete = partial(_set, question.completed)
+        self._open[key] = OpenQuestion(question, request, size)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         return True
@@ -229,29 +227,113 @@ class SuspendedCall:
         """The server has cancelled this question."""
         open = self._open.pop(key, None)
         if open is not None:
-            self._room.give(open.size)
+            self._budget.release(open.size)
             _set(open.question.withdrawn)
 
     def _withdraw_all(self) -> None:
         for open in self._open.values():
             _set(open.question.withdrawn)
 
-    def _finished(self, task: asyncio.Task[tuple[Any, int]]) -> None:
-        """The server has answered the call, so it needs no answers to its questions. The result, or
-        the error, is kept for the call that continues this one."""
+    def _finish(self, task: asyncio.Task[tuple[Any, int]]) -> None:
+        """The server has answered the call and needs no more answers. The result, or the error, is
+        kept for the call that continues this one."""
         if not task.cancelled():
-            task.exception()  # an error that no call comes back for is not reported
+            task.exception()  # not reported if no call continues
             self._withdraw_all()
 
     def _update(self, update: Update) -> None:
         if isinstance(update, TaskStarted):
-            self._lasting = True  # whose time is kept elsewhere
+            self._lasting = True  # a task has its own limits
             self._seconds = self._left = LONGEST_SECONDS
         if isinstance(update, Progress | TaskStarted):
-            self._deadline = self._loop.time() + self._seconds  # which gives the time again
+            self._deadline = self._loop.time() + self._seconds
         self._updates(update)
+
+
+class SessionQuestions:
+    """Questions on a client's own session while no call of the client is in flight.
+
+    Some servers ask for the client's roots as soon as the session begins. The client is asked at
+    once if it is connected, else with its next call.
+    """
+
+    def __init__(self, viewer: Call | Viewer, asker: ClientAsker | None) -> None:
+        """`viewer` is whom the session is opened for."""
+        self._client = viewer.client
+        self._features = viewer.features
+        self._asker = asker
+        self.revision: Revision = LATEST_HANDSHAKE
+        """The revision that the server speaks."""
+        self.has_asked = False
+        self._pending: list[ServerRequest] = []
+        self._answering: set[asyncio.Task[None]] = set()
+        self.listener = RequestListener(client=viewer.client, ask=self._ask)
+
+    def take_pending(self) -> list[ServerRequest]:
+        """Removes and returns the questions to ask with the client's next call."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def adopt(self, request: ServerRequest) -> None:
+        """Takes a question that the call in flight turned out not to depend on."""
+        if not self._ask(request):
+            request.refuse(REFUSED, "the question cannot be put to the client")
+
+    async def wait_answered(self, seconds: float) -> None:
+        """Waits until the client has answered the questions so far."""
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=seconds)
+
+    def close(self) -> None:
+        for request in self.take_pending():
+            request.refuse(REFUSED, "the session has ended")
+        for task in self._answering:
+            task.cancel()
+
+    def _ask(self, request: ServerRequest) -> bool:
+        self.has_asked = True
+        question = question_from_request(request.method, request.params)
+        if question is None or not is_answerable(question, self._features):
+            return False
+        if len(self._pending) + len(self._answering) >= MAX_QUESTIONS:
+            return False
+        if self._asker is not None and self._asker.is_reachable(self._client):
+            task = start_task(self._answer(self._asker, request, question))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            request.on_cancel = partial(_cancel, task)
+        else:
+            self._pending.append(request)
+            request.on_cancel = partial(self._withdraw, request)
+        return True
+
+    def _withdraw(self, request: ServerRequest) -> None:
+        if request in self._pending:
+            self._pending.remove(request)
+
+    async def _answer(self, asker: ClientAsker, request: ServerRequest, question: Question) -> None:
+        answer = await asker.ask_client(self._client, question, ANSWER_SECONDS)
+        send_answer(request, question, answer, self.revision)
+
+
+def send_answer(
+    request: ServerRequest, question: Question, answer: Any, revision: Revision
+) -> None:
+    """Answers the server with what the client said, or refuses the question."""
+    if isinstance(answer, AnswerError):
+        request.refuse(answer.code, answer.message, answer.data)
+        return
+    result = build_answer(question, answer, revision)
+    if result is None:
+        request.refuse(REFUSED, "the question was not answered")
+    else:
+        request.answer(result)
 
 
 def _set(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -1,4 +1,4 @@
-"""All configured servers: started together, and changed one by one when the configuration is."""
+"""All configured servers: started together, and changed one by one with the configuration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from dragoman.core.ports import Viewer
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
-from dragoman.mcp.client.client_lists import wait_for_lists
-from dragoman.mcp.client.list_freshness import WAIT_SECONDS
+from dragoman.mcp.client.catalog_sync import WAIT_SECONDS
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.config import (
     ANSWER_SECONDS,
@@ -28,6 +27,9 @@ from dragoman.mcp.config import (
 )
 
 log = logging.getLogger(__name__)
+
+PREPARE_SECONDS = 10.0
+"""How long a list waits for what is found out about its client; changes are announced later."""
 
 
 class UpstreamManager:
@@ -42,7 +44,7 @@ class UpstreamManager:
         bus.observe(RootsChanged, self._roots_changed)
 
     async def apply(self, entries: Sequence[ServerEntry]) -> None:
-        """Makes what runs what `entries` say; whom they leave as it was is not touched."""
+        """Starts, stops and restarts servers as `entries` say; unchanged ones keep running."""
         wanted = {entry.name: entry for entry in entries if entry.enabled}
         gone = [
             upstream
@@ -58,7 +60,7 @@ class UpstreamManager:
         self._start(wanted.values())
 
     async def restart(self, name: str) -> bool:
-        """Stops the server and connects to it again; False where no such server is switched on."""
+        """Stops the server and connects to it again; False if no such server is enabled."""
         upstream = self._running.pop(name, None)
         if upstream is None:
             return False
@@ -72,7 +74,7 @@ class UpstreamManager:
 
     def _roots_changed(self, event: RootsChanged) -> None:
         for upstream in self._running.values():
-            upstream.roots_changed(event.client)
+            upstream.client_sessions.note_roots_changed(event.client)
 
     def _start(self, entries: Iterable[ServerEntry]) -> None:
         for entry in entries:
@@ -81,8 +83,9 @@ class UpstreamManager:
                 upstream.start()
 
     async def wait_settled(self) -> None:
-        """Until each has been connected once, or has failed once."""
-        await asyncio.gather(*(upstream.wait_tried() for upstream in self._running.values()))
+        """Waits until each server is connected or has failed once."""
+        running = self._running.values()
+        await asyncio.gather(*(upstream.connection.wait_settled() for upstream in running))
 
     async def stop(self) -> None:
         running, self._running = self._running, {}
@@ -90,56 +93,59 @@ class UpstreamManager:
 
     @property
     def starting(self) -> list[str]:
-        return [name for name, upstream in self._running.items() if upstream.state == "starting"]
+        running = self._running.items()
+        return [name for name, upstream in running if upstream.connection.state == "starting"]
 
     def find(self, name: str) -> Upstream | None:
         return self._running.get(name)
 
     def find_absent(self, name: str) -> tuple[Upstream, str] | None:
-        """The server in whose namespace `name` is, of those that were never connected."""
+        """Finds the server that was never connected and whose namespace contains `name`, with its
+        state."""
         folded = fold_server_name(name)
         for upstream in self._running.values():
-            if upstream.restarts >= 0:
+            if upstream.connection.restarts >= 0:
                 continue
             if _is_in_namespace(upstream, folded.removeprefix("mcp_")):
-                state = f"not connected: {upstream.reason}" if upstream.reason else "still starting"
+                reason = upstream.connection.reason
+                state = f"not connected: {reason}" if reason else "still starting"
                 return upstream, f'server "{upstream.name}" is {state}'
         return None
 
-    # --- who is listed what (core.ports.ListVisibility) ----------------------------------------
+    # --- visibility (core.ports.ListVisibility) ------- ----------------------------------------
 
     def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
         tasks = []
-        for upstream in self._running.values():  # no generators: every list comes here
+        for upstream in self._running.values():  # no generators: every list request runs this
             task = upstream.lists.prepare(kind, viewer)
             if task is not None:
                 tasks.append(task)
-        return wait_for_lists(tasks) if tasks else None
+        return _wait(tasks, PREPARE_SECONDS) if tasks else None
 
     def list_hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         names: frozenset[str] = frozenset()
         for upstream in self._running.values():
-            if upstream.listing.differs:
-                names |= upstream.lists.list_hidden(kind, viewer)
+            if upstream.lists.differs:
+                names |= upstream.lists.list_hidden(kind, upstream.lists.find_view(viewer))
         return names
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
         names: frozenset[str] = frozenset()
         for upstream in self._running.values():
-            if upstream.listing.differs:
-                names |= upstream.listing.list_client_only_names(kind)
+            if upstream.lists.differs:
+                names |= upstream.lists.list_client_only_names(kind)
         return names
 
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 
     def is_stale(self, kind: str) -> bool:
         for upstream in self._running.values():  # noqa: SIM110
-            if upstream.is_stale(kind):
+            if upstream.lists.is_stale(kind):
                 return True
         return False
 
     async def refresh(self, kind: str) -> None:
-        stale = [one for one in self._running.values() if one.is_stale(kind)]
+        stale = [one for one in self._running.values() if one.lists.is_stale(kind)]
         await _refresh_all(stale, kind)
 
     async def refresh_for(self, name: str, kind: str) -> bool:
@@ -149,20 +155,20 @@ class UpstreamManager:
         found = [
             upstream
             for upstream in self._running.values()
-            if upstream.freshness.may_read(kind) and _may_have(upstream, folded)
+            if upstream.lists.freshness.may_read(kind) and _may_have(upstream, folded)
         ]
         await _refresh_all(found, kind)
         return bool(found)
 
     def count(self, state: str) -> int:
-        return sum(upstream.state == state for upstream in self._running.values())
+        return sum(upstream.connection.state == state for upstream in self._running.values())
 
     def __len__(self) -> int:
         return len(self._running)
 
     def read_log(self, name: str) -> str | None:
         upstream = self._running.get(name)
-        if upstream is None:  # switched off: it says nothing
+        if upstream is None:  # disabled
             return "" if any(entry.name == name for entry in self._entries) else None
         return upstream.stderr.read_text()
 
@@ -170,8 +176,8 @@ class UpstreamManager:
         return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
 
     def snapshot(self) -> dict[str, Any]:
-        """`configured` and `connected`, with the reason for one that is not; how many tools each
-        has, and not which: there may be many."""
+        """Describes each server as `configured` and as `connected`, with the number of its tools or
+        the reason why it is not."""
         connected = [self._describe(entry) for entry in self._entries]
         return {
             "configured": [_describe_entry(entry) for entry in self._entries],
@@ -183,9 +189,7 @@ class UpstreamManager:
     def _describe(self, entry: ServerEntry) -> dict[str, Any]:
         upstream = self._running.get(entry.name)
         if upstream is None:
-            reason = (
-                "it is switched off (enabled = false)" if not entry.enabled else "it is stopped"
-            )
+            reason = "it is disabled (enabled = false)" if not entry.enabled else "it is stopped"
             return {
                 "name": entry.name,
                 "tools_count": 0,
@@ -193,25 +197,27 @@ class UpstreamManager:
                 "state": "off",
                 "reason": reason,
             }
+        connection = upstream.connection
+        session = connection.session
         state: dict[str, Any] = {
             "name": entry.name,
             "tools_count": len(self._catalogs[TOOL].list_offered(entry.name)),
             "prompts_count": len(self._catalogs[PROMPT].list_offered(entry.name)),
             "resources_count": len(self._catalogs[RESOURCE].list_offered(entry.name)),
             "templates_count": len(self._catalogs[TEMPLATE].list_offered(entry.name)),
-            "connected": upstream.session is not None,
-            "state": upstream.state,
-            "era": _name_era(upstream),
-            "protocol_version": upstream.revision,
-            "restarts": max(0, upstream.restarts),
+            "connected": session is not None,
+            "state": connection.state,
+            "era": _name_era(connection.modern),
+            "protocol_version": connection.version,
+            "restarts": max(0, connection.restarts),
         }
-        if upstream.session is None:
-            state["reason"] = upstream.reason or "it is being connected"
-        if upstream.session is not None and upstream.session.server_info:
-            state["server_info"] = upstream.session.server_info
-        if upstream.problems:
-            state["problems"] = upstream.problems
-        if remarks := upstream.lists.remarks():
+        if session is None:
+            state["reason"] = connection.reason or "it is being connected"
+        elif session.server_info:
+            state["server_info"] = session.server_info
+        if problems := upstream.catalog.problems:
+            state["problems"] = problems
+        if remarks := upstream.lists.describe_differences():
             state["remarks"] = remarks
         if len(upstream.client_sessions):
             state["own_sessions"] = len(upstream.client_sessions)
@@ -227,18 +233,22 @@ def _is_in_namespace(upstream: Upstream, folded: str) -> bool:
 
 
 def _may_have(upstream: Upstream, folded: str) -> bool:
-    """Whether the server may offer something that is called like this here."""
+    """Whether the server may offer something under this name."""
     return upstream.entry.prefix == "" or _is_in_namespace(upstream, folded)
 
 
 async def _refresh_all(upstreams: Iterable[Upstream], kind: str) -> None:
-    reading = [upstream.refresh(kind) for upstream in upstreams]
+    reading = [upstream.lists.refresh(kind) for upstream in upstreams]
     if reading:
-        await asyncio.wait(reading, timeout=WAIT_SECONDS)
+        await _wait(reading, WAIT_SECONDS)
+
+
+async def _wait(futures: Iterable[asyncio.Future[None]], seconds: float) -> None:
+    await asyncio.wait(list(futures), timeout=seconds)
 
 
 async def _stop_all(upstreams: Iterable[Upstream]) -> None:
-    """Stops them side by side; one that fails to stop keeps none of the others from it."""
+    """Stops them concurrently; one that fails to stop does not affect the others."""
     stopping = {upstream.name: upstream.stop() for upstream in upstreams}
     ended = await asyncio.gather(*stopping.values(), return_exceptions=True)
     for name, error in zip(stopping, ended, strict=True):
@@ -246,14 +256,14 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
             log.error('server "%s" could not be stopped properly', name, exc_info=error)
 
 
-def _name_era(upstream: Upstream) -> str | None:
-    if upstream.modern is None:
+def _name_era(modern: bool | None) -> str | None:
+    if modern is None:
         return None
-    return "modern" if upstream.modern else "legacy"
+    return "modern" if modern else "legacy"
 
 
 def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
-    """The entry as it was written, less what may be secret."""
+    """Returns the entry as it was written, without what may be secret."""
     shown: dict[str, Any] = msgspec.to_builtins(entry)
     shown["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
     if isinstance(entry.transport, StdioTransport):

@@ -85,6 +85,12 @@ OLDEST, LATEST, LATEST_HANDSHAKE = R2024, R2607, R2511
 ASSUMED = R2503
 """The revision of an HTTP client that names none (2025-06-18, transports)."""
 
+
+def is_modern(version: str) -> bool:
+    """Whether a client that speaks this version needs no handshake; False for no version."""
+    return version in MODERN
+
+
 MODERN_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 CLIENT_KEY = "io.modelcontextprotocol/clientInfo"

@@ -1,4 +1,4 @@
-"""A hub with real servers behind it and no faces: calls are made as a face makes them."""
+"""A hub with real MCP servers behind it and no server of its own: tests make the calls directly."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from dragoman.guards.questions import Questions
 from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
+from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import (
-    ANSWER_SECONDS,
     HttpTransport,
     ServerEntry,
     SseTransport,
@@ -43,12 +43,10 @@ from permissive_hub import build_permissive_hub
 EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 
 
-class Ground:
-    def __init__(
-        self, place: Path, question_secs: float = 60.0, answer_secs: float = ANSWER_SECONDS
-    ) -> None:
+class UpstreamHub:
+    def __init__(self, place: Path, limits: UpstreamLimits) -> None:
         self.bus = Bus()
-        handles = QuestionHandles(b"k" * 32, question_secs)
+        handles = QuestionHandles(b"k" * 32, limits.question_secs)
         catalogs = build_catalogs(admit_all, NameClaims())
         self.servers = UpstreamManager(self._make, catalogs, self.bus)
         stages = [Questions(handles), Timeout(60)]
@@ -56,12 +54,11 @@ class Ground:
         self.net = OutboundHttp()
         self._connector = Connector(
             place,
-            f"ground{os.getpid()}",
+            f"hub{os.getpid()}",
             os.environ,
             lambda url, private: self.net.open_configured(url, allow_private=private),
         )
-        self._question_secs = question_secs
-        self._answer_secs = answer_secs
+        self._limits = limits
         self.made: dict[str, Upstream] = {}
         self.updated: list[str] = []
         self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
@@ -73,8 +70,7 @@ class Ground:
             self.hub.catalogs,
             self.bus,
             partial(compile_schema, check=entry.check_arguments),
-            self._question_secs,
-            answer_secs=self._answer_secs,
+            self._limits,
         )
         return made
 
@@ -83,7 +79,7 @@ class Ground:
         async with asyncio.timeout(20):
             await self.servers.wait_settled()
         upstream = self.made[entries[0].name]
-        assert upstream.session is not None, upstream.reason
+        assert upstream.connection.session is not None, upstream.connection.reason
         return upstream
 
     async def call(
@@ -92,7 +88,7 @@ class Ground:
         arguments: Mapping[str, Any] | None = None,
         *,
         kind: str = TOOL,
-        caller: Principal = OWNER,
+        principal: Principal = OWNER,
         updates: Callable[[Update], None] | None = None,
         wanted_updates: WantedUpdates | None = None,
         **more: Any,
@@ -102,7 +98,7 @@ class Ground:
         async with asyncio.timeout(20):
             return await call_tool(
                 self.hub,
-                caller,
+                principal,
                 name,
                 arguments or {},
                 kind=kind,
@@ -116,10 +112,8 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(
-    place: Path, question_secs: float = 60.0, answer_secs: float = ANSWER_SECONDS
-) -> AsyncIterator[Ground]:
-    made = Ground(place, question_secs, answer_secs)
+async def run_hub(place: Path, **limits: Any) -> AsyncIterator[UpstreamHub]:
+    made = UpstreamHub(place, UpstreamLimits(**{"question_secs": 60.0, **limits}))
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.call import Call, Progress, Result, TaskStarted, Update, WantedUpdates
+from dragoman.core.call import Call, Progress, TaskStarted, Update, WantedUpdates
 from dragoman.core.errors import (
     BadReply,
     HubError,
@@ -24,7 +24,13 @@ from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client import remote_tasks
-from dragoman.mcp.client.remote_tasks import UpstreamTasks, is_task, is_task_handle, wants_task
+from dragoman.mcp.client.remote_tasks import (
+    TaskLimits,
+    UpstreamTasks,
+    is_task,
+    is_task_handle,
+    wants_task,
+)
 from dragoman.mcp.protocol.revisions import TASKS
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(10)]
@@ -33,10 +39,7 @@ Step = Mapping[str, Any] | HubError
 FORM_ASKED = {"method": "elicitation/create", "params": {"message": "sure?"}}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_tasks, "FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(remote_tasks, "SHORTEST", 0.001)
+QUICK = TaskLimits(question_secs=60.0, first_poll=0.002, shortest_poll=0.001)
 
 
 class Server:
@@ -87,10 +90,6 @@ def a_call(
     )
 
 
-def finish(value: Any, size: int) -> Result:
-    return Result(content=value["content"], extra=value.get("_meta", {}), size=size)
-
-
 CREATED = {"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1}
 OLD = {"task": {"taskId": "t1", "status": "working", "pollInterval": 1}}
 DONE = {"status": "completed", "result": {"content": ["done"]}}
@@ -109,7 +108,7 @@ async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -
         DONE,
     )
     created = {**CREATED, "statusMessage": "queued"}
-    result = await UpstreamTasks("s", 60).follow(created, a_call(told.append), server.ask, finish)
+    result = await UpstreamTasks("s", QUICK).follow(created, a_call(told.append), server.ask)
     assert (result.content, result.size) == (["done"], 5)
     assert told == [
         TaskStarted(message="queued"),
@@ -124,11 +123,11 @@ async def test_a_failed_task_is_the_servers_own_error_and_a_cancelled_one_is_sai
     native = {"code": -32603, "message": "panic", "data": 1}
     server = Server({"status": "failed", "error": native})
     with pytest.raises(WorkFailed, match="panic") as failed:
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert failed.value.native == native
     server = Server({"status": "cancelled"})
     with pytest.raises(WorkFailed, match="has cancelled its task") as cancelled:
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert cancelled.value.native is None
     assert server.methods() == ["tasks/get"], "nothing is left to cancel"
 
@@ -138,33 +137,33 @@ async def test_a_task_that_the_server_has_lost_is_said_to_be_and_its_error_is_no
 ):
     server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     with pytest.raises(WorkFailed, match="no longer knows the task") as lost:
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert lost.value.native is None
 
 
 async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
     gone = Unreachable("gone")
     server = Server(gone, gone, {"status": "working"}, gone, gone, gone, gone, DONE)
-    result = await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    result = await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert result.content == ["done"]
     server = Server(gone)
     with pytest.raises(Unreachable):
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.methods().count("tasks/get") == remote_tasks.MAX_FAILURES
 
 
 async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() -> None:
     gone = Unreachable("gone", sent=False)
-    following = UpstreamTasks("s", 60)
-    asked = await following.follow(CREATED, a_call(), Server(ASKS).ask, finish)
+    following = UpstreamTasks("s", QUICK)
+    asked = await following.follow(CREATED, a_call(), Server(ASKS).ask)
     again = a_call(answers={}, handle=asked.handle)
     server = Server(gone)
     server.result.set_exception(gone)
     for work in (
-        following.follow(CREATED, a_call(), server.ask, finish),
-        following.resume(again, server.ask, finish),
-        following.wait_result(OLD, lambda update: None, server.ask, watched=False),
+        following.follow(CREATED, a_call(), server.ask),
+        following.resume(again, server.ask),
+        following.wait_result(OLD, lambda update: None, server.ask, is_watched=False),
     ):
         with pytest.raises(Unreachable) as left:
             await work
@@ -174,26 +173,24 @@ async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() 
 
 @pytest.mark.parametrize("id", [None, 7, "", "x" * 2_000])
 async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
-    with pytest.raises(BadReply, match="no id"):
-        await UpstreamTasks("s", 60).follow(
-            {**CREATED, "taskId": id}, a_call(), Server().ask, finish
-        )
+    with pytest.raises(BadReply, match="invalid id"):
+        await UpstreamTasks("s", QUICK).follow({**CREATED, "taskId": id}, a_call(), Server().ask)
 
 
 async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None:
     for wish, reason in ((0, 0.001), (-5, 0.001), (20, 0.02), (10**9, 60.0), ("x", None)):
-        followed = remote_tasks.UpstreamTask("t1")
+        followed = remote_tasks.UpstreamTask("t1", 0.001)
         followed.update({"pollIntervalMs": wish}, lambda update: None)
         assert followed.pause == reason
     server = Server({"status": "working", "pollIntervalMs": 100}, DONE)
-    await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert server.times[1] - server.times[0] >= 0.09, "the last wish counts"
 
 
 async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
     server = Server({"status": "working"})
-    following = UpstreamTasks("s", 60)
-    running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask, finish))
+    following = UpstreamTasks("s", QUICK)
+    running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask))
     async with asyncio.timeout(5):
         while not server.asked:
             await asyncio.sleep(0.001)
@@ -207,8 +204,8 @@ async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
 async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}, "kept": 1}
     server = Server({"status": "completed", "result": {"content": [], "_meta": meta}})
-    result = await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
-    assert result.extra == {"kept": 1}
+    result = await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
+    assert result.extra == {"_meta": {"kept": 1}}
 
 
 # --- its questions
@@ -216,28 +213,28 @@ async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
 
 async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() -> None:
     server = Server({"status": "working"}, ASKS, ASKS, {"status": "working"}, DONE)
-    following = UpstreamTasks("s", 60)
-    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    following = UpstreamTasks("s", QUICK)
+    asked = await following.follow(CREATED, a_call(), server.ask)
     assert asked.questions is not None and asked.questions["a"].body == {"message": "sure?"}
     assert is_task_handle(asked.handle)
     answers = {"a": {"action": "accept"}}
     told: list[Update] = []
     again = a_call(told.append, answers=answers, handle=asked.handle)
-    result = await following.resume(again, server.ask, finish)
+    result = await following.resume(again, server.ask)
     assert result.content == ["done"], "and what it asked before is not asked again"
     assert told[0] == TaskStarted()
     assert server.asked[2] == ("tasks/update", {"taskId": "t1", "inputResponses": answers})
-    assert not following._open
+    assert not following._suspended
 
 
 async def test_a_second_question_is_asked_too() -> None:
     both = {"a": FORM_ASKED, "b": {"method": "roots/list"}}
     server = Server(ASKS, {**ASKS, "inputRequests": both}, DONE)
-    following = UpstreamTasks("s", 60)
+    following = UpstreamTasks("s", QUICK)
     features = {"elicitation": {}, "roots": {}}
-    first = await following.follow(CREATED, a_call(features=features), server.ask, finish)
+    first = await following.follow(CREATED, a_call(features=features), server.ask)
     again = a_call(features=features, answers={"a": {}}, handle=first.handle)
-    second = await following.resume(again, server.ask, finish)
+    second = await following.resume(again, server.ask)
     assert second.questions is not None and list(second.questions) == ["b"]
     await following.close()
 
@@ -245,103 +242,99 @@ async def test_a_second_question_is_asked_too() -> None:
 async def test_a_caller_who_cannot_be_asked_has_the_task_cancelled() -> None:
     server = Server(ASKS)
     with pytest.raises(NeedsInput, match=r"sure\?"):
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(features={}), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(features={}), server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
 
 
 async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> None:
     server = Server(ASKS)
-    following = UpstreamTasks("s", 0.01)
-    await following.follow(CREATED, a_call(), server.ask, finish)
+    following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
+    await following.follow(CREATED, a_call(), server.ask)
     assert not server.cancelled.is_set()
     await asyncio.wait_for(server.cancelled.wait(), 5)
-    assert not following._open
+    assert not following._suspended
 
 
 async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hears_nothing() -> None:
     server = Server(ASKS)
-    following = UpstreamTasks("s", 0.01)
-    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
+    asked = await following.follow(CREATED, a_call(), server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     again = a_call(answers={"a": {}}, handle=asked.handle)
-    with pytest.raises(InvalidInput, match="not open any more"):
-        await following.resume(again, server.ask, finish)
+    with pytest.raises(InvalidInput, match="no longer open"):
+        await following.resume(again, server.ask)
     assert "tasks/update" not in server.methods()
 
 
 async def test_a_handle_says_nothing_of_the_server_and_two_tasks_of_one_id_have_two() -> None:
-    following = UpstreamTasks("s", 60)
+    following = UpstreamTasks("s", QUICK)
     first, second = Server(ASKS), Server(ASKS, DONE)
-    one = await following.follow(CREATED, a_call(), first.ask, finish)
-    other = await following.follow(CREATED, a_call(), second.ask, finish)
+    one = await following.follow(CREATED, a_call(), first.ask)
+    other = await following.follow(CREATED, a_call(), second.ask)
     assert one.handle != other.handle and "t1" not in (one.handle or "")
     again = a_call(answers={"a": {}}, handle=other.handle)
-    assert (await following.resume(again, second.ask, finish)).content == ["done"]
+    assert (await following.resume(again, second.ask)).content == ["done"]
     assert following.suspended == 1
     await following.close()
 
 
 async def test_at_the_end_the_tasks_that_wait_for_answers_are_cancelled_too() -> None:
     server = Server(ASKS)
-    following = UpstreamTasks("s", 60)
-    await following.follow(CREATED, a_call(), server.ask, finish)
+    following = UpstreamTasks("s", QUICK)
+    await following.follow(CREATED, a_call(), server.ask)
     await following.close()
     assert server.cancelled.is_set() and not following.suspended
 
 
 async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
     server = Server(ASKS)
-    following = UpstreamTasks("s", 60)
-    asked = await following.follow(CREATED, a_call(), server.ask, finish)
-    again = await following.resume(a_call(answers={}, handle=asked.handle), server.ask, finish)
+    following = UpstreamTasks("s", QUICK)
+    asked = await following.follow(CREATED, a_call(), server.ask)
+    again = await following.resume(a_call(answers={}, handle=asked.handle), server.ask)
     assert again.questions == asked.questions and "tasks/update" not in server.methods()
     await following.close()
 
 
 async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
     server = Server(ASKS)
-    following = UpstreamTasks("s", 60)
-    asked = await following.follow(CREATED, a_call(), server.ask, finish)
-    with pytest.raises(WorkFailed, match="given up"):
+    following = UpstreamTasks("s", QUICK)
+    asked = await following.follow(CREATED, a_call(), server.ask)
+    with pytest.raises(WorkFailed, match="was cancelled: its question was not answered"):
         again = a_call(handle=asked.handle)
-        await following.resume(again, server.ask, finish)
+        await following.resume(again, server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert "tasks/update" not in server.methods()
 
 
-async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_tasks, "MAX_OPEN", 2)
-    server, following = Server(ASKS), UpstreamTasks("s", 60)
+async def test_tasks_with_open_questions_are_bounded() -> None:
+    server, following = Server(ASKS), UpstreamTasks("s", replace(QUICK, max_suspended=2))
     ann, bob, eve = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b", "e"))
-    await following.follow(CREATED, ann, server.ask, finish)
-    await following.follow(CREATED, bob, server.ask, finish)
+    await following.follow(CREATED, ann, server.ask)
+    await following.follow(CREATED, bob, server.ask)
     with pytest.raises(Overloaded, match="too many questions"):
-        await following.follow({**CREATED, "taskId": "t2"}, eve, server.ask, finish)
+        await following.follow({**CREATED, "taskId": "t2"}, eve, server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
     await following.close()
 
 
-async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(remote_tasks, "MAX_OPEN", 4)
-    server, following = Server(ASKS), UpstreamTasks("s", 60)
+async def test_one_caller_has_at_most_half_of_the_tasks_with_open_questions() -> None:
+    server, following = Server(ASKS), UpstreamTasks("s", replace(QUICK, max_suspended=4))
     ann, bob = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
-        await following.follow(CREATED, ann, server.ask, finish)
-    with pytest.raises(Overloaded, match="2 tasks of yours"):
-        await following.follow({**CREATED, "taskId": "t2"}, ann, server.ask, finish)
+        await following.follow(CREATED, ann, server.ask)
+    with pytest.raises(Overloaded, match="2 of your tasks"):
+        await following.follow({**CREATED, "taskId": "t2"}, ann, server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
-    assert (await following.follow(CREATED, bob, server.ask, finish)).questions
+    assert (await following.follow(CREATED, bob, server.ask)).questions
     await following.close()
 
 
 async def test_a_question_of_an_unknown_kind_is_a_bad_reply_and_the_task_is_cancelled() -> None:
     server = Server({**ASKS, "inputRequests": {"a": {"method": "x/y"}}})
     with pytest.raises(BadReply, match='"x/y"'):
-        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
 
 
@@ -358,7 +351,9 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
             meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}
             server.result.set_result({"content": ["done"], "_meta": meta})
 
-    value, size = await UpstreamTasks("s", 60).wait_result(OLD, hear, server.ask, watched=True)
+    value, size = await UpstreamTasks("s", QUICK).wait_result(
+        OLD, hear, server.ask, is_watched=True
+    )
     assert (value, size) == ({"content": ["done"], "_meta": {}}, 7)
     assert told == [TaskStarted(), Progress(progress=1, message="half")]
     assert "tasks/cancel" not in server.methods()
@@ -367,7 +362,9 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
 async def test_nobody_asks_how_it_goes_on_for_whom_it_is_all_one() -> None:
     server = Server()
     server.result.set_result({"content": []})
-    await UpstreamTasks("s", 60).wait_result(OLD, lambda update: None, server.ask, watched=False)
+    await UpstreamTasks("s", QUICK).wait_result(
+        OLD, lambda update: None, server.ask, is_watched=False
+    )
     assert server.methods() == ["tasks/result"]
 
 
@@ -376,15 +373,15 @@ async def test_the_calls_own_error_comes_through_and_a_lost_task_is_told_from_it
     server = Server({"status": "failed"})
     server.result.set_exception(WorkFailed("no", native))
     with pytest.raises(WorkFailed) as failed:
-        await UpstreamTasks("s", 60).wait_result(
-            OLD, lambda update: None, server.ask, watched=False
+        await UpstreamTasks("s", QUICK).wait_result(
+            OLD, lambda update: None, server.ask, is_watched=False
         )
     assert failed.value.native == native
     server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     server.result.set_exception(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     with pytest.raises(WorkFailed, match="no longer knows"):
-        await UpstreamTasks("s", 60).wait_result(
-            OLD, lambda update: None, server.ask, watched=False
+        await UpstreamTasks("s", QUICK).wait_result(
+            OLD, lambda update: None, server.ask, is_watched=False
         )
 
 
@@ -397,15 +394,17 @@ async def test_a_server_that_does_not_wait_is_asked_again() -> None:
             return {"content": ["done"]}, 7
         return await server.ask(method, params, timeout)
 
-    value, _ = await UpstreamTasks("s", 60).wait_result(
-        OLD, lambda update: None, ask, watched=False
+    value, _ = await UpstreamTasks("s", QUICK).wait_result(
+        OLD, lambda update: None, ask, is_watched=False
     )
     assert value == {"content": ["done"]}
 
 
 async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> None:
     server = Server({"status": "working"})
-    outcome = UpstreamTasks("s", 60).wait_result(OLD, lambda update: None, server.ask, watched=True)
+    outcome = UpstreamTasks("s", QUICK).wait_result(
+        OLD, lambda update: None, server.ask, is_watched=True
+    )
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await outcome
