@@ -12,7 +12,7 @@ import sys
 
 import anyio
 import uvicorn
-from mcp.server.fastmcp import CallContext, FastMCP
+from mcp.server.fastmcp import Context, FastMCP
 from mcp.types import ToolAnnotations
 
 server = FastMCP("mcp1-peer", log_level="ERROR")
@@ -38,7 +38,7 @@ async def slow(seconds: float) -> str:
 
 
 @server.tool(structured_output=False)
-async def progress(steps: int, ctx: CallContext) -> str:
+async def progress(steps: int, ctx: Context) -> str:
     """The tool progress"""
     for step in range(1, steps + 1):
         await ctx.report_progress(step, steps, f"step {step}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import uvicorn
-from mcp.server.fastmcp import CallContext, FastMCP
+from mcp.server.fastmcp import Context, FastMCP
 from mcp.shared.exceptions import McpError
 from mcp.types import (
     CancelledNotification,
@@ -27,7 +27,7 @@ from mcp.types import (
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 
-async def ask(kind: str, ctx: CallContext) -> Any:
+async def ask(kind: str, ctx: Context) -> Any:
     session = ctx.session
     if kind == "elicitation":
         return await session.elicit_form("Who?", FORM, ctx.request_id)
@@ -51,7 +51,7 @@ def make(options: argparse.Namespace) -> FastMCP:
         return text
 
     @server.tool(structured_output=False)
-    async def ask_or_go_on(kind: str, ctx: CallContext) -> str:
+    async def ask_or_go_on(kind: str, ctx: Context) -> str:
         """Asks the client; where that refuses, goes on without an answer."""
         try:
             answer = await ask(kind, ctx)
@@ -60,7 +60,7 @@ def make(options: argparse.Namespace) -> FastMCP:
         return f"with an answer: {answer.model_dump_json(exclude_none=True)}"
 
     @server.tool(structured_output=False)
-    async def ask_and_leave(withdraw: bool, ctx: CallContext) -> str:
+    async def ask_and_leave(withdraw: bool, ctx: Context) -> str:
         """Asks the client and does not wait for the answer."""
         number = ctx.session._request_id
         with anyio.move_on_after(0.1):
@@ -72,7 +72,7 @@ def make(options: argparse.Namespace) -> FastMCP:
         return "went on"
 
     @server.tool(structured_output=False)
-    async def send_away(ctx: CallContext) -> str:
+    async def send_away(ctx: Context) -> str:
         """Sends the user to an address, and sees itself that the user was there."""
         session, related = ctx.session, ctx.request_id
         async with anyio.create_task_group() as group:
@@ -85,13 +85,13 @@ def make(options: argparse.Namespace) -> FastMCP:
         return "went on"
 
     @server.tool(structured_output=False)
-    async def log(level: str, text: str, ctx: CallContext) -> str:
+    async def log(level: str, text: str, ctx: Context) -> str:
         """Writes a line to the log that belongs to no call."""
         await ctx.session.send_log_message(level, text, "talkative")  # type: ignore[arg-type]
         return "logged"
 
     @server.tool(structured_output=False)
-    async def grow(name: str, announce: bool, ctx: CallContext) -> str:
+    async def grow(name: str, announce: bool, ctx: Context) -> str:
         """Adds a tool and may say so; one that is there already changes nothing."""
         if name not in seen:
             seen.append(name)
