@@ -1,4 +1,4 @@
-"""`[[mcp_servers]]` and `[mcp]`: the servers the hub is a client of, and how it shows itself."""
+"""`[[mcp_servers]]` and `[mcp]`: the MCP servers behind the hub, and the hub as an MCP server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 ANSWER_SECONDS = 30.0
-"""How long a server without a `timeout_secs` may take over the handshake and over its lists."""
+"""The timeout of handshakes and lists for a server without a `timeout_secs`."""
 
 
 class StdioTransport(Struct, frozen=True, kw_only=True, tag="stdio", tag_field="type"):
@@ -22,7 +22,7 @@ class StdioTransport(Struct, frozen=True, kw_only=True, tag="stdio", tag_field="
 
 
 class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type"):
-    url: Annotated[str, Meta(min_length=1, description="Where the server is.")]
+    url: Annotated[str, Meta(min_length=1, description="The URL of the server.")]
     headers: Annotated[
         dict[str, str] | list[str],
         Meta(description="Headers to send; ${NAME} takes a value from the environment."),
@@ -43,20 +43,20 @@ Transport = StdioTransport | SseTransport | HttpTransport
 class ServerEntry(Struct, frozen=True, kw_only=True):
     name: Annotated[
         str,
-        Meta(min_length=1, max_length=64, description="What the server is called here."),
+        Meta(min_length=1, max_length=64, description="The name of the server in the hub."),
     ]
     transport: Annotated[Transport, Meta(description="How to reach it.")]
     timeout_secs: Annotated[
         Annotated[float, Meta(gt=0, le=86_400)] | None,
         Meta(
-            description="Seconds to wait for each of its answers; default: 30 for the handshake "
+            description="Seconds to wait for each of its responses; default: 30 for the handshake "
             "and its lists, and [limits] tool_timeout_secs for calls, which progress extends."
         ),
     ] = None
     env: Annotated[
         list[str],
         Meta(
-            description="Names of environment variables that a stdio server is given, beside those "
+            description="Names of environment variables that a stdio server gets, besides those "
             "for the language, the time zone and certificates."
         ),
     ] = []
@@ -70,7 +70,7 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     ] = "private"
     idle_secs: Annotated[
         float,
-        Meta(ge=0, description="Stop a stdio server unused for so long; 0 keeps it running."),
+        Meta(ge=0, description="Seconds after which an unused stdio server is stopped; 0: never."),
     ] = 0
     refresh_secs: Annotated[
         float,
@@ -85,52 +85,53 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     prefix: Annotated[
         Annotated[str, Meta(max_length=64)] | None,
         Meta(
-            description="What stands before its names in lists, instead of its own name; "
-            '"" passes its names through untouched.',
+            description="The prefix of its names in lists, instead of its own name; "
+            '"" leaves its names unchanged.',
         ),
     ] = None
     pin: Annotated[
         Literal["strict", "first", "off"],
         Meta(
-            description="What it offers is held until it is approved: from the start (strict), "
-            "when it has changed since it was first seen (first), or never (off)."
+            description="What it offers is quarantined until it is approved: from the start "
+            "(strict), when it has changed since it was first seen (first), or never (off)."
         ),
     ] = "first"
     additions: Annotated[
         Literal["show", "hold"] | None,
         Meta(
             description="What it adds after it was first listed: offered and reported (show), or "
-            "held until it is approved (hold); default: as [policy] says."
+            "quarantined until it is approved (hold); default: as [policy] says."
         ),
     ] = None
     check_arguments: Annotated[
         Literal["lenient", "strict", "off"],
         Meta(
-            description="Which arguments never reach it: those that a server could not make sense "
-            "of (lenient), all that its schemas do not say (strict), or none (off)."
+            description="Which arguments are rejected: those that a server cannot interpret "
+            "(lenient), all that do not match its schemas (strict), or none (off)."
         ),
     ] = "lenient"
     interactive: Annotated[
         bool | None,
         Meta(
-            description="Whether it asks its clients questions or keeps a state for each of them. "
-            "true: every client session has a connection of its own to it; false: all share one "
-            "and nobody is asked; default: client sessions that can be asked have their own, and "
-            "the others too once the server is seen to depend on what a client can be asked, "
-            "unless it speaks both eras."
+            description="Whether it asks its clients questions or keeps state for each of them. "
+            "true: each client has a session of its own with it; false: all clients share one and "
+            "none is asked; default: clients that can be asked have their own, and so do the "
+            "others once the server turns out to depend on what a client can be asked, unless it "
+            "speaks both eras."
         ),
     ] = None
     era: Annotated[
         Literal["auto", "modern", "legacy"],
         Meta(
-            description="Which protocol era to speak with it: modern (2026-07-28), legacy (the "
-            "revisions with a handshake, up to 2025-11-25), or what suits each client (auto)."
+            description="The protocol era to speak with it: modern (2026-07-28), legacy (the "
+            "revisions with a handshake, up to 2025-11-25), or the one that suits each client "
+            "(auto)."
         ),
     ] = "auto"
 
     @property
     def has_user_home(self) -> bool:
-        """To name HOME among the variables means the same."""
+        """HOME among the variables in `env` has the same effect as `home = "user"`."""
         return self.home == "user" or "HOME" in self.env
 
 
@@ -139,22 +140,21 @@ RENAMED_STYLES = {"seed": "legacy"}
 """Former values, still accepted with a warning."""
 
 MAX_CLIENT = 200
-"""Characters of a client's name that decide how tools are called for it."""
+"""Characters of a client's name that decide the style of its tool names."""
 PORTABLE_CLIENTS = (
     "amazon*", "amp*", "antigravity*", "augment*", "chatgpt*", "claude*", "cline*", "codeium*",
     "codex*", "continue*", "copilot*", "cursor*", "gemini*", "github*copilot*", "goose*", "grok*",
     "jetbrains*", "kilo*", "kiro*", "librechat*", "lm*studio*", "openai*", "opencode*", "q-dev*",
     "qwen*", "raycast*", "roo*", "trae*", "visual*studio*", "vscode*", "warp*", "windsurf*", "zed*",
 )  # fmt: skip
-"""The names that clients give themselves whose models refuse dots and long names; the page on MCP
-has the sources."""
+"""Names of clients whose models reject dots and long names; the page on MCP has the sources."""
 
 
 class McpSettings(Struct, frozen=True, kw_only=True):
     stdio_expose: Annotated[
         list[str],
         Meta(
-            description="Globs over tool names: what `dragoman mcp` shows beside agents. "
+            description="Globs of tool names: what `dragoman mcp` lists besides agents. "
             'Absent: agents only. ["*"] shows everything.'
         ),
     ] = []
@@ -169,14 +169,14 @@ class McpSettings(Struct, frozen=True, kw_only=True):
     ] = "legacy"
     names_for: Annotated[
         dict[str, Style],
-        Meta(description="The same for single clients: globs over the names they give."),
+        Meta(description="The same for single clients, by globs of client names."),
     ] = {}
     agent_prefix: Annotated[
         str,
         Meta(
             max_length=32,
             pattern="^[A-Za-z0-9_-]*$",
-            description="What stands before the names of agents in lists of tools.",
+            description="The prefix of the names of agents in lists of tools.",
         ),
     ] = "dragoman_agent_"
     task_after_secs: Annotated[
@@ -184,7 +184,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=86_400,
-            description="A tool that takes longer becomes a task, for clients that know tasks.",
+            description="Seconds after which a call becomes a task, for clients with tasks.",
         ),
     ] = 5
 
@@ -193,17 +193,16 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=65_536,
-            description="Characters that clients get of the instructions of one server; "
-            "0 passes none on.",
+            description="Characters of the instructions of one server that clients get; 0: none.",
         ),
     ] = 4_000
     instructions_total_chars: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="The same of all servers together."),
+        Meta(ge=0, le=1_000_000, description="The same for all servers together."),
     ] = 16_000
 
     def find_style(self, client: str) -> Style:
-        """How tools are called for the client of that name."""
+        """Returns the style of tool names for the client of that name."""
         for pattern, style in self.names_for.items():
             if fnmatchcase(client.lower(), pattern.lower()):
                 return style
@@ -217,7 +216,7 @@ def _refuses_long_names(client: str) -> bool:
 
 
 def parse_headers(headers: dict[str, str] | list[str]) -> Iterator[tuple[str, str]]:
-    """Both forms: a table, or lines of "Name: value"."""
+    """Yields the headers of a table, or of lines of "Name: value"."""
     if isinstance(headers, dict):
         yield from headers.items()
     else:

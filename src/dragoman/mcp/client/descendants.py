@@ -1,8 +1,8 @@
 """The processes below the hub: which server each belongs to, and how all of them end.
 
-The hub is their subreaper (`process.protect`): a process whose parent has ended becomes the hub's
-own child, so nothing that a server starts leaves the hub's tree. Reads /proc, and knows of no
-process where there is none.
+The hub is their subreaper (`process.protect`): a process whose parent has exited becomes the hub's
+own child, so no process that a server starts leaves the hub's tree. Reads /proc; without it no
+process is found.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import NamedTuple
 log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
-"""The server of a process below the hub that nobody can be found for."""
+"""The server of a process below the hub that cannot be attributed."""
 DEEPEST = 1_000
 ROUNDS = 10
-"""How often what is still there is killed again: a process may start another meanwhile."""
+"""How often survivors are killed again: a process may start another meanwhile."""
 
 
 SEARCH_FILES = 4_000
-"""How many open files of processes below the hub are looked at to find a socket: some 20 ms. Twenty
-servers that package runners have started have about 1,500."""
+"""Open files of processes below the hub that are searched for a socket: some 20 ms. Twenty servers
+started by package runners have about 1,500."""
 PROCESS_COST = 10
-"""What it costs to find a process and to list its files, in files."""
+"""The cost of finding a process and listing its files, in files."""
 
 
 class ProcessStat(NamedTuple):
     parent: int
     session: int
     begun: int
-    """In ticks since the machine started: with the pid it names one process for good."""
+    """In ticks since the machine started: with the pid it identifies one process for good."""
     state: str
 
 
@@ -53,16 +53,17 @@ class Descendants:
         self._children: dict[int, HubChild] = {}
         """The processes that the hub has started, by pid."""
         self._known: dict[tuple[int, int], HubChild] = {}
-        """All processes below these that have been seen, by pid and when they began."""
+        """All processes seen below these, by pid and start time."""
         self._suspects: dict[tuple[int, int], frozenset[str]] = {}
-        """Orphans that nobody can be found for, and the marks of those who may have started it."""
+        """Orphans that cannot be attributed, with the marks of the children that may have started
+        each."""
         self._is_subreaper = False
         self._record: Path | None = None
         self._recorded: list[tuple[int, int]] = []
 
     def adopt_orphans(self) -> None:
-        """From now on reaps and kills processes whose parent has ended: this process is a hub and
-        their subreaper. Another process may have children that are not the hub's."""
+        """From now on reaps and kills processes whose parent has exited: this process is a hub and
+        their subreaper. Any other process may have children that are not the hub's."""
         self._is_subreaper = True
 
     def add(self, pid: int, mark: str, server: str) -> None:
@@ -73,15 +74,15 @@ class Descendants:
         self._children.pop(pid, None)
 
     def note_started(self, pid: int) -> None:
-        """Notes what child `pid` has started."""
+        """Notes the processes that child `pid` has started."""
         child = self._children.get(pid)
         if child is not None:
             self._known.update((each, child) for each in _list_started(pid))
 
     def find_server(self, pid: int) -> str | None:
-        """The server that process `pid` descends from; None for one that is not below the hub.
+        """Finds the server that process `pid` descends from; None if it is not below the hub.
 
-        A process that is gone may have been anybody's, so it counts as a server's.
+        A process that has exited may have been a server's, so it counts as an unknown server's.
         """
         hub = os.getpid()
         if pid in (0, hub):  # 0: it runs outside of this PID namespace, which no descendant does
@@ -101,11 +102,12 @@ class Descendants:
         return UNKNOWN
 
     def find_socket(self, inode: int) -> str | None:
-        """The server with a process that holds this socket; None if no process below the hub does.
+        """Finds the server with a process that holds this socket; None if no process below the hub
+        does.
 
-        A process that does not show its files counts as the holder. A search that a server makes
-        too long, by the number of its files and processes, is given up, and the socket counts as
-        that of an unknown server: the event loop waits meanwhile.
+        A process that hides its files counts as the holder. A search that is too long, because of
+        the number of a server's files and processes, ends, and the socket counts as that of an
+        unknown server: the event loop waits meanwhile.
         """
         if not _has_children():
             return None
@@ -118,16 +120,16 @@ class Descendants:
             left -= len(files) + PROCESS_COST
             if left <= 0:
                 log.warning(
-                    "servers have so many files open that the hub cannot tell whether one of them "
-                    "has connected to it; a caller without a key was refused: make it one with "
+                    "servers have too many open files to find out whether one of them has "
+                    "connected to the hub; a client without a key was refused: create one with "
                     "dragoman keys create"
                 )
                 return UNKNOWN
         return None
 
     def sweep(self) -> None:
-        """Notes whose each process is, reaps orphans that have ended, and kills those of servers
-        that no longer run."""
+        """Attributes each process, reaps orphans that have exited, and kills those of servers that
+        no longer run."""
         if not self._is_subreaper:
             return
         known: dict[tuple[int, int], HubChild] = {}
@@ -156,7 +158,7 @@ class Descendants:
         self._write_record(sorted(every))
 
     def kill(self, pid: int) -> None:
-        """Kills what child `pid` has started, wherever it went; `pid` itself is left alone."""
+        """Kills the processes that child `pid` has started, whatever their parent is."""
         child = self._children.get(pid)
         if child is None:
             return
@@ -175,7 +177,7 @@ class Descendants:
             _kill_all(found)
 
     def kill_all(self) -> None:
-        """Kills every process below the hub; its own helpers share its session and are spared."""
+        """Kills every process below the hub, except its own helpers, which share its session."""
         for _ in range(ROUNDS if self._is_subreaper else 0):
             found: list[tuple[int, int]] = []
             for pid, stat in _list_foreign(os.getpid()):
@@ -193,8 +195,8 @@ class Descendants:
                 self._record.unlink()
 
     def kill_recorded(self, record: Path) -> None:
-        """Kills what a hub has left behind that was killed itself, and records its processes in
-        this file from now on. One that has cleared its environment is found by this alone."""
+        """Kills the processes of an earlier hub that was killed itself, and records those of this
+        hub in the same file from now on. Only this finds a process that cleared its environment."""
         self._record = record
         with contextlib.suppress(OSError, ValueError, TypeError):
             left = json.loads(record.read_bytes())
@@ -202,8 +204,8 @@ class Descendants:
                 _kill_all([(int(pid), int(begun)) for pid, begun in left["processes"]])
 
     def _attribute(self, pid: int, found: ProcessStat) -> HubChild | None:
-        """Of a process whose parent has ended: by what was seen before, or by the session that
-        every child of the hub begins."""
+        """Attributes a process whose parent has exited: as seen before, or by its session, since
+        each child of the hub begins one."""
         known = self._known.get((pid, found.begun))
         return known or self._children.get(found.session)
 
@@ -223,7 +225,7 @@ class Descendants:
 
 
 DESCENDANTS = Descendants()
-"""Of this process: there is one tree below it, whoever looks at it."""
+"""The processes below this one."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -236,7 +238,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def _has_children() -> bool:
-    """Whether this process has any: all below it are below those, since it is their subreaper."""
+    """Whether this process has children: all below it are below those, since it is a subreaper."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -245,7 +247,7 @@ def _has_children() -> bool:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """Every process below `pid`, parents first."""
+    """Returns every process below `pid`, parents first."""
     found, left = [], [pid]
     while left:
         children = _list_children(left.pop())
@@ -273,8 +275,8 @@ def _has_children_file() -> bool:
 
 
 def _list_foreign(hub: int) -> Iterator[tuple[int, ProcessStat]]:
-    """The children of the hub in other sessions than its own: a server's process begins a session,
-    and nothing that it starts can get into the hub's."""
+    """Yields the children of the hub in other sessions than its own: a server's process begins a
+    session, and nothing that it starts can join the hub's."""
     session = os.getsid(0)
     for pid in _list_children(hub):
         found = read_stat(pid)
@@ -290,7 +292,7 @@ def _list_started(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def _list_files(pid: int) -> list[str] | None:
-    """The files that a process has open; None if it does not show them."""
+    """Returns the open files of a process; None if it hides them."""
     try:
         return os.listdir(f"/proc/{pid}/fd")
     except FileNotFoundError:

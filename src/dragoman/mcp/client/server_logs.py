@@ -1,7 +1,7 @@
-"""The log of one server: lines that belong to no call under way.
+"""The log messages of one server that belong to no call.
 
-Every line is kept for `dragoman servers logs`. Those that a client may want are announced, as far
-as they do not come too fast. Who hears them is decided by `listening`.
+Each is kept for `dragoman servers logs` and announced on the bus, up to a rate. Which clients
+receive it is decided in `mcp.server.subscriptions`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dragoman.wire.json import encode
 
 PER_SECOND = 20.0
 BURST = 100.0
-"""Lines that are announced; the rest is only kept."""
+"""Messages that are announced; the rest is only kept."""
 MAX_ANNOUNCED = 64 * 1024
-"""Characters or bytes of a line that is announced whole."""
+"""Characters or bytes of a message that is announced whole."""
 
 
 class ServerLogs:
@@ -36,8 +36,8 @@ class ServerLogs:
         self._counted_at = clock()
 
     def write(self, params: Mapping[str, Any], client: str | None) -> None:
-        """Takes a `notifications/message`. `client` is the session whose own connection it came on,
-        "" for a client that keeps none; None for the connection that all clients share."""
+        """Takes a `notifications/message`. `client` owns the session it came on: "" for a client
+        without an MCP session, None for a shared session."""
         note = note_from_params(params)
         if note is None:
             return

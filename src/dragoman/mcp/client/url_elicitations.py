@@ -1,7 +1,7 @@
-"""URL elicitations that a server has sent clients in an error (2025-11-25, code -32042).
+"""URL elicitations that a server has sent to clients in an error (2025-11-25, code -32042).
 
-Such an error goes to the client as it is, with the ids of the elicitations. The server may say
-later that one of them is complete, which belongs to no call; this says which client to tell.
+The client gets such an error unchanged, with the ids of the elicitations. The server may announce
+later that one of them is complete, which belongs to no call; this finds the client to notify.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_OPEN = 1_000
-"""Elicitations of one server; the oldest make room."""
+"""Elicitations of one server; the oldest are dropped."""
 MAX_ID = 256
 MAX_IN_ERROR = 16
 
@@ -18,10 +18,10 @@ MAX_IN_ERROR = 16
 class UrlElicitations:
     def __init__(self) -> None:
         self._clients: dict[str, str] = {}
-        """The session of the client that was sent each elicitation, by its id."""
+        """The client that was sent each elicitation, by its id."""
 
     def note(self, client: str, native: Mapping[str, Any] | None) -> None:
-        """The client is sent this error."""
+        """Notes that the client is sent this error."""
         data = native.get("data") if native is not None else None
         sent = data.get("elicitations") if isinstance(data, dict) else None
         for one in sent[:MAX_IN_ERROR] if isinstance(sent, list) and client else ():
@@ -33,8 +33,8 @@ class UrlElicitations:
             del self._clients[next(iter(self._clients))]
 
     def complete(self, id: Any, client: str | None) -> str | None:
-        """The client to tell, once. `client` is the one on whose own session the server said that
-        the elicitation is complete; None where it said so on the shared session."""
+        """Returns the client to notify, once. `client` owns the session on which the server
+        announced the completion; None for the shared session."""
         known = self._clients.get(id) if isinstance(id, str) else None
         if known is None or client not in (None, known):
             return None
