@@ -1,4 +1,4 @@
-"""What is done to the hub itself, in the same record as what is done through it."""
+"""Records administrative actions in the same audit log as calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MAX_NAMED = 200
 
 @contextmanager
 def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
-    """`what` is what it is done to. Nothing is done that cannot be recorded: raises as `intend`."""
+    """Records an action around the block that does it; `what` is its object. Raises as `intend`,
+    before anything is done."""
     caller = by.label if by is not None else "nobody"
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": caller, "door": "api", "depth": 0}
@@ -34,16 +35,16 @@ def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -
 def record_done(
     audit: AuditLog, verb: str, what: str, by: str, door: str, told: Mapping[str, Any]
 ) -> None:
-    """Something that has happened already. Raises `StorageFailed` where it cannot be recorded."""
+    """Records something that has already happened. Raises as `intend`."""
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": by, "door": door, "depth": 0}
     audit.conclude(audit.intend(entry), {"outcome": "completed", "duration_ms": 0, **told})
 
 
 class Tally:
-    """Records of what others can repeat as often as they like, such as wrong keys: the first at
-    once, the rest of each minute as one record with their number. Holds a bounded number of kinds;
-    further ones are counted together."""
+    """Records events that outsiders can repeat at will, such as wrong keys: the first at once, the
+    rest of each minute as one record with a count. The number of kinds is bounded; further ones are
+    counted together."""
 
     MAX_KINDS = 64
     OTHERS = "(others)"
@@ -65,7 +66,7 @@ class Tally:
         self._counts[kind] = 0 if self._record(kind, 1, door) else 1
 
     def flush(self, *, now: bool = False) -> None:
-        """Records what was counted, if a minute is over or `now`."""
+        """Records the counts if a minute has passed, or `now`."""
         if not now and monotonic() - self._since < self._seconds:
             return
         self._since = monotonic()
@@ -79,6 +80,6 @@ class Tally:
         told = {"outcome": "refused", "count": count}
         try:
             record_done(self._audit, verb, what, by, door, told)
-        except (StorageFailed, ShuttingDown):  # as the audit's log says; they are counted on
+        except (StorageFailed, ShuttingDown):  # the audit log has logged why; the count is kept
             return False
         return True

@@ -1,5 +1,4 @@
-"""The tool that an agent is, be it the hub's own or another's: one that takes a message, and with
-it data and files."""
+"""The tool of an agent, local or remote: it takes a message with data and files."""
 
 from __future__ import annotations
 
@@ -15,15 +14,14 @@ from dragoman.core.tool import AgentFacts, Target, Tool, Validator
 from dragoman.core.tool_identity import build_portable_names
 
 MESSAGE, DATA, FILES, PARTS = "message", "data", "files", "parts"
-"""`PARTS` is for protocols that carry blocks of content: it takes the place of the others."""
+"""`PARTS` is for protocols that carry content blocks; it replaces the others."""
 
 MAX_FILES = 20
 MAX_INLINE = 7 * 1024 * 1024
-"""Bytes of all files that come with their contents: in base64 and with the rest it is what a
-message may have."""
+"""Total bytes of inline files; in base64, with the rest, they just fit into a message."""
 MAX_URL = 2_000
 PART_META = "dragoman.hub/part"
-"""In the `_meta` of a block: what a part of a message has that no block has a member for."""
+"""Key in the `_meta` of a block for the members of a part that a block cannot hold."""
 
 TEXT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -75,7 +73,7 @@ def build_agent_tool(
     validate: Validator,
     schema: Mapping[str, Any] = SCHEMA,
 ) -> Tool:
-    """`prefix` is what stands before the names of agents in lists; `validate` is of `schema`."""
+    """`prefix` precedes the names of agents in lists; `validate` validates `schema`."""
     alias = f"{prefix}{facts.name.replace('-', '_').replace(' ', '_')}"
     name = build_tool_name(facts.name)
     return Tool(
@@ -96,21 +94,21 @@ def build_agent_tool(
 
 
 def build_tool_name(agent: str) -> str:
-    """The canonical name of an agent's tool."""
+    """Builds the canonical name of an agent's tool."""
     return f"{agent}.{MESSAGE}"
 
 
-# --- what a message consists of -------------------------------------------------------------------
+# --- the contents of a message --------------------------------------------------------------------
 
 
 def blocks_from_arguments(arguments: Mapping[str, Any]) -> list[Any]:
-    """The message as blocks of content: its text, then data and files. Raises `InvalidInput` for
+    """Returns the message as content blocks: text, then data and files. Raises `InvalidInput` for
     files that cannot be sent."""
     parts = arguments.get(PARTS)
     if isinstance(parts, list) and parts:
         return parts
     text, data, files = arguments.get(MESSAGE), arguments.get(DATA), arguments.get(FILES)
-    if data is None and files is None:  # as mostly
+    if data is None and files is None:
         return [{"type": "text", "text": str(text or "")}]
     blocks: list[Any] = []
     if data is not None:
@@ -130,7 +128,7 @@ def blocks_from_arguments(arguments: Mapping[str, Any]) -> list[Any]:
 
 
 def _block_from_file(file: Mapping[str, Any], number: int) -> tuple[Block, int]:
-    """The block, and how many bytes the file has in it."""
+    """Returns the block and the size of its file in bytes."""
     name, media = (_text(file.get(member)) for member in ("name", "mediaType"))
     data, url = file.get("data"), file.get("url")
     if isinstance(url, str) == isinstance(data, str):
@@ -139,7 +137,7 @@ def _block_from_file(file: Mapping[str, Any], number: int) -> tuple[Block, int]:
         return _build_link(url, name, media, number), 0
     raw = _SPACE.sub("", str(data))
     size = len(raw) * 3 // 4
-    if size <= MAX_INLINE:  # a larger one is refused anyway
+    if size <= MAX_INLINE:  # larger files are refused anyway
         try:
             binascii.a2b_base64(raw, strict_mode=True)
         except (binascii.Error, ValueError):
@@ -177,7 +175,7 @@ def _text(value: Any) -> str:
 
 
 def find_media_type(block: Mapping[str, Any]) -> str:
-    """Of what a block holds; what says nothing of it is plain text, JSON or octets."""
+    """Finds the media type of a block; the default is plain text, JSON or octets."""
     kind = block.get("type")
     resource = block.get("resource")
     said = resource.get("mimeType") if isinstance(resource, dict) else block.get("mimeType")
@@ -187,12 +185,12 @@ def find_media_type(block: Mapping[str, Any]) -> str:
 
 
 def is_accepted(modes: Sequence[str], media: str) -> bool:
-    """Whether a list of media types, wildcards among them, has `media`."""
+    """Whether a list of media types, possibly with wildcards, includes `media`."""
     for mode in modes:
         mode = mode.partition(";")[0].strip().lower()
         kind, slash, sub = mode.partition("/")
         if mode in (media, "*/*", "*") or (sub == "*" and media.startswith(f"{kind}/")):
             return True
-        if not slash and media.startswith(f"{kind}/"):  # the first dialect's word: text
+        if not slash and media.startswith(f"{kind}/"):  # dialect 0.1 says "text"
             return True
     return False

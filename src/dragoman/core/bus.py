@@ -1,8 +1,8 @@
-"""Carries events to those who look on (observers, followers) and those who may refuse (gates).
+"""Delivers events to observers and followers, and asks gates.
 
-An observer is told at once, in the middle of the call, and must be quick; a follower takes its time
-and gets its events from a queue of its own. One that fails hurts nobody; one that fails again and
-again is let go. A gate that fails, or takes too long, refuses.
+An observer is called synchronously, within the call, and must be fast; a follower has a queue and a
+task of its own. A failing listener affects nobody else; one that keeps failing is removed. A gate
+that fails or times out refuses the call.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ End = Callable[[], None]
 
 GATE_SECONDS = 0.25
 MAX_WAITING = 512
-"""Events that wait for one follower; further ones are dropped."""
+"""Queued events per follower; further ones are dropped."""
 MAX_FAILURES = 100
-"""So often in a row, and an observer is not told any more."""
+"""Failures in a row after which an observer is removed."""
 CLOSE_SECONDS, CANCEL_SECONDS = 1.0, 0.1
 
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
-"""What other people's code may raise. Nothing cancels an observer, so it is its own doing."""
+"""What plug-in code may raise. Nothing cancels an observer, so CancelledError is its own."""
 
 
 class _Subscription:
-    """An observer's place, and how it does there."""
+    """An observer, its event types and its failures in a row."""
 
     __slots__ = ("deliver", "failures", "kinds", "name")
 
@@ -50,7 +50,7 @@ class _Subscription:
 
 
 class Follower:
-    """One that is told of events by a task of its own."""
+    """Receives events from a queue, in a task of its own."""
 
     def __init__(self, name: str, follow: Follow, most: int) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Follower:
         self._failures = 0
         self._unsubscribe: End = lambda: None
         self.dropped = 0
-        """Events that it was not told of because it is too slow."""
+        """Events dropped because the follower is too slow."""
 
     def join(self, bus: Bus, kinds: Iterable[type[Event]]) -> None:
         self._unsubscribe = bus.subscribe(_Subscription(self.name, tuple(kinds), self._enqueue))
@@ -69,7 +69,7 @@ class Follower:
     def _enqueue(self, event: Event) -> None:
         if len(self._queue) >= self._max_queued:
             self.dropped += 1
-            if self.dropped.bit_count() == 1:  # 1, 2, 4, 8 and so on
+            if self.dropped.bit_count() == 1:  # 1, 2, 4, 8, ...
                 log.warning("%s is too slow: %d events were dropped", self.name, self.dropped)
             return
         self._queue.append(event)
@@ -82,7 +82,7 @@ class Follower:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if self._queue and not task.cancelled():  # it came when the last was just done
+        if self._queue and not task.cancelled():  # an event arrived just as the queue was empty
             self._start()
 
     async def _work(self) -> None:
@@ -94,7 +94,7 @@ class Follower:
             except FAILURES as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                    raise  # the hub ends it
+                    raise  # the hub cancels the follower
                 self._failures += 1
                 log.exception("%s failed at %s", self.name, type(event).__name__)
                 if self._failures >= MAX_FAILURES:
@@ -103,7 +103,7 @@ class Follower:
                     log.error("%s failed %d times in a row: no more", self.name, self._failures)
 
     async def close(self) -> None:
-        """Lets it take what waits, for a moment."""
+        """Lets the follower finish its queue, for a moment."""
         self._unsubscribe()
         for seconds in (CLOSE_SECONDS, CANCEL_SECONDS):
             if self._task is not None:
@@ -120,13 +120,13 @@ class Bus:
         self._followers: list[Follower] = []
         self._gates: list[tuple[str, Gate]] = []
         self.has_call_observers = False
-        """Whether anybody hears of calls before they are made, so that nothing is made for nobody.
-        """
+        """Whether anything observes calls before they are made; otherwise no event is created."""
 
     def observe(
         self, kind: type[E], observer: Callable[[E], None], name: str = "an observer"
     ) -> End:
-        """`observer` is told of every event of that kind, at once; what is returned ends that."""
+        """Calls `observer` synchronously with every event of that type; returns what unsubscribes
+        it."""
         if inspect.iscoroutinefunction(observer):
             raise TypeError(f"{name} is async and would never be awaited; use follow")
         return self.subscribe(_Subscription(name, (kind,), observer))
@@ -134,8 +134,8 @@ class Bus:
     def follow(
         self, kinds: Iterable[type[Event]], name: str, follow: Follow, most: int = MAX_WAITING
     ) -> Follower:
-        """`follow` is awaited with one event after the other, and no call waits for it. What more
-        than `most` come meanwhile are dropped, and counted."""
+        """Awaits `follow` with one event after the other; no call waits for it. Beyond `most`
+        queued events, further ones are dropped and counted."""
         follower = Follower(name, follow, most)
         self._followers.append(follower)
         follower.join(self, kinds)
@@ -165,12 +165,12 @@ class Bus:
         self.has_call_observers = bool(told or self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
-        """`gate` hears of every call before it is made and refuses it by raising `Denied`."""
+        """Adds a gate, which is asked before every call and refuses it by raising `Denied`."""
         self._gates.append((name, gate))
         self._refresh_flags()
 
     def is_observed(self, kind: type[Event]) -> bool:
-        """Whether anybody listens, so that nothing is made for nobody."""
+        """Whether events of that type have an observer; otherwise none need be created."""
         return kind in self._subscriptions
 
     def emit(self, event: Event) -> None:
@@ -191,12 +191,12 @@ class Bus:
             log.error("%s of %s failed %d times in a row: no more", seat.name, kind, seat.failures)
 
     async def ask_gates(self, event: PreVerb) -> None:
-        """Puts `event` to every gate; returns if all let it pass."""
+        """Asks every gate; returns if all let the call pass."""
         for name, gate in self._gates:
             try:
                 async with asyncio.timeout(self._gate_seconds) as limit:
                     await gate(event)
-                if limit.expired():  # it has caught what was to end it, and said nothing in time
+                if limit.expired():  # the gate swallowed its cancellation
                     raise TimeoutError
             except Denied:
                 raise
@@ -206,5 +206,5 @@ class Bus:
                 raise Denied(f'"{verb}" was refused: the gate "{name}" failed') from error
 
     async def close(self) -> None:
-        """Ends the followers."""
+        """Stops the followers."""
         await asyncio.gather(*(follower.close() for follower in self._followers))

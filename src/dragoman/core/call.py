@@ -1,7 +1,7 @@
-"""One request to have something done, whatever brought it in, and what came of it.
+"""A call and its result, independent of the entry point.
 
 Knows no protocol: content is plain JSON objects with a `type` (text, image, audio, resource,
-resource_link, data, …), and what a target says beside it travels in `extra`, unchanged.
+resource_link, data, ...); what a target adds to it travels unchanged in `extra`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Absent:
-    """No value at all, where None is one."""
+    """No value, where None is a value."""
 
     __slots__ = ()
 
@@ -44,34 +44,34 @@ def empty_mapping() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusMessage:
-    """A message of the target's beside what it makes: with its progress, its question, its end.
-    For a face that shows such messages; every other face has the same in words or content."""
+    """A message of the target about its progress, its question or its end, for servers that show
+    such messages; other servers show the same as text or content."""
 
     content: Sequence[Any] = ()
-    """Blocks; none for a status without a message."""
+    """Blocks; empty for a status without a message."""
     extra: Mapping[str, Any] = field(default_factory=empty_mapping)
-    """What else the message has: `metadata`, `extensions`."""
+    """Other members of the message: `metadata`, `extensions`."""
     metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
-    """Of the update that brought the message."""
+    """Metadata of the update that brought the message."""
     task: str = ""
-    """The id that the far side has given to its task."""
+    """The target's own task id."""
     task_metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a running call has come."""
+    """The progress of a running call."""
 
     progress: float
     total: float | None = None
     message: str | None = None
     status_message: StatusMessage | None = None
-    """The whole of what `message` has in words."""
+    """The full message whose text is `message`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMessage:
-    """Something a target said of its work while it worked: a line of its log."""
+    """A log line that a target writes while it works."""
 
     level: str
     """One of `LEVELS`."""
@@ -80,31 +80,31 @@ class LogMessage:
 
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-"""How grave a note is, the least grave first."""
+"""Severities, the lowest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStarted:
-    """The far side has made a task of the call: it goes on, perhaps for long."""
+    """The target has made a task of the call, which may run for long."""
 
     message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """Something the target has made, whole or a part of it, before it is done."""
+    """An artifact, or a piece of one, that the target has made before it is done."""
 
     id: str
-    """The same for all parts of one."""
+    """Shared by all pieces of one artifact."""
     content: Sequence[Any]
     name: str = ""
     description: str = ""
     append: bool = False
-    """Whether it goes behind what there is under this id, or replaces it."""
+    """Whether it is appended to the artifact of this id, or replaces it."""
     last: bool = True
     extra: Mapping[str, Any] = field(default_factory=empty_mapping)
     metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
-    """Of the update that brought this piece, and not of the artifact."""
+    """Metadata of the update that brought this piece, not of the artifact."""
 
 
 Update = Progress | LogMessage | TaskStarted | Artifact
@@ -112,16 +112,16 @@ Updates = Callable[[Update], None]
 
 
 def discard_update(update: Update) -> None:
-    """Where updates go that nobody asked for."""
+    """Ignores updates that the client did not ask for."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedUpdates:
-    """Which updates the caller asked for; a target need not make others."""
+    """The updates that the client asked for; a target need not make others."""
 
     progress: bool = False
     log_level: str | None = None
-    """The least grave level of notes; None for no notes."""
+    """The lowest severity of log messages; None for none."""
     task_start: bool = False
 
 
@@ -132,23 +132,23 @@ FORM, URL, SAMPLING, ROOTS = "form", "url", "sampling", "roots"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a target needs to know before it can go on: a form to fill in, an address to visit, an
-    answer of the caller's model, or the caller's folders."""
+    """What a target needs before it can continue: a completed form, a visit to a URL, an answer of
+    the client's model, or the client's roots."""
 
     kind: str
     """FORM, URL, SAMPLING or ROOTS."""
     body: Mapping[str, Any]
-    """What the asker said, in the words of MCP's newest revision: the `params` of its request."""
+    """The `params` of the request in MCP's newest revision."""
     withdrawn: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
-    """Only for a question whose asker waits for the answer. Done as soon as the asker does not want
-    the answer any more. Such an asker can also be answered with a `Refusal`."""
+    """For a question that its server waits for: done when the server withdraws it. Such a server
+    can also be answered with an `AnswerError`."""
     completed: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
-    """Only for an address of such an asker. Done when the asker says that the user has done there
-    what was to be done; a client may wait for that before it answers."""
+    """For such a URL question: done when the server reports that the user has finished there; a
+    client may wait for that before it answers."""
 
     @property
     def text(self) -> str:
-        """What is asked, for people."""
+        """The question as text."""
         if self.kind == ROOTS:
             return "the folders that you work in"
         if self.kind == SAMPLING:
@@ -158,13 +158,13 @@ class Question:
 
 
 FOLLOW: Final[Mapping[str, Any]] = MappingProxyType({})
-"""The answers of a continuing call that answers nothing: it waits until the question is settled
-elsewhere, and its handle stays good for an answer. Known by identity, so no client can send it."""
+"""The answers of a continued call that answers nothing: it waits until the question is resolved
+elsewhere, and its handle stays valid. Compared by identity, so that no client can send it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerError:
-    """The error that a client answered a question with, for the asker that waits for it."""
+    """An error with which a client answered a question, for the server that waits for it."""
 
     code: int
     message: str
@@ -211,11 +211,11 @@ class Call:
     principal: Principal
     tool: Tool
     requested_name: str
-    """The name it was asked by, perhaps an alias; `tool.name` is the verb."""
+    """The name used by the client, possibly an alias; `tool.name` is the canonical one."""
     arguments: Mapping[str, Any]
     trace: Trace
     door: str
-    """The face that brought it: `mcp-http`, `mcp-sse`, `mcp-stdio`, `api`."""
+    """The entry point: `mcp-http`, `mcp-sse`, `mcp-stdio`, `a2a`, `api`."""
     meta: Mapping[str, Any] | None = None
     """The `_meta` of an MCP request, unchanged, for targets that can carry it on."""
     session: str | None = None
@@ -226,18 +226,18 @@ class Call:
     updates: Updates = discard_update
     wanted_updates: WantedUpdates = NO_UPDATES
     client: str = ""
-    """The client's session, for what belongs to it alone; empty for one that keeps none."""
+    """The client's session, for state that belongs to it alone; empty for a client without one."""
     revision: str = ""
-    """The revision of the protocol that the client speaks, for targets that speak several; empty
-    where there is none."""
+    """The client's protocol revision, for targets that speak several; empty where there is none."""
     features: Mapping[str, Any] = field(default_factory=empty_mapping)
-    """What this caller can be asked, as its protocol says it; nothing, unless it said so."""
+    """What the client can be asked, in the shape of MCP capabilities; empty unless declared."""
     answers: Mapping[str, Any] | None = None
-    """On a continued call, to the questions of the one before, by their names there."""
+    """On a continued call: the answers to the questions of the previous one, by question name."""
     handle: str | None = None
-    """What came with those questions: sealed, and behind the stage that opens it, the target's."""
+    """On a continued call: the handle that came with the questions, sealed; after the `Questions`
+    stage, the target's own state."""
     notes: Notes = field(default_factory=Notes)
-    """What stages and the target report for the record; they write into it."""
+    """What stages and the target report for the audit and for events; they write into it."""
 
 
 @record(frozen=True, slots=True, kw_only=True)
@@ -245,19 +245,21 @@ class Result:
     content: Sequence[Any] = ()
     structured: Any = ABSENT
     failed: bool = False
-    """The tool ran and says that it failed; the content says why."""
+    """The tool ran and reports that it failed; the content says why."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = -1
-    """Bytes it took on the wire it came by, where known: lets small results pass unweighed."""
+    """Size in bytes on the wire, where known: small results need not be measured."""
     artifacts: Sequence[Artifact] = ()
-    """What was made, where the target says it in pieces that have names; `content` has it all."""
+    """The named pieces of the result, where the target has such; `content` has everything."""
     direct: bool = False
-    """Whether this is a word of answer, and not the outcome of some work."""
+    """Whether this is a direct reply, not the outcome of a task."""
     questions: Mapping[str, Question] | None = None
-    """There is no result yet: these are to be answered first, in a call that continues this one."""
+    """Set when there is no result yet: the questions to answer in a call that continues this one.
+    """
     handle: str | None = None
-    """With questions: what the continuing call brings back, as it is."""
+    """With questions: what the continuing call must bring back unchanged."""
     settles_itself: bool = False
-    """With questions: they may be settled elsewhere, which a call with `FOLLOW` waits for."""
+    """With questions: whether they may be resolved elsewhere, which a call with `FOLLOW` waits for.
+    """
     status_message: StatusMessage | None = None
-    """What the target said with its end or its question, where it says so beside what it made."""
+    """The target's message with its end or its question, beside its content."""

@@ -1,10 +1,10 @@
-"""Which chain a call belongs to, and when a chain has gone far enough.
+"""Assigns calls to chains, and refuses a call whose chain has gone too far.
 
-A call that was made on behalf of another belongs to that one's chain. It says so by what it brings:
-the hub's own signed words, or the span of a call that is under way. Where a peer has stripped or
-forged that, the credential tells: while a target serves calls, what is asked with that target's own
-credential belongs to one of them. Who brings neither begins a chain, and is bounded by the number
-of calls that one target serves at once.
+A call made on behalf of another belongs to that call's chain. The proof is what it carries: a token
+signed by the hub, or the span of a running call. If a peer has stripped or forged that, the
+credential decides: while a target serves calls, a call with that target's own credential belongs to
+one of them. A call with neither starts a chain, and is bounded by the number of calls that one
+target serves at once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dragoman.core.principal import Principal
 from dragoman.core.trace import NO_LABELS, Trace, TraceContext
 
 MAX_REMEMBERED = 10_000
-"""Chains that are known beyond their calls: what one has begun may go on by itself."""
+"""Chains remembered after their first call has ended: what it started may continue."""
 NAMED_BYTES = 1_500
-"""What the names in the hub's words about a chain may take: servers refuse long headers."""
+"""Limit for the names in a chain token: servers refuse long headers."""
 LONGEST_KEPT = 256
 MAX_STATE = 512
 RANDOM_BYTES = 24 * 256
@@ -38,7 +38,7 @@ _HANDLE = re.compile(r"(?!0{32})([0-9a-f]{32})\.")
 
 
 class Chain:
-    """One beginning and all that came of it."""
+    """A first call and everything it led to."""
 
     __slots__ = ("begun", "calls", "id", "labels", "origin")
 
@@ -51,7 +51,7 @@ class Chain:
 
 
 class RunningCall:
-    """A call that is under way; or, with no target, the last that is known of one that was."""
+    """A running call; or, without a target, the last known call of a chain."""
 
     __slots__ = ("chain", "parent", "principal", "sources", "target", "trace")
 
@@ -66,19 +66,19 @@ class RunningCall:
     ) -> None:
         self.trace = trace
         self.sources = sources
-        """The labels of what its target says."""
+        """The taint labels of the target's output."""
         self.target = target
         self.principal = caller
         self.chain = chain
         self.parent = above
-        """The one it was made for."""
+        """The call on whose behalf this one is made."""
 
     @property
     def labels(self) -> frozenset[str]:
         return self.chain.labels
 
     def list_waiting(self) -> Iterator[RunningCall]:
-        """Itself, and those that wait for it."""
+        """Lists this call and those that wait for it."""
         flight: RunningCall | None = self
         while flight is not None:
             yield flight
@@ -86,7 +86,7 @@ class RunningCall:
 
 
 class ChainToken(NamedTuple):
-    """What the hub has said of a call when it left: of its trace and of its chain."""
+    """The contents of the hub's signed token about a call: its trace and its chain."""
 
     trace: str
     span: str
@@ -109,34 +109,34 @@ class CallChains:
         at_once: int = 400,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`at_once` is how many calls one target serves; one caller has at most half of them."""
+        """`at_once` is how many calls one target serves; one principal may have half of them."""
         key = hmac.digest(key, b"chains of calls", "sha256")
         self._keyed = blake2b(key=key, digest_size=MAC_BYTES)
         self._mark = f"{self._mac(b'the mark of this hub')[:8]}@dragoman="
-        """How its own entry of a `tracestate` begins: other hubs have others."""
+        """The key of this hub's entry in a `tracestate`; every hub has its own."""
         self.set_limits(depth, calls, seconds, at_once)
         self._clock = clock
         self._epoch = time() - clock()
         self._running: dict[str, RunningCall] = {}
-        """By their spans."""
+        """By span."""
         self._at: dict[str, dict[str, RunningCall]] = {}
-        """Those that each target serves, by their spans, the oldest first."""
+        """The running calls of each target by span, the oldest first."""
         self._of: dict[tuple[str, Principal], int] = {}
-        """How many of these are of one caller."""
+        """How many of these each principal has."""
         self._live: dict[str, Chain] = {}
-        """Those whose first call is under way, by their ids."""
+        """Chains whose first call is running, by id."""
         self._over: OrderedDict[str, Chain] = OrderedDict()
-        """Those that have gone on, or may, when that has ended. Of all others the signed words say
-        enough."""
+        """Chains whose first call has ended and that may continue. For all others the token
+        suffices."""
         self._random = b""
         self._used = 0
 
     def set_limits(self, depth: int, calls: int, seconds: float, at_once: int) -> None:
-        """For calls from now on."""
+        """Applies to calls from now on."""
         self.depth, self.calls, self.seconds, self.at_once = depth, calls, seconds, at_once
         self._each = max(1, at_once // 2)
 
-    # --- where a call belongs ---------------------------------------------------------------------
+    # --- assigning calls to chains ----------------------------------------------------------------
 
     def start_trace(
         self,
@@ -146,11 +146,11 @@ class CallChains:
         carried: TraceContext | None,
         handle: str | None = None,
     ) -> Trace:
-        """Of a call of `verb`. The handle of a question names the trace that it was asked in."""
+        """Starts the trace of a call. The handle of a question names the trace it was asked in."""
         id, span = self._make_ids()
         state = self._mark + span
         asked = _HANDLE.match(handle) if handle is not None else None
-        if carried is None and not caller.serves:  # as mostly
+        if carried is None and not caller.serves:  # the common case
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
         above = self._find_parent(caller, target, carried)
         chain: tuple[str, ...] = ()
@@ -169,19 +169,19 @@ class CallChains:
     def _find_parent(
         self, caller: Principal, target: str, carried: TraceContext | None
     ) -> RunningCall | None:
-        """The call on whose behalf this one is made, as far as can be told."""
+        """Finds the call on whose behalf this one is made, as far as known."""
         told = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(caller.serves) if caller.serves else None
         if not served or (told is not None and told.target == caller.serves):
             return told
-        # Its own credential counts more than what it says: words can be left out, or another's.
+        # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}
         return max(served.values(), key=lambda flight: self._rank(flight, target, waited))
 
     def _rank(self, flight: RunningCall, target: str, waited: set[int]) -> tuple[bool, bool, int]:
-        """Of several that it may be for, one that does not wait for that target already: else a
-        ring would go on at the expense of others that its agents happen to serve. Of these one
-        under which it is no offence; else the deepest."""
+        """Prefers, among several possible parents, one that does not already wait for that target:
+        otherwise a loop would continue at the expense of unrelated calls of the same agent. Then
+        one under which the call is allowed, then the deepest."""
         fits = self._find_violation(flight, target, flight.trace.depth + 1) is None
         return id(flight) not in waited, fits, flight.trace.depth
 
@@ -189,7 +189,7 @@ class CallChains:
         for span in (carried.span, self._find_own_span(carried.state)):
             flight = self._running.get(span)
             if flight is not None and flight.trace.id == carried.id:
-                return flight  # nobody else was told its span
+                return flight  # only the callee knows the span
         words = self._open_token(carried.chain) if carried.chain else None
         if words is None:
             return None
@@ -202,18 +202,18 @@ class CallChains:
             ago = max(0.0, time() - words.begun)
             chain = self._remember(Chain(words.chain, words.origin, self._clock() - ago))
             chain.calls, chain.labels = words.calls, frozenset(words.labels)
-        # The call itself is over; its verb is the last of the chain.
+        # That call has ended; its verb is the last of the chain.
         return RunningCall(
             Trace(words.trace, tuple(words.verbs), words.span), "", None, chain, None
         )
 
     def _find_own_span(self, state: str) -> str:
-        """What tracing libraries pass on as it was, where they put spans of their own beside it."""
+        """Finds the hub's own span in a tracestate, which tracing libraries pass on unchanged."""
         _, _, after = f",{state}".replace(" ", "").partition("," + self._mark)
         return after[:16]
 
     def _join_state(self, own: str, state: str) -> str:
-        """Trace Context, 3.3: the newest entry first, those of others as they were."""
+        """Trace Context 3.3: the newest entry first, the others unchanged."""
         for entry in state.split(",")[:31]:
             entry = entry.strip()
             if entry and not entry.startswith(self._mark):
@@ -222,10 +222,10 @@ class CallChains:
                 own = f"{own},{entry}"
         return own
 
-    # --- under way --------------------------------------------------------------------------------
+    # --- running calls ----------------------------------------------------------------------------
 
     def enter(self, call: Call) -> RunningCall:
-        """Raises where the chain has gone far enough; else whoever made the call must `leave`."""
+        """Admits the call or raises. After it has ended, `leave` must be called."""
         trace, target = call.trace, call.tool.target.name
         above: RunningCall | None = trace.parent
         if above is None:
@@ -257,7 +257,7 @@ class CallChains:
     def _find_violation(
         self, above: RunningCall, target: str, depth: int
     ) -> tuple[type[Looping | TooDeep], str] | None:
-        """What is wrong with a call to `target` on behalf of that one."""
+        """Why a call to `target` on behalf of `above` is not allowed; None if it is."""
         chain = above.chain
         if any(flight.target == target for flight in above.list_waiting()):
             at_work = f'"{target}" is already at work in this chain and would wait for itself'
@@ -298,7 +298,7 @@ class CallChains:
     def count_running(self, target: str) -> int:
         return len(self._at.get(target, ()))
 
-    # --- the hub's own words ----------------------------------------------------------------------
+    # --- signed tokens ----------------------------------------------------------------------------
 
     def _sign(self, trace: Trace) -> str:
         flight = self._running.get(trace.span)
@@ -308,7 +308,7 @@ class CallChains:
             labels = flight.sources | chain.labels if flight.sources else chain.labels
         elif trace.parent is not None:
             chain = trace.parent.chain
-        else:  # the call is over, or went no such way
+        else:  # the call has ended, or never entered
             chain = Chain(trace.span, trace.origin, self._clock())
         begun = int(self._epoch + chain.begun)
         named = _encode_names if len(trace.verb) <= LONGEST_KEPT else _encode_names.__wrapped__
@@ -317,7 +317,7 @@ class CallChains:
         return f"{words}.{self._mac(words.encode())}"
 
     def _open_token(self, text: str) -> ChainToken | None:
-        """None for what this hub has not signed."""
+        """Verifies and parses a token; None if this hub has not signed it."""
         words, _, mac = text.rpartition(".")
         if not text.isascii() or not words.startswith("v1."):
             return None
@@ -339,7 +339,7 @@ class CallChains:
         return chain
 
     def _make_ids(self) -> tuple[str, str]:
-        """A trace and a span that nobody can guess: whoever knows one belongs to its chain."""
+        """Makes a trace id and a span that cannot be guessed: knowing one proves membership."""
         used = self._used
         if used >= len(self._random):
             self._random, used = os.urandom(RANDOM_BYTES), 0
@@ -350,8 +350,7 @@ class CallChains:
 
 @lru_cache(maxsize=1_024)
 def _encode_names(origin: str, chain: tuple[str, ...], verb: str, labels: frozenset[str]) -> str:
-    """Who began a chain, what it called and where what it knows is from, in letters and digits;
-    cut where it is long."""
+    """Encodes who started a chain, what it called and its labels in base64; long names are cut."""
     most = NAMED_BYTES // (len(chain) + 1)
     while True:
         verbs = [one[:most] for one in (*chain, verb)]
@@ -366,7 +365,7 @@ def _render_refusal(call: Call) -> str:
 
 
 def _render_path(call: Call, chain: Chain) -> str:
-    """The chain, for people: who began it, what was called, and what was to be."""
+    """Renders a chain as `who → tool → tool`."""
     return " → ".join([chain.origin, *call.trace.chain, call.tool.name])
 
 

@@ -1,4 +1,4 @@
-"""One line a call, for operators. Written in groups: a line costs a microsecond, not a write."""
+"""Logs one line per call. Lines are written in groups: one costs a microsecond, not a write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ FLUSH_LINES = 1_000
 
 
 End = tuple[float, str, Principal, Trace, str, str, float]
-"""When a call ended, its verb, caller and trace, the outcome, the kind of error, milliseconds."""
+"""When the call ended, its verb, principal and trace, the outcome, the kind of error, milliseconds.
+"""
 
 
 class CallLog:
@@ -81,5 +82,5 @@ def _render_json(end: End) -> str:
 
 
 def _plain(name: str) -> str:
-    """A caller may ask for any name; a log line is one line."""
+    """Escapes a name: clients choose it, and a log line is one line."""
     return name if name.isprintable() and len(name) <= 200 else ascii(name[:200])

@@ -1,7 +1,7 @@
-"""Names to tools, in memory. Knows where nothing comes from.
+"""Maps names to tools, in memory.
 
-A tool has a canonical name, which is unique, and aliases, each of which belongs to the tool that
-had it first (see `core.claims`). Each target replaces its whole offer at once.
+A tool has a unique canonical name, and aliases that each belong to the tool that had it first (see
+`core.name_claims`). Each target replaces its whole offer at once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from dragoman.core.tool_filter import View
 
 
 class ReviewResult(NamedTuple):
-    """What a review makes of a target's offer."""
+    """The outcome of reviewing a target's offer."""
 
     admitted: Sequence[Tool]
     """At most one of each name."""
     quarantined: Mapping[str, str]
     """Why the others are not offered, by name."""
     remarks: Sequence[str] = ()
-    """What the operator should know of it."""
+    """Notes for the operator."""
 
 
 Review = Callable[[str, Sequence[Tool]], ReviewResult]
-"""A target and what it offers in, which may have several spellings of one name."""
+"""Takes a target and its offer, which may contain several spellings of one name."""
 
 
 class KindReview(Protocol):
-    """A review of what a target offers of one kind."""
+    """Reviews what a target offers of one kind."""
 
     def __call__(self, target: str, tools: Sequence[Tool], kind: str) -> ReviewResult: ...
 
 
 def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
-    """The review of a catalog that needs none."""
+    """Admits everything: for catalogs without review."""
     chosen, remarks = choose_spellings(tools, lambda tool: False)
     return ReviewResult(chosen, {}, remarks)
 
@@ -55,8 +55,8 @@ def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewRes
 def choose_spellings(
     tools: Sequence[Tool], is_preferred: Callable[[Tool], bool]
 ) -> tuple[Sequence[Tool], list[str]]:
-    """One tool of each name, and a remark on each that is refused. The first spelling of a name
-    wins, unless another is preferred."""
+    """Chooses one tool of each name, and returns a remark on each that is rejected. The first
+    spelling of a name wins, unless another is preferred."""
     by_name: dict[str, Tool] = {}
     several: set[str] = set()
     for tool in tools:
@@ -85,28 +85,29 @@ class Catalog:
     def __init__(
         self, kind: str = TOOL, *, review: Review, claims: NameClaims | None = None
     ) -> None:
-        """`claims` say whose a listed name is; without any they begin and end with this catalog."""
+        """`claims` says which tool owns a listed name; by default the catalog has claims of its
+        own."""
         self.kind = kind
         self.claims = claims if claims is not None else NameClaims()
         self.review = review
-        """Sees what is offered before anybody else does."""
+        """Called with every offer before anything else sees it."""
         self._brought: dict[str, tuple[Tool, ...]] = {}
-        """What each target offered last, as it did."""
+        """The last offer of each target, before review."""
         self._quarantined: dict[str, Tool] = {}
-        """What is not offered, as tools nowhere, by all of its names."""
+        """What is not offered, as `Nowhere` tools, by each of its names."""
         self._quarantined_of: dict[str, list[str]] = {}
         self._remarks: dict[str, Sequence[str]] = {}
         self.version = 0
-        """Moves with every change, so that whoever keeps something made from it can tell."""
+        """Changes with every change of the catalog, for caches."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
         self._by_name: dict[str, Tool] = {}
         self._by_alias: dict[str, Tool] = {}
-        """By the names that are theirs."""
+        """By the aliases that each tool owns."""
         self._sorted: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
 
     def offer(self, target: str, tools: Iterable[Tool]) -> None:
-        """Put `tools` in the place of all that `target` offered before."""
+        """Replaces everything that `target` offered before."""
         new = tuple(tools)
         if len({(tool.name, tool.remote_name) for tool in new}) != len(new):
             raise ConfigError(f"target {target!r} offers a name twice")
@@ -124,7 +125,7 @@ class Catalog:
         for tool in new:
             self._by_name[tool.name] = tool
         self._give_names(new)
-        # That another list is empty is no change; tools are waited for.
+        # An empty list of another kind is no change; tools are waited for.
         is_change = bool(new or self._offers.get(target) or self._quarantined_of.get(target))
         self._offers[target] = new
         if is_change or was_held or self.kind == TOOL:
@@ -142,8 +143,7 @@ class Catalog:
                     self._by_alias[alias] = tool
 
     def share_names(self, *first: str) -> None:
-        """After names have become free: gives them to those that may have them, beginning with
-        the targets named."""
+        """Assigns names that have become free, the named targets first."""
         for target in (*first, *self._brought):
             self.claims.claim(self.kind, target, self._brought.get(target, ()))
         for tools in self._offers.values():
@@ -157,7 +157,7 @@ class Catalog:
         self._remarks.pop(target, None)
         if remarks:
             self._remarks[target] = remarks
-        # What is held keeps its names: they must not lead to another meanwhile.
+        # Quarantined tools keep their names: they must not lead to another tool meanwhile.
         self.claims.claim(self.kind, target, tools)
         names = []
         for tool in tools:
@@ -172,7 +172,7 @@ class Catalog:
         return tuple(admitted)
 
     def review_again(self, target: str) -> None:
-        """After what decides of it has changed."""
+        """Reviews the last offer of a target again."""
         if target in self._brought:
             self.offer(target, self._brought[target])
 
@@ -183,13 +183,12 @@ class Catalog:
         self._brought.pop(target, None)
 
     def find(self, name: str) -> Tool:
-        """The tool that `name` stands for; a tool nowhere if it stands for none."""
+        """Finds a tool by name or alias; returns a `Nowhere` tool if unknown."""
         tool = self._by_name.get(name) or self._by_alias.get(name)
         return tool if tool is not None else self._build_missing(name)
 
     def find_within(self, name: str, view: View) -> Tool:
-        """The same for somebody to whom there is nothing beyond `view`, not even as another that
-        is called alike."""
+        """Like `find`, limited to `view`; tools outside it do not count as ambiguous."""
         tool = self._by_name.get(name)
         if tool is not None and view.includes(tool):
             return tool
@@ -200,8 +199,8 @@ class Catalog:
         return self._quarantined.get(name) or build_unknown_tool(name, self.kind)
 
     def listed_name(self, tool: Tool, style: str = "") -> str:
-        """What a list calls it in that style of naming. Where that name is another's, it is one
-        that is this one's alone: `{style}!` or `own` if there is such, else the canonical."""
+        """The name of a tool in lists of that naming style. If another tool owns that name: its own
+        name, `{style}!` or `own` if it has one, else the canonical name."""
         names = tool.other_names
         for name in (names.get(style, tool.alias), names.get(f"{style}!"), names.get("own")):
             if name is not None and self._leads_to(name, tool):
@@ -213,31 +212,31 @@ class Catalog:
         return found is not None and found.name == tool.name
 
     def list_tools(self) -> tuple[Tool, ...]:
-        """All tools, in the order of their names: the same catalog always reads the same."""
+        """Lists all tools in the order of their names."""
         if self._sorted is None:
             self._sorted = tuple(sorted(self._by_name.values(), key=lambda tool: tool.name))
         return self._sorted
 
     def list_targets(self) -> list[Tool]:
-        """One tool of each target that offers any."""
+        """Lists one tool of each target that offers any."""
         return [tools[0] for tools in self._offers.values() if tools]
 
     def list_offered(self, target: str) -> tuple[Tool, ...]:
         return self._offers.get(target, ())
 
     def list_remarks(self, target: str) -> Sequence[str]:
-        """What the review had to say about the last offer of `target`."""
+        """Lists the remarks of the review of a target's last offer."""
         return self._remarks.get(target, ())
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def mark_changed(self) -> None:
-        """What is in it is judged anew: whoever keeps something made from it looks again."""
+        """Invalidates what is cached of the catalog."""
         self._notify_changed()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener` after every change; what is returned ends that."""
+        """Calls `listener` after every change; returns what unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

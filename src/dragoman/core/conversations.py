@@ -1,8 +1,8 @@
-"""The conversations that callers hold with one agent.
+"""The conversations of principals with one agent.
 
-Callers know a conversation by an id that the hub makes; the agent's own context id stays inside.
-So an id is worth nothing to another principal. Conversations are bounded in number, for each
-principal and altogether, and end when they are idle for too long.
+A client knows a conversation by an id that the hub makes; the agent's own context id stays inside,
+so that an id is worthless to other principals. Conversations are bounded in number, per principal
+and in total, and expire when idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTEXT = "context"
 META = "dragoman.hub/context"
 """The same in the `_meta` of a request and of a result."""
 NEW = "new"
-"""In the place of an id: begins another conversation."""
+"""In place of an id: starts another conversation."""
 
 _ID = re.compile(r"ctx-[0-9a-f]{16}")
 
@@ -34,7 +34,7 @@ def new_conversation_id() -> str:
 
 
 def is_conversation_id(value: Any) -> bool:
-    """Whether the hub may have made it: an id, or the word for a new conversation."""
+    """Whether it has the form of an id of the hub, or is the word for a new conversation."""
     return isinstance(value, str) and (value == NEW or _ID.fullmatch(value) is not None)
 
 
@@ -47,11 +47,11 @@ class ConversationLimits:
 
 class Conversation(NamedTuple):
     id: str = ""
-    """What the caller knows it by; empty for one that has just begun."""
+    """The client's id; empty for one that has just started."""
     context: str = ""
-    """The agent's own id of it; empty where the agent has not named one yet."""
+    """The agent's own id; empty until the agent has given one."""
     is_named: bool = False
-    """Whether the caller named it, rather than its session or its protocol."""
+    """Whether the client named it, rather than its session or its protocol."""
 
 
 @dataclass(slots=True)
@@ -61,14 +61,14 @@ class _Kept:
 
 
 class _Own:
-    """The conversations of one principal, the one that was used longest ago first."""
+    """The conversations of one principal, the least recently used first."""
 
     __slots__ = ("kept", "sessions")
 
     def __init__(self) -> None:
         self.kept: OrderedDict[str, _Kept] = OrderedDict()
         self.sessions: OrderedDict[str, str] = OrderedDict()
-        """The conversation that is under way in each session."""
+        """The current conversation of each session."""
 
 
 class Conversations:
@@ -89,9 +89,8 @@ class Conversations:
         return self._count
 
     def find(self, call: Call, asked: str = "") -> Conversation:
-        """The conversation that a call goes on with: the one it asks for, else the one that its
-        protocol names, else the one of its session. Raises `InvalidInput` for an id that is not
-        among the caller's."""
+        """Finds the conversation that a call continues: the one it names, else the one that its
+        protocol names, else that of its session. Raises `InvalidInput` for an unknown id."""
         own = self._of.get(call.principal)
         if asked == NEW:
             return Conversation(is_named=True)
@@ -111,8 +110,8 @@ class Conversations:
         return Conversation(named) if kept is None else Conversation(id, kept.context)
 
     def keep(self, call: Call, conversation: Conversation, context: str) -> str:
-        """Records the agent's own id of a conversation, and returns the caller's. Empty where the
-        agent keeps none."""
+        """Records the agent's own id of a conversation and returns the client's id; empty if the
+        agent has none."""
         context = context or conversation.context
         if not context:
             return conversation.id
@@ -131,7 +130,7 @@ class Conversations:
         return id
 
     def forget(self, call: Call, conversation: Conversation) -> None:
-        """The agent does not know it any more: the next call begins another."""
+        """Forgets a conversation that the agent no longer knows: the next call starts another."""
         own = self._of.get(call.principal)
         if own is None:
             return
@@ -163,7 +162,7 @@ class Conversations:
 
 
 def _find_protocol_id(call: Call) -> str:
-    """The conversation that the caller's protocol has a member for, as A2A has."""
+    """The conversation that the client's protocol names, as A2A does."""
     message = call.message
     return f"a2a {message.context}" if message is not None and message.context else ""
 
@@ -174,8 +173,8 @@ def find_context_in_meta(call: Call) -> str:
 
 
 def add_context(result: Result, call: Call, id: str, *, shown: bool) -> Result:
-    """The result with the conversation's id in its `_meta`. A client without a session can only go
-    on by the id: where `shown`, its model is told, in a block behind the answer."""
+    """Adds the conversation's id to the `_meta` of a result. A client without a session needs the
+    id to continue: if `shown`, a block after the answer tells its model."""
     if not id or call.message is not None:
         return result
     meta = result.extra.get("_meta")

@@ -1,7 +1,7 @@
-"""Time limits that many keep to and few ever reach: one timer for all of the same length.
+"""Timeouts that are rarely reached: one timer for all of the same length.
 
-A timer of the event loop for each call costs ten times as much as an entry here. Those who began
-first are due first, so that the order of a dictionary is the order of their ends.
+A timer of the event loop for each call costs ten times as much as an entry here. The first to start
+is the first to expire, so that a dictionary keeps them in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Deadlines:
         return len(self._waiting)
 
     def start(self, loop: AbstractEventLoop, expire: Callable[[], None]) -> int:
-        """Calls `expire` after the time, unless `end` is called with what this returns."""
+        """Calls `expire` after the time, unless `cancel` is called with the returned key."""
         if loop is not self._loop:
             self._loop, self._timer = loop, None
             self._waiting.clear()
@@ -36,7 +36,7 @@ class Deadlines:
         self._waiting.pop(key, None)
 
     def list_waiting(self) -> list[Callable[[], None]]:
-        """What would be called, the next one first."""
+        """Lists what would be called, the next one first."""
         return [expire for _, expire in self._waiting.values()]
 
     def _expire_due(self) -> None:

@@ -1,8 +1,6 @@
-"""Events as they are told outside: the three phases of a call in the names and the order of the
-hook bus, agents' calls in the envelope of `EXEC:TOOL_CALL`, and all others.
-
-Plain dictionaries, made for whoever asks. `redacted` is what may leave the process.
-"""
+"""Renders events for the outside: the three phases of a call as the hook bus names them, calls of
+agents in the envelope of `EXEC:TOOL_CALL`, and all others. `redact_event` removes what must not
+leave the process."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ CODES: dict[type[HubError], int] = {
     NotFound: -32601,
     InvalidInput: -32602,
 }
-"""The same for all listeners, whatever the client's protocol makes of it."""
+"""The same for all listeners, whatever the client's protocol shows."""
 FAILED, CRASHED, CANCELLED = CODES[WorkFailed], CODES[HubError], -32800
 
 
@@ -88,7 +86,7 @@ def find_code(error: HubError) -> int:
 
 
 def build_session_id(call: Call) -> str:
-    """What a call is known by on both sides of a bridge."""
+    """Builds the id that a call has on both sides of a bridge."""
     return session_id_from_trace(call.tool, call.trace)
 
 
@@ -98,19 +96,18 @@ def session_id_from_trace(tool: Tool, trace: Trace) -> str:
 
 
 def find_on_behalf_of(call: Call) -> str | None:
-    """For whom the caller acts, where that is somebody else."""
+    """The principal for whom the calling one acts, if another."""
     return call.trace.origin or call.principal.behalf or None
 
 
 def is_denied(call: Call, error: HubError | None) -> bool:
-    """Whether policies or a gate said no; the caller may have been told that there is no such
-    thing."""
+    """Whether policies or a gate denied the call; the client may have been told "not found"."""
     decision = call.notes.decision
     return isinstance(error, Denied) or (decision is not None and not decision.allowed)
 
 
 def render_time(at: float) -> str:
-    """In UTC, to the millisecond."""
+    """UTC, with milliseconds."""
     milliseconds = int(at * 1000)
     return f"{_render_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"
 
@@ -121,7 +118,7 @@ def _render_second(at: int) -> str:
 
 
 def render_verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
-    """The arguments are the call's own object: whoever changes them changes the call."""
+    """`args` is the call's own object: changing it changes the call."""
     if isinstance(event, PreVerb):
         return _render_verb(PRE_VERB, event.call, None, event.at)
     if isinstance(event, VerbError):
@@ -195,7 +192,7 @@ def _render_end(event: ToolResult) -> dict[str, Any]:
 
 
 def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """The event's name and what it says; None for what is nobody's business outside."""
+    """Returns the name and the payload of an event; None for internal ones."""
     match event:
         case PreVerb() | PostVerb() | VerbError():
             said = render_verb_event(event)
@@ -229,12 +226,12 @@ EVENT_NAMES: dict[type[Event], str] = {
     CostReported: "cost",
     **_NAMES,
 }
-"""The events that are told outside, and what they are called there."""
+"""The events that are published, and their public names."""
 
 
 def redact_event(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
-    """The same with no value of an argument of `call` in it, nor the address of a resource, and
-    every name of a caller's cut short."""
+    """Removes the values of arguments and the addresses of resources from a payload, and shortens
+    names."""
     if call is None:
         return dict(said)
     arguments, secrets = call.arguments, list_secrets(call)

@@ -1,6 +1,6 @@
-"""What the hub announces. Each event's docstring is its documentation.
+"""The events of the hub. The docstring of each is its documentation.
 
-Made only where somebody hears them. What they look like outside the process is in `verbs`.
+Created only if something observes them. `event_payloads` renders them for the outside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Event:
 
 @record(frozen=True, slots=True)
 class PreVerb(Event):
-    """A call is about to be judged and made. Gates hear this and may refuse; observers may look."""
+    """A call is about to be authorized and made. Gates may refuse it; observers may look."""
 
     call: Call
     at: float = field(default_factory=time, compare=False)
@@ -35,8 +35,8 @@ class PreVerb(Event):
 
 @record(frozen=True, slots=True)
 class PostVerb(Event):
-    """A call has ended: `outcome` is `completed` or `failed`. A refusal counts as failed, and so
-    does one that was `cancelled`."""
+    """A call has ended: `outcome` is `completed` or `failed`. A refused or `cancelled` call counts
+    as failed."""
 
     call: Call
     outcome: str
@@ -49,7 +49,7 @@ class PostVerb(Event):
 
 @record(frozen=True, slots=True)
 class VerbError(Event):
-    """Follows the post-verb of a call that was refused or went wrong, and says how."""
+    """Follows the post-verb of a call that was refused or failed, with the error."""
 
     call: Call
     error: HubError
@@ -58,8 +58,8 @@ class VerbError(Event):
 
 @record(frozen=True, slots=True)
 class ToolCall(Event):
-    """`EXEC:TOOL_CALL`: an agent or a server calls, by its own credential or for another call that
-    is under way. Follows the pre-verb."""
+    """`EXEC:TOOL_CALL`: an agent or a server calls, with its own credential or on behalf of a
+    running call. Follows the pre-verb."""
 
     call: Call
     id: str = field(default_factory=_name, compare=False)
@@ -68,7 +68,7 @@ class ToolCall(Event):
 
 @record(frozen=True, slots=True)
 class ToolResult(Event):
-    """`EXEC:TOOL_RESULT`: what came of such a call; `call_id` is the id of its `ToolCall`."""
+    """`EXEC:TOOL_RESULT`: the outcome of such a call; `call_id` is the id of its `ToolCall`."""
 
     call: Call
     call_id: str
@@ -81,7 +81,7 @@ class ToolResult(Event):
 
 @record(frozen=True, slots=True)
 class CostReported(Event):
-    """The far side of a call has said what it used: numbers by name, such as tokens."""
+    """The target of a call has reported its usage: numbers by name, such as tokens."""
 
     call: Call
     usage: Mapping[str, Any]
@@ -90,7 +90,7 @@ class CostReported(Event):
 
 @record(frozen=True, slots=True)
 class ServerChanged(Event):
-    """A server's state moved: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
+    """A server's state changed: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
 
     server: str
     state: str
@@ -103,7 +103,7 @@ REMOVED = "removed"
 
 @record(frozen=True, slots=True)
 class AgentChanged(Event):
-    """A registered agent's state moved: `healthy`, `degraded`, `unreachable`, `unknown` or
+    """A registered agent's state changed: `healthy`, `degraded`, `unreachable`, `unknown` or
     `removed`, and why."""
 
     agent: str
@@ -113,8 +113,8 @@ class AgentChanged(Event):
 
 @record(frozen=True, slots=True)
 class PolicyChanged(Event):
-    """Another set of policies is in force, `snapshot` in short; or, with a `problem`, it is still
-    that one because the new one cannot be used."""
+    """Another policy set is in force; `snapshot` is its short hash. With a `problem`, the old set
+    stays because the new one is invalid."""
 
     snapshot: str
     problem: str
@@ -122,7 +122,7 @@ class PolicyChanged(Event):
 
 @record(frozen=True, slots=True)
 class PinHeld(Event):
-    """Something that `target` offers is not offered on until it is approved, and why."""
+    """A definition of `target` is quarantined until it is approved, and why."""
 
     target: str
     name: str
@@ -131,7 +131,7 @@ class PinHeld(Event):
 
 @record(frozen=True, slots=True)
 class PinAdded(Event):
-    """`target` offers something that was not in its first list; it is offered on."""
+    """`target` offers something that was not in its first list; it is passed on."""
 
     target: str
     name: str
@@ -140,15 +140,15 @@ class PinAdded(Event):
 
 @record(frozen=True, slots=True)
 class ResourceUpdated(Event):
-    """A resource that somebody follows has changed; `name` is its canonical name."""
+    """A subscribed resource has changed; `name` is its canonical name."""
 
     name: str
 
 
 @record(frozen=True, slots=True)
 class ListAnnounced(Event):
-    """`target` has said that its list of that kind has changed, and the list was read again. It may
-    be the same as before."""
+    """`target` has announced a change of its list of that kind, and the list was read again. It may
+    be unchanged."""
 
     target: str
     kind: str
@@ -157,7 +157,7 @@ class ListAnnounced(Event):
 @record(frozen=True, slots=True)
 class ClientListChanged(Event):
     """What a target lists of that kind to one client alone may have changed; `owner` is the
-    client's session, or stands for a caller without one."""
+    client's session, or stands for a principal without one."""
 
     owner: str
     kind: str
@@ -165,15 +165,15 @@ class ClientListChanged(Event):
 
 @record(frozen=True, slots=True)
 class RootsChanged(Event):
-    """A client says that its roots, the folders that it works in, have changed."""
+    """A client announces that its roots, the folders that it works in, have changed."""
 
     client: str
 
 
 @record(frozen=True, slots=True)
 class ServerLogged(Event):
-    """A server has written a line to its log that belongs to no call. `client` is the session whose
-    own connection it came on, or None for the connection that all clients share."""
+    """A server has written a log line that belongs to no call. `client` is the session whose own
+    connection it came on, or None for the connection that all clients share."""
 
     server: str
     note: LogMessage
@@ -182,8 +182,8 @@ class ServerLogged(Event):
 
 @record(frozen=True, slots=True)
 class ElicitationCompleted(Event):
-    """A server says that the user has been at the URL of an elicitation, which it had sent this
-    client in an error (2025-11-25, URL elicitation required)."""
+    """A server reports that the user has visited the URL of an elicitation, which it had sent to
+    this client in an error (2025-11-25, URL elicitation required)."""
 
     client: str
     id: str
@@ -191,6 +191,6 @@ class ElicitationCompleted(Event):
 
 @record(frozen=True, slots=True)
 class ClientGone(Event):
-    """A client's session has ended; what was kept for it alone can go."""
+    """A client's session has ended; what was kept for it alone can be dropped."""
 
     client: str

@@ -1,7 +1,7 @@
-"""Dataclasses that are made for every call.
+"""Dataclasses that are created for every call.
 
-The type checker holds them to be frozen, and so does whoever writes code: they are changed with
-`replace`. To enforce that at run time too would make each take three times as long to make.
+Frozen for the type checker only: change them with `replace`. Frozen at run time, each would take
+three times as long to create.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who else may read or write a file: by its mode and owner, and whether others can reach it at all.
+"""Finds files that other users may read or write: by mode and owner, and by whether they can reach
+them.
 
-"Others" are all users but this one and root. A group that only this user is in, as Debian and
-Fedora make one for each user, is none of others. Access control lists are not looked at.
+Other users are all but this one and root. A group with this user alone, as Debian and Fedora make
+for each user, does not count. Access control lists are not checked.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ GUARDED = (
     *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
     *("servers", "cache", "pins.db", "registry.db", "tasks.db", "audit.db", "children.json"),
 )
-"""What a hub goes by, in its home."""
+"""The files in a home that a hub trusts."""
 
 
 class Exposure(NamedTuple):
     path: Path
     words: str
-    """What others may do with it."""
+    """What other users may do."""
     fix: str
-    """The command that ends that."""
+    """The command that fixes it."""
     reachable: bool
-    """Whether they can get at it; else only its mode would let them."""
+    """Whether they can reach the file; otherwise only its mode would allow it."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.words}; run: {self.fix}"
 
 
 def find_exposure(path: Path, *, secret: bool = False) -> Exposure | None:
-    """What others may do with a file or folder that they should not: write it, or, if it is
-    `secret`, read it. What a link leads to counts, and the folder that that is in."""
+    """Finds what other users may do with a file or folder and should not: write it, or read it if
+    it is `secret`. Follows links, and checks the folder of the target."""
     try:
         real = Path(os.path.realpath(path))
         found, folder = real.stat(), real.parent.stat()
         reachable = all(_may(above.stat(), SEARCH) for above in real.parents)
     except OSError:
-        return None  # it is not there, or it cannot be read either
+        return None  # missing, or unreadable to us as well
     quoted = shlex.quote(str(real))
     mode = f"(mode {stat.S_IMODE(found.st_mode):04o})"
     if found.st_uid not in (0, os.geteuid()):
@@ -63,7 +64,7 @@ def find_exposure(path: Path, *, secret: bool = False) -> Exposure | None:
 
 
 def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
-    """Of the files of a home that the hub goes by."""
+    """Checks the files in a home that the hub trusts."""
     secrets = {"env", "hub.key", "audit.key", "hub.db"}
     if config_is_secret:
         secrets.add("config.toml")
@@ -74,7 +75,7 @@ def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
 
 
 def find_exposures_in(folder: Path) -> Iterator[Exposure]:
-    """Of a folder and the files in it."""
+    """Checks a folder and the files in it."""
     try:
         files = sorted(folder.iterdir())
     except OSError:
@@ -86,15 +87,14 @@ def find_exposures_in(folder: Path) -> Iterator[Exposure]:
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes a folder and those above it that are not there, for this user alone whatever the
-    umask."""
+    """Creates a folder and its missing parents for this user alone, whatever the umask."""
     for folder in reversed([path, *path.parents]):
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
         except OSError:
-            if not folder.is_dir():  # else one that cannot be written, and need not be
+            if not folder.is_dir():  # a parent that is not writable need not be
                 raise
 
 
@@ -106,7 +106,7 @@ def _may(found: os.stat_result, what: int) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether nobody else is in that group."""
+    """Whether the group has no other member."""
     if gid == 0:
         return True
     try:

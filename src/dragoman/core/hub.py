@@ -1,4 +1,4 @@
-"""The one way to have anything done."""
+"""The hub: finds tools and runs calls through the pipeline."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ def _is_unknown(tool: Tool) -> bool:
 
 @record(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """What a call says beside the tool and its arguments; `Call` documents what it takes over."""
+    """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
+    over."""
 
     door: str
     view: View
     """The tools that this entry point offers."""
     kind: str = TOOL
     trace_context: TraceContext | None = None
-    """What the request brought of a trace."""
+    """The trace that the request brought."""
     meta: Mapping[str, Any] | None = None
     session: str | None = None
     message: MessageOrigin | None = None
@@ -101,11 +102,11 @@ class Hub:
         refresher: ListRefresher | None = None,
         visibility: ListVisibility | None = None,
     ) -> None:
-        """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps what
-        was truncated, `startup` knows the targets that have not connected yet, `refresher` reads
-        their lists again, and `visibility` says what of them single clients are listed."""
+        """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
+        truncated results, `startup` knows the targets that have not connected yet, `refresher`
+        reads their lists again, and `visibility` says which of them single clients are listed."""
         self.offered = catalogs
-        """All that a target may fill: what can be called, and its instructions."""
+        """Everything that a target may offer: what can be called, and its instructions."""
         self.catalogs = {kind: one for kind, one in catalogs.items() if kind != INSTRUCTIONS}
         self.catalog = catalogs[TOOL]
         self.instructions = catalogs[INSTRUCTIONS]
@@ -117,7 +118,7 @@ class Hub:
         self.refresher = refresher
         self.visibility = visibility
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
-        """Whose the addresses of resources are, at these versions of the catalogs."""
+        """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
         self._pipeline = build_pipeline(stages, self._run)
 
@@ -125,7 +126,7 @@ class Hub:
         self, caller: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
     ) -> tuple[Tool, Result]:
         """Calls a tool and returns it with its result. Servers, agents, the command line and tests
-        all come here; no target can be reached otherwise."""
+        all use it; no target can be reached otherwise."""
         view, kind, handle = options.view, options.kind, options.handle
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
@@ -159,7 +160,7 @@ class Hub:
             raise
 
     async def _run(self, call: Call) -> Result:
-        """The end of the road. What a target raises that is no `HubError` is still its failure."""
+        """The end of the pipeline. An unexpected exception of a target counts as its failure."""
         try:
             result = await call.tool.target.run(call)
         except HubError:
@@ -172,8 +173,8 @@ class Hub:
         return result
 
     async def _find_late(self, caller: Principal, name: str, view: View, kind: str) -> Tool:
-        """What a name that leads nowhere stands for to this caller, once targets that start have
-        started, and lists that are old were read again."""
+        """Resolves an unknown name again once starting targets have started and stale lists are
+        read."""
         tool = self.find_visible(caller, name, view, kind)
         if self.startup is not None and _is_unknown(tool):
             tool = await self._find_starting(self.startup, caller, name, view, kind)
@@ -185,8 +186,8 @@ class Hub:
     async def _find_starting(
         self, startup: Startup, caller: Principal, name: str, view: View, kind: str
     ) -> Tool:
-        """What a name stands for once its target is there. To one that is still absent then, leads
-        a tool nowhere that says so, for those who may know of the target's tools."""
+        """Resolves a name once its target has connected. If the target is still absent, returns a
+        `Nowhere` tool that says so, for principals that may know of the target's tools."""
 
         def is_known() -> bool:
             return not _is_unknown(self.find(name, view, kind))
@@ -206,7 +207,7 @@ class Hub:
         tool = self.find_visible(caller, name, view, kind)
         if not _is_unknown(tool):
             return tool
-        absent = startup.find_absent(name)  # or it is there, and has no such thing
+        absent = startup.find_absent(name)  # None if it connected meanwhile and has no such tool
         return build_missing_tool(name, absent[1], kind) if absent is not None else tool
 
     def list_tools(
@@ -217,8 +218,8 @@ class Hub:
         door: str = "",
         hidden: frozenset[str] | None = None,
     ) -> list[Tool]:
-        """What `caller` may see of `view` by that door, in the order of the names, but for what is
-        `hidden`: unless it is said, what there is for single clients alone."""
+        """Lists the tools of `view` that the principal may see at that entry point, by name,
+        without `hidden` ones: by default those of single clients."""
         sees = self.authorizer.can_see
         if hidden is None:
             hidden = self.list_client_only_names(kind)
@@ -231,7 +232,7 @@ class Hub:
         ]
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
-        """Canonical names of what there is for single clients alone."""
+        """Lists the canonical names of tools that single clients alone have."""
         return (
             self.visibility.list_client_only_names(kind)
             if self.visibility is not None
@@ -239,16 +240,15 @@ class Hub:
         )
 
     def can_act_on_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
-        """Whether the policies permit `action` on a task of the caller's own, made by calling what
-        is called so. Of what is not there any more there is nothing to judge: whose the task is
-        decides then."""
+        """Whether policy allows `action` on the principal's own task of tool `name`. If the tool no
+        longer exists, ownership alone decides."""
         tool = self.find(name, view)
         if isinstance(tool.target, Nowhere):
             return True
         return self.authorizer.decide_action(caller, action, tool, owner=True).allowed
 
     def find_visible(self, caller: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
-        """The same as `find`, for one to whom a name stands for nothing that it may not list."""
+        """Like `find`, but unknown for a principal that may not list what the name stands for."""
         tool = self.find(name, view, kind)
         target = tool.target
         if not isinstance(target, Nowhere) or not target.stands_for:
@@ -257,8 +257,8 @@ class Hub:
         return tool if known else build_unknown_tool(name, kind)
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
-        """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
-        if kind == TOOL:  # as most are
+        """Resolves `name` to a tool; returns a `Nowhere` tool if unknown."""
+        if kind == TOOL:  # the common case
             catalog = self.catalog
             return catalog.find(name) if view is EVERYTHING else catalog.find_within(name, view)
         tool = self._find_other_kind(name, view, kind)
@@ -278,7 +278,9 @@ class Hub:
             return template if isinstance(prompt.target, Nowhere) and is_address else prompt
         if kind not in (RESOURCE, SUBSCRIPTION):
             return self._find_in(kind, name, view)
-        if name.startswith(kept_results.PREFIX):  # the hub's own: no server is asked for such
+        if name.startswith(
+            kept_results.PREFIX
+        ):  # kept results are the hub's own: no server is asked for them
             return self._find_kept_result(name, view, kind)
         tool = self._find_in(RESOURCE, name, view)
         if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
@@ -295,11 +297,11 @@ class Hub:
             return build_unknown_tool(uri, kind)
         return tool
 
-    # --- resources that no list has ------------------------------------------------------------
+    # --- unlisted resources --------------------------------------------------------------------
 
     def _find_unlisted(self, uri: str, kind: str) -> Tool | None:
-        """A resource need not be listed to be read: a template may have led to it, a tool may name
-        it, a result may have had a link to it. Nor need it be listed, or readable, to be followed.
+        """Finds the owner of a resource that no list has: a template may lead to it, a tool may
+        name it, a result may link to it. It need not be listed, or readable, to be subscribed to.
         """
         is_able = can_be_subscribed if kind == SUBSCRIPTION else has_resources
         found = self._get_owners().find_owner(uri, self._mentions.find_owner(uri), is_able)
@@ -309,8 +311,8 @@ class Hub:
         name = f"{target.name}.{remote}"
         claimed = self.catalogs[RESOURCE].claims.find_owner(RESOURCE, uri)
         if claimed is not None and claimed != name:
-            return None  # another's, though that is away
-        listed = self.catalogs[RESOURCE].find(name)  # by an address that names its server
+            return None  # it belongs to another server, which is absent
+        listed = self.catalogs[RESOURCE].find(name)  # the address names its server
         if not _is_unknown(listed):
             return listed
         return Tool(name=name, alias=uri, remote_name=remote, kind=RESOURCE, target=target)
@@ -329,8 +331,8 @@ class Hub:
         return self._owners_at[1]
 
     def find_readable_uri(self, target: Target, uri: str) -> str:
-        """The address under which callers can read what `target` calls `uri`: the same, unless
-        that is another's."""
+        """The address at which clients can read the target's `uri`: the same, unless another owns
+        it."""
         if self._leads_to(uri, target):
             return uri
         own = build_own_uri(target.name, uri)
@@ -343,7 +345,7 @@ class Hub:
         return found.name == target.name
 
     def _rewrite_links(self, call: Call, result: Result) -> Result:
-        """Remembers the addresses that a server returned, and has links lead to that server."""
+        """Remembers the addresses that a server returned, and makes links lead to that server."""
         tool, content = call.tool, list(result.content)
         for place, block in enumerate(content):
             uri = find_uri(block)
@@ -363,5 +365,5 @@ class Hub:
     def _remember_uri(self, target: Target, uri: str) -> None:
         owner = self._mentions.find_owner(uri)
         if owner is not None and self._get_owners().find_target(owner) is None:
-            self._mentions.forget(owner)  # that server is gone
+            self._mentions.forget(owner)  # that server was removed
         self._mentions.add(target.name, uri)

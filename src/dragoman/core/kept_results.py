@@ -1,7 +1,7 @@
-"""Whole results that were too long to be passed on, kept for a while to be read as resources.
+"""Keeps whole results that were truncated, to be read as resources for a while.
 
-A kept text belongs to the caller whose call it came of: nobody else can read it, and reading it is
-judged as that call would be. It is in no list; its address cannot be guessed.
+A kept text belongs to the principal whose call produced it: no other can read it, and reading it is
+authorized like that call. It is in no list, and its address cannot be guessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """One text, whose it is, and the tool that gave it."""
+    """A text, its owner and the tool that produced it."""
 
     owner: Principal
     origin: Tool
@@ -39,7 +39,7 @@ class KeptText:
 
 
 class KeptResult:
-    """The target of reading one kept text."""
+    """The target that reads one kept text."""
 
     name = "results"
     traits = DEFAULT_TRAITS
@@ -49,7 +49,7 @@ class KeptResult:
 
     @property
     def origin(self) -> Tool:
-        """The tool that gave the result: who may not call it may not read what it gave."""
+        """The tool that produced the result: reading it needs permission to call that tool."""
         return self._kept.origin
 
     async def run(self, call: Call) -> Result:
@@ -68,8 +68,8 @@ class KeptResult:
 
 
 class KeptResults:
-    """Bounded in bytes. One caller has at most half of them, and what is kept longest goes first:
-    of the caller's own, and where all together have too much, of the one who has the most."""
+    """Bounded in bytes. One principal has at most half of them. The oldest texts are dropped first:
+    the principal's own, or, if the total is too large, those of the principal with the most."""
 
     def __init__(
         self, megabytes: int, seconds: float, clock: Callable[[], float] = monotonic
@@ -81,7 +81,7 @@ class KeptResults:
         self._timer: asyncio.TimerHandle | None = None
 
     def limit(self, megabytes: int, seconds: float) -> None:
-        """For what is kept from now on."""
+        """Applies to what is kept from now on."""
         self._bytes = megabytes * _MEGABYTE
         self.seconds = seconds
 
@@ -91,7 +91,7 @@ class KeptResults:
         return sum(self._sizes.values())
 
     def keep(self, call: Call, text: str, mime_type: str) -> str | None:
-        """The address at which the caller can read `text`; None where there is no room for it."""
+        """Keeps `text` and returns its address for the principal; None if it is too large."""
         size, owner = sys.getsizeof(text), call.principal
         if size > self._bytes // 2:
             return None
@@ -108,7 +108,7 @@ class KeptResults:
         return PREFIX + id
 
     def find(self, uri: str) -> Tool:
-        """What reading `uri` leads to; a tool nowhere where nothing is kept there."""
+        """Resolves `uri`; returns a `Nowhere` tool if nothing is kept there."""
         id = uri.removeprefix(PREFIX).partition("?")[0]
         kept = self._kept.get(id)
         if kept is None or kept.until <= self._clock():
@@ -123,7 +123,7 @@ class KeptResults:
         )
 
     def end_principals(self, why_ended: Callable[[Principal], str | None]) -> None:
-        """Forgets what belongs to callers whose access has ended."""
+        """Drops the texts of principals whose access has ended."""
         for owner in [one for one in self._sizes if why_ended(one)]:
             while owner in self._sizes:
                 self._forget_oldest(owner)
@@ -151,7 +151,7 @@ class KeptResults:
             self._forget(id)
 
     def _watch(self) -> None:
-        """Memory is given back even where nobody calls any more."""
+        """Frees memory even if no call comes any more."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.seconds + 0.01, self._forget_due)
@@ -171,7 +171,7 @@ def _build_not_found(uri: str) -> NotFound:
 
 
 def _parse_range(uri: str) -> tuple[int, int | None]:
-    """Where the part that is asked for begins and ends, in characters."""
+    """Parses the range of characters that `uri` asks for."""
     found = parse_query(uri.partition("?")[2])
     if unknown := found.keys() - {"offset", "limit"}:
         raise InvalidInput(

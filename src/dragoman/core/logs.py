@@ -1,4 +1,4 @@
-"""The hub's log: one line a record, as text or as JSON, to stderr or to a file that is rotated."""
+"""The hub's log: one line per record, as text or JSON, to stderr or to a rotated file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ExceptionInfo = (
 )
 TEXT, JSON = "text", "json"
 EXTRA_FIELDS = ("trace",)
-"""What a record may carry beside its message, by `extra=`."""
+"""Fields that a record may have, by `extra=`."""
 
 
 def render_time(seconds: float) -> str:
@@ -39,14 +39,14 @@ def _render_second(whole: int) -> str:
 def render_json(
     seconds: float, level: str, logger: str, message: str, more: Mapping[str, Any]
 ) -> str:
-    """One line with the fields that every record has first."""
+    """Renders one line, the fields that every record has first."""
     record = {"time": render_time(seconds), "level": level, "logger": logger, "message": message}
     return json.dumps({**record, **more}).replace("\x7f", "\\u007f") + "\n"
 
 
 class LineFormatter(logging.Formatter):
-    """Names and errors come from outside: a line break in one must not begin another record. The
-    lines of a traceback follow its record, indented."""
+    """Escapes line breaks: names and errors come from outside and must not start another record.
+    The lines of a traceback follow their record, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -79,18 +79,19 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogFile:
-    """A log file that begins anew when it has grown, and that stdout and stderr of this process
-    lead to: what a crash of the interpreter writes is in it too."""
+    """A rotated log file to which stdout and stderr of this process are redirected: it has what a
+    crash of the interpreter writes, too."""
 
     def __init__(self, path: str, max_bytes: int, keep: int) -> None:
-        """`keep` older files stay: `path.1` is the newest of them."""
+        """`keep` older files are kept: `path.1` is the newest of them."""
         self._path = path
         self._max_bytes = max_bytes
         self._keep = keep
         self._redirect(_open(path, os.O_CREAT))
 
     def make_room(self, count: int) -> None:
-        """Before so many bytes are written. Where no new file can be made, the old one grows."""
+        """Rotates the file if `count` more bytes do not fit. If no new file can be created, it
+        grows."""
         if 0 < os.fstat(2).st_size > self._max_bytes - count:
             with contextlib.suppress(OSError):
                 self._rotate()
@@ -126,7 +127,7 @@ def _open(path: str, flags: int) -> int:
 
 
 class LogOutput:
-    """Where lines go. There is one, as there is one stderr."""
+    """Where lines are written. There is one, as there is one stderr."""
 
     def __init__(self) -> None:
         self.format = TEXT
@@ -134,7 +135,7 @@ class LogOutput:
         self._lock = threading.Lock()
 
     def write(self, lines: str) -> None:
-        """A log that cannot be written must not stop what is logged."""
+        """Never raises: a log that cannot be written must not stop what is logged."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self.file is not None:
                 self.file.make_room(len(lines))
@@ -168,8 +169,8 @@ def _indent(text: str) -> str:
 
 
 class RepeatedFailure:
-    """Thins out a failure that stays the same: it is logged at once, then after pauses that grow,
-    with how often it has happened. Numbers in it make no difference."""
+    """Thins out a repeated failure: it is logged at once, then at growing intervals with a count.
+    Numbers in the text make no difference."""
 
     FIRST_SECONDS = 60.0
     GROWTH = 4.0
@@ -184,7 +185,7 @@ class RepeatedFailure:
         self._pause = 0.0
 
     def note(self, text: str) -> str | None:
-        """What to log now; None if it was logged lately."""
+        """Returns what to log now; None if it was logged recently."""
         now = self._clock()
         shape = re.sub(r"\d+", "0", text)
         if shape != self._shape or not self._count:
@@ -199,5 +200,5 @@ class RepeatedFailure:
         return f"{text} (unchanged, {self._count} times since {render_time(self._since)})"
 
     def clear(self) -> None:
-        """It works again: the next failure is a new one."""
+        """After a success: the next failure is a new one."""
         self._count = 0

@@ -1,7 +1,7 @@
-"""Which tool a listed name belongs to: the one that had it first, as long as its target is there.
+"""Which tool owns a listed name: the first to have it, as long as its target exists.
 
-A name stays with its owner while that is held, away or not started yet, so that no other target
-takes the calls that are meant for it. Canonical names begin with their target and need no claim.
+A name stays with its owner while that is quarantined, absent or not started yet, so that no other
+target receives its calls. Canonical names begin with their target and need no claim.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dragoman.core.tool import Tool
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 100_000
-"""Of one target. What it offers beyond that is known by its canonical name alone."""
+"""Per target. What it offers beyond that has its canonical name alone."""
 
 Claim = tuple[str, str, str, Sequence[str]]
-"""A target, a kind, the canonical name of the owner, and the names that it has."""
+"""A target, a kind, the canonical name of the owner, and the names it owns."""
 
 
 class NameStore(Protocol):
-    """Where claims are kept. All its methods may raise `StorageFailed`."""
+    """Stores claims. All methods may raise `StorageFailed`."""
 
     def load_names(self) -> Iterable[Claim]: ...
 
     def save_names(self, claims: Sequence[Claim]) -> None:
-        """Each in the place of what its owner had."""
+        """Replaces the names of each owner."""
 
     def release_names(self, target: str) -> None: ...
 
@@ -39,12 +39,12 @@ class NameClaims:
         store: NameStore | None = None,
         find_namespaces: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`find_namespaces` returns the targets that are configured or registered, by what their
-        canonical names begin with: no other target gets a name that begins so."""
+        """`find_namespaces` returns the configured and registered targets by the prefix of their
+        canonical names: no other target may claim a name with that prefix."""
         self._store = store
         self._find_namespaces = find_namespaces
         self._owners: dict[str, dict[str, str]] = {}
-        """By kind: the canonical names of owners, by the names they own."""
+        """By kind: canonical names of owners by the names they own."""
         self._claims: dict[str, dict[tuple[str, str], list[str]]] = {}
         """By target, then by kind and owner."""
         self._count: dict[str, int] = {}
@@ -54,17 +54,16 @@ class NameClaims:
             for target, kind, owner, names in store.load_names() if store is not None else ():
                 self._put(target, kind, owner, names)
         except StorageFailed as error:
-            # Whose the names are cannot be told, so nobody has any but the canonical one.
+            # Fails closed: with unknown owners, tools have their canonical names alone.
             self._readable = False
             log.error("listed names belong to nobody: %s", error)
 
     def find_owner(self, kind: str, name: str) -> str | None:
-        """The canonical name of the tool that `name` belongs to; None where nobody has claimed
-        it."""
+        """Finds the canonical name of the tool that owns `name`; None if unclaimed."""
         return self._owners.get(kind, {}).get(name)
 
     def claim(self, kind: str, target: str, tools: Iterable[Tool]) -> None:
-        """Makes the names of `tools` theirs, as far as they are nobody's."""
+        """Claims the names of `tools` that nobody owns."""
         if not self._readable:
             return
         owners = self._owners.setdefault(kind, {})
@@ -97,11 +96,11 @@ class NameClaims:
         try:
             self._store.save_names(list(self._unsaved.values()))
             self._unsaved = {}
-        except StorageFailed as error:  # tried again with the next claim
+        except StorageFailed as error:  # retried with the next claim
             log.error("whose the listed names are could not be recorded: %s", error)
 
     def release(self, target: str) -> None:
-        """The names of a target that was removed are free again."""
+        """Releases the names of a target that was removed."""
         for (kind, _), names in self._claims.pop(target, {}).items():
             for name in names:
                 self._owners[kind].pop(name, None)
@@ -120,7 +119,7 @@ class NameClaims:
 
 
 def list_aliases(tool: Tool) -> set[str]:
-    """What it is called beside its canonical name."""
+    """Lists the names of a tool beside its canonical one."""
     return {tool.alias, *tool.other_names.values()}
 
 

@@ -1,4 +1,4 @@
-"""What the packages need of one another, joined in `app`."""
+"""Interfaces between packages; `app` connects their implementations."""
 
 from __future__ import annotations
 
@@ -16,69 +16,69 @@ if TYPE_CHECKING:
 
 
 class AuditLog(Protocol):
-    """Where the record of each call is kept: the intent, then what came of it."""
+    """Stores the record of each call: the intent, then the outcome."""
 
     def intend(self, entry: Mapping[str, Any]) -> int:
-        """Writes what is about to be done; it is stored when this returns, with the entry's number.
-        Raises `StorageFailed` when it cannot be, `ShuttingDown` once it is closed."""
+        """Stores an intent and returns its number. Raises `StorageFailed`, or `ShuttingDown` once
+        it is closed."""
 
     def hash_arguments(self, arguments: bytes) -> str:
-        """Tells whether two calls had the same arguments, and nobody without the key which."""
+        """Hashes with a key: equal hashes mean equal arguments, and reveal nothing else."""
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
-        """Writes what came of entry `intent`, with the next intent or soon after."""
+        """Records the outcome of entry `intent`, with the next intent or soon after."""
 
 
 @record(frozen=True, slots=True)
 class Decision:
-    """What the policies say to one request."""
+    """The decision of the policies on one request."""
 
     allowed: bool
     policies: tuple[str, ...] = ()
-    """The ids of those that decided; none where nothing permits it."""
+    """The ids of the policies that decided; empty if no policy permits it."""
     snapshot: str = ""
-    """Which set of policies it was, in short."""
+    """The short hash of the policy set."""
     errors: tuple[str, ...] = ()
-    """Why it could not be decided; then it is not allowed."""
+    """Why no decision was possible; then it is denied."""
     shadow: Decision | None = None
-    """What the policies would have said where they are not in force yet."""
+    """What the policies would have decided in shadow mode."""
 
 
 A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN = "a2a_discover", "task_read", "task_cancel", "admin"
-"""What is judged beside calls and lists."""
+"""The actions beside calls and lists."""
 
 
 class Authorizer(Protocol):
-    """Judges who may do what. Never raises: what cannot be decided is denied."""
+    """Decides what principals may do. Never raises: what cannot be decided is denied."""
 
     @property
     def version(self) -> int:
-        """Moves whenever a decision may have become another."""
+        """Changes whenever a decision may have changed."""
 
     def reads_arguments(self, tool: Tool) -> bool:
-        """Whether decisions on calls of `tool` may depend on the values of arguments."""
+        """Whether decisions on calls of `tool` may depend on argument values."""
 
     def decide(self, call: Call) -> Decision:
-        """Whether the call may be made: `mcp_call`, or `a2a_invoke` for an agent of others."""
+        """Whether the call is permitted: `mcp_call`, or `a2a_invoke` for a remote agent."""
 
     def can_list(self, caller: Principal, tool: Tool) -> bool:
-        """Whether `list` is permitted, which alone does not make it listed."""
+        """Whether `list` is permitted, which alone does not make a tool listed."""
 
     def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
-        """Whether it is listed: `list` and the call, as a first one by that door, are permitted."""
+        """Whether it is listed: `list`, and a first call at that entry point, are permitted."""
 
     def group_of_principal(self, caller: Principal) -> Hashable:
-        """The same for all callers to whom all decisions on calls and lists are the same."""
+        """A key that is equal for principals with the same decisions on all calls and lists."""
 
     def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """Of the other actions; without a tool, on the hub as a whole. `owner`: whether a task is
-        the caller's own."""
+        """Decides another action; without a tool, on the hub itself. `owner`: whether a task is the
+        principal's own."""
 
 
 class Viewer(NamedTuple):
-    """Who asks for a list, as far as it decides what targets list to it."""
+    """The client that asks for a list, as far as that affects what targets list to it."""
 
     principal: Principal
     client: str
@@ -88,37 +88,34 @@ class Viewer(NamedTuple):
 
 
 class ListVisibility(Protocol):
-    """Which part of what targets offer each client is listed."""
+    """What each target lists to each client."""
 
     def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
-        """What to wait for, for a bounded time, before that list is given to somebody; None where
-        all is known."""
+        """What to wait for, for a bounded time, before a list is returned; None if nothing."""
 
     def list_hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
-        """Canonical names that are not listed to `viewer`."""
+        """Lists the canonical names that are hidden from `viewer`."""
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
-        """Canonical names that are there for single clients alone."""
+        """Lists the canonical names that single clients alone have."""
 
 
 class ListRefresher(Protocol):
-    """Reads again what targets offer, for callers who ask. Never often: what was read a moment ago
-    is not read again, whoever asks."""
+    """Reads the lists of targets again on demand, but not if they were read a moment ago."""
 
     def is_stale(self, kind: str) -> bool:
-        """Whether a list of that kind is to be read again before it is given to somebody."""
+        """Whether a list of that kind must be read again before it is returned."""
 
     async def refresh(self, kind: str) -> None:
-        """Reads those lists again, and waits for that for a bounded time."""
+        """Reads those lists again, and waits for a bounded time."""
 
     async def refresh_for(self, name: str, kind: str) -> bool:
-        """The same for the lists that an unknown name may be in by now; False where there are
-        none to be read."""
+        """Reads the lists that may have an unknown name by now; False if there are none."""
 
 
 @record(frozen=True, slots=True)
 class StoredTask:
-    """A task as it is stored, without its entries."""
+    """A stored task, without its entries."""
 
     key: int
     id: str
@@ -128,9 +125,9 @@ class StoredTask:
     updated: float
     about: Mapping[str, Any]
     count: int
-    """How many entries it has."""
+    """The number of its entries."""
     size: int
-    """Bytes that these take."""
+    """Their size in bytes."""
 
 
 @record(frozen=True, slots=True)
@@ -138,7 +135,7 @@ class TaskChange:
     """What is new of a task."""
 
     key: int
-    """0 for one that is not stored yet."""
+    """0 for a task that is not stored yet."""
     id: str
     owner: Principal
     state: str
@@ -152,69 +149,68 @@ class TaskChange:
 
 @record(frozen=True, slots=True)
 class StoredPush:
-    """An address that is told of a task, and how far that has come."""
+    """A webhook of a task, and its delivery state."""
 
     task: int
     """The task's key."""
     id: str
     config: Mapping[str, Any]
     cursor: int
-    """The number of the last entry that was delivered."""
+    """The number of the last delivered entry."""
     attempts: int
     next_at: float
     dead: str
-    """Why nothing is sent there any more; empty while it is."""
+    """Why delivery has stopped; empty while it continues."""
 
 
 class TaskStore(Protocol):
-    """Where tasks are when the hub is not. All its methods block and may raise `StorageFailed`."""
+    """Stores tasks. All methods block and may raise `StorageFailed`."""
 
     def load(self) -> list[StoredTask]:
-        """All of them, the oldest first."""
+        """Loads all of them, the oldest first."""
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
-        """Those behind number `after`, in order; at least the next one, and no more than about
-        `most` bytes of them."""
+        """Loads the entries after number `after`, in order: at least one, about `most` bytes."""
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
-        """All or none, and kept when this returns: the key of each, and the bytes it has grown."""
+        """Stores all or none, durably; returns the key and the growth in bytes of each."""
 
     def delete(self, key: int) -> None:
-        """The task, its entries and who was told of it; with the next `save`, or soon."""
+        """Deletes a task, its entries and its webhooks with the next `save`, or soon."""
 
     def load_pushes(self) -> list[StoredPush]: ...
 
     def save_push(self, push: StoredPush) -> None:
-        """Kept when this returns."""
+        """Stored when this returns."""
 
     def delete_push(self, task: int, id: str) -> None: ...
 
 
 @record(frozen=True, slots=True)
 class Pin:
-    """What is kept of a definition that was seen, without what it said."""
+    """A definition that was seen, without its text."""
 
     target: str
     kind: str
     id: str
-    """What its target calls it, folded as in `core.identity`; of a resource its address."""
+    """The target's own name, folded as in `core.tool_identity`; the address of a resource."""
     name: str
-    """What it is called here."""
+    """The canonical name."""
     mark: bytes = b""
-    """Of the form in which the approved one was seen last; empty where none is."""
+    """Digest of the approved definition as last seen; empty if none is approved."""
     approved_at: float = 0.0
     approved_by: str = ""
     held_mark: bytes = b""
-    """Of what is offered instead of the approved one; empty where that is offered."""
+    """Digest of what is offered instead of the approved definition; empty if none is."""
     held_at: float = 0.0
     rejected_at: float = 0.0
     rejected_by: str = ""
-    """Who has said no to what is held; empty where nobody has."""
+    """Who rejected the quarantined definition; empty if nobody."""
     size: int = 0
-    """Bytes that the approved one takes."""
+    """Size of the approved definition in bytes."""
     held_size: int = 0
     spelling: str = ""
-    """What its target called it when it was approved."""
+    """The target's own name when it was approved."""
     scheme: int = 1
     """Which members of a definition were pinned when it was approved."""
 
@@ -223,18 +219,18 @@ class Pin:
 class PinChange:
     pin: Pin
     approved: bytes | None = None
-    """What the approved one says; None: as it was."""
+    """The approved definition; None: unchanged."""
     held: bytes | None = None
 
 
 @record(frozen=True, slots=True)
 class PinDecision:
-    """What somebody has said about a definition."""
+    """A decision of a person on a definition."""
 
     at: float
     by: str
     action: str
-    """`approve`, `reject`, or `forget`, which is of all of a target."""
+    """`approve`, `reject`, or `forget`, which concerns a whole target."""
     target: str
     kind: str
     id: str
@@ -243,13 +239,13 @@ class PinDecision:
 
 
 class PinStore(Protocol):
-    """Where pins are kept. All its methods work at once and may raise `StorageFailed`."""
+    """Stores pins. All methods block and may raise `StorageFailed`."""
 
     def load(self, target: str | None) -> list[Pin]:
-        """Those of a target; None: of all, in the order of their names."""
+        """Loads the pins of a target, or of all (None), by name."""
 
     def load_bodies(self, pin: Pin) -> tuple[bytes, bytes]:
-        """What the approved one says and what the held one does; empty where there is none."""
+        """Loads the approved and the quarantined definition; empty where there is none."""
 
     def save(
         self,
@@ -257,32 +253,33 @@ class PinStore(Protocol):
         decisions: Sequence[PinDecision],
         listed: tuple[str, str] | None = None,
     ) -> None:
-        """All or none, and kept when this returns. What a pin holds no longer is dropped.
-        `listed` is a target that has given its first list of a kind."""
+        """Stores all or none, durably, and drops definitions that no pin has any more. `listed` is
+        a target that has given its first list of a kind."""
 
     def load_listed_kinds(self, target: str) -> set[str]:
-        """The kinds of which it has given a list."""
+        """The kinds of which the target has given a list."""
 
     def load_decisions(self, pin: Pin, most: int) -> list[PinDecision]:
-        """The newest first."""
+        """Loads the newest decisions first."""
 
     def forget(self, target: str, decision: PinDecision) -> None:
-        """All pins of a target."""
+        """Deletes all pins of a target."""
 
 
 class ClientAsker(Protocol):
     """Asks clients questions that belong to no call of theirs."""
 
     def is_reachable(self, client: str) -> bool:
-        """Whether the client of that session can be asked something now."""
+        """Whether the client of that session can be asked now."""
 
     async def ask_client(
         self, client: str, question: Question, seconds: float
     ) -> Mapping[str, Any] | AnswerError | None:
-        """What the client answers; None if it does not."""
+        """Returns the client's answer; None if there is none."""
 
 
 class SchemaCompiler(Protocol):
-    """Makes a validator of a JSON Schema and fetches nothing; ValueError for a bad schema."""
+    """Compiles a JSON Schema to a validator, and fetches nothing. Raises ValueError for an invalid
+    one."""
 
     def __call__(self, schema: Mapping[str, Any]) -> Validator: ...

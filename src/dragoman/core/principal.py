@@ -1,4 +1,4 @@
-"""Who is calling."""
+"""Principals: who calls."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class Principal:
     """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set), `key`, or
-    `server` (a process that a server of the hub started, without a key). Those of one kind, id and
-    org are one, whatever else is known of them."""
+    `server` (a process that a server of the hub started, without a key). Kind, id and org identify
+    it."""
 
     kind: str
     id: str
     org: str = "default"
     roles: tuple[str, ...] = field(default=(), compare=False)
-    """What policies know it by beside its name; `owner` may do what the owner may."""
+    """For policies; `owner` may do what the owner may."""
     scopes: tuple[str, ...] = field(default=(), compare=False)
     behalf: str = field(default="", compare=False)
-    """For whom it acts, where it says so: the owner of a key."""
+    """For whom it acts: the owner of a key."""
     serves: str = field(default="", compare=False)
-    """The target whose own credential it came with, or whose process it is: a server or an agent
-    that calls back."""
+    """The target whose credential it used, or whose process it is: a server or agent that calls
+    back."""
     label: str = field(init=False, compare=False, repr=False)
-    """Both in one word, `kind:id`: every call's record has it."""
+    """`kind:id`, for the record of every call."""
 
     _hash: int = field(init=False, compare=False, repr=False)
-    """What is kept of a caller is found by it, many times a call."""
+    """Kept: a principal is a dictionary key many times per call."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.kind}:{self.id}")
@@ -41,12 +41,12 @@ class Principal:
 
 OWNER = Principal("owner", "owner", roles=("owner",))
 LOCAL = Principal("local", "local", roles=("owner",))
-"""The hub's own user on this machine, where the hub asks for no key."""
+"""The hub's user on this machine, where no key is required."""
 
 
 SERVER = "server"
 
 
 def principal_from_server(name: str) -> Principal:
-    """A process that a server of the hub started: it has its user's rights, and no role here."""
+    """A process that a server of the hub started: it has that user's rights, and no role here."""
     return Principal(SERVER, name, serves=name)

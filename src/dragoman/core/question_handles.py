@@ -1,8 +1,7 @@
-"""Handles: what ties the answers to a question to the call that asked it.
+"""Handles tie the answers to a question to the call that asked it.
 
-A handle is sealed with the hub's key and bound to the caller, to what was called with which
-arguments, and to a time; and it is good for once. Whoever brings it back brings nothing else of
-the hub's with it, so nothing need be kept for a question but by the target that asked.
+A handle is sealed with the hub's key, bound to the principal, the tool, its arguments and a time,
+and valid once. So the hub stores nothing for an open question; only the target that asked does.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dragoman.core.principal import Principal
 
 MAX_HANDLE = 256 * 1024
 MAX_USED = 20_000
-"""Of one caller, so that nobody else's questions go unanswered for it."""
+"""Per principal, so that one cannot exhaust the space of others."""
 MAX_QUESTIONS = 16
 
 
@@ -34,22 +33,22 @@ class QuestionHandles:
         self._seconds = seconds
         self._clock = clock
         self._used: dict[Principal, OrderedDict[str, float]] = {}
-        """Those that each caller brought back, until their time is over."""
+        """The handles that each principal has used, until they expire."""
 
     def seal(self, call: Call, state: str) -> str:
-        """`state` is the target's own; it comes back to it as it is."""
+        """Seals the target's own `state` into a handle."""
         expiry = self._clock() + self._seconds
         body = json.dumps([token_hex(8), round(expiry, 3), state]).encode()
         id = call.trace.id
         text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
-        text = f"{id}.{text}"  # what continues the call goes on in its trace
+        text = f"{id}.{text}"  # the continuing call continues the trace
         if len(text) > MAX_HANDLE:
             raise BadReply(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
         return text
 
     def open(self, call: Call) -> str:
-        """The state behind the handle of `call`. It cannot be opened again once it was opened for
-        an answer; to follow what it stands for is none."""
+        """Returns the state in the handle of `call`. A handle is used up by an answer, not by
+        `FOLLOW`."""
         handle = call.handle or ""
         try:
             id, _, sealed = handle[:MAX_HANDLE].rpartition(".")
@@ -96,7 +95,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     SAMPLING: {"sampling": {}},
     ROOTS: {"roots": {}},
 }
-"""What a caller must have said that it can do, to be asked a question of each kind."""
+"""The features a client must have declared to be asked a question of each kind."""
 
 
 def can_answer(kind: str, features: Mapping[str, Any]) -> bool:
@@ -107,11 +106,11 @@ def can_answer(kind: str, features: Mapping[str, Any]) -> bool:
         return False
     if kind == URL:
         return "url" in elicitation
-    return "form" in elicitation or "url" not in elicitation  # bare means forms
+    return "form" in elicitation or "url" not in elicitation  # an empty capability means forms
 
 
 def build_needs_input(questions: Mapping[str, Question], call: Call) -> NeedsInput | None:
-    """The error for a caller who cannot be asked one of these."""
+    """Builds the error for a client that cannot answer one of these; None if it can."""
     missing: dict[str, Any] = {}
     words = []
     for question in questions.values():

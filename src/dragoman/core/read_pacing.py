@@ -1,30 +1,30 @@
-"""How fast a far side is read that talks without being asked, so that nobody else has to wait."""
+"""Limits how fast unsolicited messages of a peer are read, so that other peers are not delayed."""
 
 from __future__ import annotations
 
 from time import monotonic
 
 PER_SECOND = 2_000
-"""Messages that answer nothing; whoever sends more is read more slowly."""
+"""Unsolicited messages per second; a peer that sends more is read more slowly."""
 LINES_AN_EVENT = 16
-"""So many lines of a stream of events count as one message: comments are work too."""
+"""Lines of an event stream that count as one message: comments are work, too."""
 LONGEST = 1.0
-"""Seconds of one pause, where messages are many."""
+"""The longest pause, in seconds, for many messages."""
 LARGE = 64 * 1024
-"""Bytes of a message from which on the time that it takes is measured."""
+"""Messages from this size on are timed."""
 REST = 4.0
-"""How much longer than a large message took to be read nothing more is: others have that time."""
+"""After a large message, reading pauses for this many times its processing time."""
 
 
 LIST_REST = 10.0
 SHORTEST_LIST_PAUSE, LONGEST_LIST_PAUSE = 0.05, 5.0
 BYTES_PER_SECOND = 50_000_000
-"""How fast lists are decoded, about."""
+"""Approximate speed of decoding lists."""
 
 
 def pause_after_list(size: int, spent: float = 0.0) -> float:
-    """How many seconds to wait before a list is read again that took so many bytes, and so many
-    seconds of processor time to be offered. A server may say all the time that it has changed."""
+    """Seconds to wait before reading a list again that had `size` bytes and took `spent` seconds of
+    processor time. A server may announce changes all the time."""
     cost = spent + size / BYTES_PER_SECOND
     return min(LONGEST_LIST_PAUSE, max(SHORTEST_LIST_PAUSE, cost * LIST_REST))
 
@@ -36,8 +36,8 @@ class Pace:
         self._counted_at = monotonic()
 
     def pause(self, unasked: int, spent: float = 0.0) -> float:
-        """How many seconds to read nothing, after so many more messages; `spent` are the seconds of
-        processor time that large ones among them took."""
+        """Seconds to pause after that many more messages; `spent` is the processor time of large
+        ones."""
         if not unasked:
             return 0.0
         return max(self._pause(unasked), spent * REST)

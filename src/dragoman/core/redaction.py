@@ -1,6 +1,6 @@
-"""Keeps the values of arguments out of what is recorded and told of a call.
+"""Keeps argument values out of logs, events and the audit.
 
-Validators and far sides repeat what they were given; names come from callers.
+Validators and targets repeat what they were given; names come from clients.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ MAX_OUTLINED = 64
 MAX_NUMBERS = 32
 LARGEST = 2**53
 TELLING = 12
-"""So many characters of a value are enough to know it again where it was cut short."""
+"""Characters of a value that suffice to recognise it where it was cut."""
 
 
 def shorten(text: str, most: int = MAX_NAME) -> str:
-    """Names come from callers: bounded, and such that it can be stored."""
+    """Shortens text from clients, and makes it storable."""
     if len(text) > most:
         text = text[: most - 1] + "…"
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def render_name(name: str, kind: str) -> str:
-    """What logs, events and records call what is called so: the address of a resource may hold a
-    secret, the name of a tool does not."""
+    """The name of a tool for logs, events and records. The address of a resource may hold a secret
+    and is masked."""
     if kind in (TOOL, PROMPT) or (kind == COMPLETION and ":" not in name):
         return name
     return render_uri(name)
 
 
 def list_secrets(call: Call) -> Any:
-    """What may not be repeated of a call where its error is recorded: the values of its arguments,
-    and the names it goes by where these are addresses."""
+    """What the record of an error may not repeat: argument values, and names that are addresses."""
     if call.tool.kind in (TOOL, PROMPT):
         return call.arguments
     return [call.arguments, call.requested_name, call.tool.name, call.tool.remote_name]
 
 
 def outline_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The names of arguments, at most `MAX_OUTLINED`, with the type and the size of each."""
+    """The names of at most `MAX_OUTLINED` arguments, with the type and size of each."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         if len(found) >= MAX_OUTLINED:
@@ -72,7 +71,7 @@ def _render_size(value: Any) -> dict[str, Any]:
 
 
 def select_numbers(usage: Any) -> dict[str, int | float]:
-    """Of what a far side says it used, the numbers, so many and so large as can be kept."""
+    """Selects the numbers in what a target reports as usage, bounded in count and size."""
     if not isinstance(usage, Mapping):
         return {}
     found: dict[str, int | float] = {}
@@ -85,7 +84,7 @@ def select_numbers(usage: Any) -> dict[str, int | float]:
 
 
 def redact_message(message: str, arguments: Any) -> str:
-    """`message`, and three dots where it says what an argument said; cut short."""
+    """Replaces argument values in `message` by dots, and shortens it."""
     if len(message) > MAX_SEARCHED:
         return f"(not kept: a message of {len(message)} characters)"
     values: set[str | int | float] = set()
@@ -101,7 +100,7 @@ def redact_message(message: str, arguments: Any) -> str:
 
 
 def _list_values(value: Any) -> Iterator[str | int | float]:
-    """Every text and number in the arguments, without recursion: callers choose the depth."""
+    """All texts and numbers in the arguments, without recursion: clients choose the depth."""
     left = [value]
     while left:
         value = left.pop()
@@ -114,7 +113,7 @@ def _list_values(value: Any) -> Iterator[str | int | float]:
 
 
 def _list_spellings(value: str | int | float) -> Iterator[str]:
-    """The ways a value is likely to be written in a message."""
+    """How a value is likely to be written in a message."""
     if not isinstance(value, str):
         yield repr(value)
         return
@@ -126,7 +125,7 @@ def _list_spellings(value: str | int | float) -> Iterator[str]:
 
 def _remove(message: str, form: str) -> str:
     if form[:TELLING] not in message:
-        return message  # as nearly always: an expression costs a hundred times more
+        return message  # the common case: a regular expression costs a hundred times more
     if len(form) < TELLING:
         return re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "…", message)
     pieces = []

@@ -1,7 +1,7 @@
-"""Whose a resource is that no list names: which template could have led to its address.
+"""Finds the owner of an unlisted resource: the server whose template could expand to its address.
 
-RFC 6570 read backwards, roughly: what stands between the expressions must be there, in order. In
-time that grows with the length of the address alone, whatever the template.
+Roughly RFC 6570 in reverse: the literals between the expressions must occur in order. Takes time
+linear in the length of the address, whatever the template.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from dragoman.core.unlisted_resources import MAX_URI, has_resources, parse_own_u
 
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ACROSS = frozenset("+#/?&;")
-"""Operators whose expansion may hold a slash."""
+"""Operators whose expansion may contain a slash."""
 
 
 def matches(template: str, uri: str) -> bool:
-    """Whether `uri` is an expansion of `template`."""
+    """Whether `uri` may be an expansion of `template`."""
     return len(uri) <= MAX_URI and _matches_parts(*_split_template(template), uri)
 
 
 class ResourceOwners:
-    """Whose an address is. Made once of what is offered: reading a template takes longer than all
-    the rest."""
+    """The owners of addresses. Built once per offer: parsing templates dominates the cost."""
 
     def __init__(
         self,
@@ -33,8 +32,8 @@ class ResourceOwners:
         others: Iterable[Target] = (),
         tools: Iterable[Tool] = (),
     ) -> None:
-        """`listing` are the servers that list resources, `others` all of them, and `tools` may
-        name resources that belong to them."""
+        """`listing` are the servers that list resources, `others` all servers; `tools` may name
+        resources that belong to them."""
         read = [(tool, *_split_template(tool.alias)) for tool in templates]
         weighed = [(sum(map(len, one[1])), *one) for one in read]
         self._templates = sorted(weighed, key=lambda one: -one[0])
@@ -51,13 +50,13 @@ class ResourceOwners:
         mentioned_by: str | None = None,
         is_able: Callable[[Target], bool] = has_resources,
     ) -> tuple[Target, str] | None:
-        """The server to ask for `uri`, and what it calls that. `is_able` says whether a server that
-        lists no resources can be asked for one.
+        """Finds the server to ask for `uri`, and its own address for it. `is_able` says whether a
+        server that lists no resources can be asked.
 
-        An address that names its server is that server's. Else the template that says the most
-        fits best; then comes the server whose tools name the address, then the one that returned
-        it (`mentioned_by`), then the only one that lists resources or can have any. Where several
-        could be meant nobody is asked: a read must not go round.
+        An address that names its server belongs to it. Otherwise the most specific template
+        decides, then the server whose tools name the address, then the one that returned it
+        (`mentioned_by`), then the only one that lists or may have resources. If several remain,
+        none is asked.
         """
         if len(uri) > MAX_URI:
             return None

@@ -1,7 +1,7 @@
-"""Escapes what a terminal obeys, a reader does not see or a log line cannot hold. Pure.
+"""Escapes what a terminal interprets, a reader cannot see or a log line cannot hold. Pure.
 
-Text from outside (names, errors, what servers write to stderr) could otherwise move the cursor, set
-titles, turn the direction of writing, or pass for another line of a log.
+Text from outside (names, errors, stderr of servers) could otherwise move the cursor, set titles,
+change the writing direction, or imitate another log line.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _IN_LINE = re.compile(f"[\t\n{_CONTROLS}]")
 
 
 def escape_controls(text: str) -> str:
-    """With `\\x1b` for what is no text; lines and tabs stay."""
+    """Escapes control characters as `\\x1b`; line breaks and tabs stay."""
     return text if text.isascii() and text.isprintable() else _IN_TEXT.sub(_escaped, text)
 
 
 def escape_line(text: str) -> str:
-    """The same on one line."""
+    """Escapes control characters, line breaks and tabs."""
     return text if text.isascii() and text.isprintable() else _IN_LINE.sub(_escaped, text)
 
 
 def escape_json(text: str) -> str:
-    """The same JSON: what a terminal obeys is written as `\\uXXXX`."""
+    """Escapes control characters in JSON text as `\\uXXXX`; the value stays the same."""
     return text if text.isascii() and "\x7f" not in text else _IN_TEXT.sub(_escaped_in_json, text)
 
 

@@ -1,7 +1,7 @@
-"""What a caller is told while the hub has just started and not all targets are connected yet.
+"""Waits for targets that have not connected yet after the start.
 
-A tool that a client knows from before a restart is not gone because its server is still starting:
-calls wait for it for a bounded time, and then get an error that says to try again.
+A tool that a client knows from before a restart still exists while its server starts: calls wait
+for it for a bounded time, and then fail with an error that says to try again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dragoman.core.errors import HubError, Unreachable
 from dragoman.core.tool import Target
 
 MAX_WAITING = 1_000
-"""Callers that wait at once; further ones are told to try again."""
+"""Calls that may wait at once; further ones fail at once."""
 
 
 @runtime_checkable
@@ -29,8 +29,8 @@ class Connectable(Protocol):
 
 class Startup:
     def __init__(self, find_absent: Callable[[str], tuple[Target, str] | None]) -> None:
-        """`find_absent` finds the target, of those that have not been connected since the start,
-        in whose namespace a name is, and says why it is not there."""
+        """`find_absent` finds the target, among those not connected since the start, whose
+        namespace a name is in, and why it is absent."""
         self._find_absent = find_absent
         self._settled = asyncio.Event()
         self._waiting = 0
@@ -40,7 +40,7 @@ class Startup:
         return self._settled.is_set()
 
     def settle(self) -> None:
-        """Every target was connected once, or failed once, or has had its time."""
+        """Marks the start as complete: every target has connected, failed or timed out once."""
         self._settled.set()
 
     async def wait(self) -> None:
@@ -52,7 +52,7 @@ class Startup:
                 self._waiting -= 1
 
     async def wait_for(self, is_known: Callable[[], bool], catalogs: Iterable[Catalog]) -> None:
-        """The same, or until something is known."""
+        """Waits until the start is complete or `is_known`."""
         if self._settled.is_set() or self._waiting >= MAX_WAITING:
             return
         known = asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class Startup:
                 stop()
 
     async def try_now(self, target: Target) -> HubError | None:
-        """Has a target that can be reached at once try that; returns why it failed."""
+        """Tells a target to connect now, if it can; returns why it failed."""
         if not isinstance(target, Connectable) or self._waiting >= MAX_WAITING:
             return None
         self._waiting += 1
@@ -86,7 +86,7 @@ class Startup:
         return None
 
     def find_absent(self, name: str) -> tuple[Target, Unreachable] | None:
-        """The target that `name` is most likely of, and what to tell its caller."""
+        """The target that `name` most likely belongs to, and the error for the client."""
         found = self._find_absent(name)
         if found is None:
             return None

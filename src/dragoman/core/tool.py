@@ -1,4 +1,4 @@
-"""What can be called, and where the calls end."""
+"""Tools, and the targets that run them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dragoman.core.call import Call, Result, empty_mapping
 from dragoman.core.errors import HubError, NotFound, TimedOut
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
-"""The kinds there is a catalog of."""
+"""The kinds with a catalog."""
 INSTRUCTIONS = "instructions"
-"""What a server tells models about its use as a whole: reviewed like a tool, and never called."""
+"""A server's instructions for models: reviewed like a tool, never called."""
 COMPLETION, SUBSCRIPTION = "completion", "subscription"
-"""Other kinds of calls: to complete an argument of a prompt or template, to follow a resource."""
+"""Other kinds of calls: completing an argument, subscribing to a resource."""
 
 Validator = Callable[[Mapping[str, Any]], str | None]
-"""Arguments in, the first thing wrong with them out, in words; None when they fit."""
+"""Takes arguments and returns the first problem as text; None if they are valid."""
 
 
 def accept_anything(arguments: Mapping[str, Any]) -> str | None:
-    """The validator of a tool that accepts any arguments."""
+    """Validates arguments of any form."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """What can be said of an agent to those who choose one."""
+    """What is published about an agent."""
 
     name: str
     description: str
@@ -40,15 +40,15 @@ class AgentFacts:
     streaming: bool = True
     push: bool = True
     extended: bool = False
-    """Whether those who are known are told more."""
+    """Whether authenticated clients are shown more."""
     extensions: Sequence[Mapping[str, Any]] = ()
     """Each with `uri`, `description`, `required` and `params`."""
     continues: bool = False
-    """Whether a further message to it is a call of its own, that needs no handle."""
+    """Whether a further message is a call of its own, without a handle."""
 
 
 EXTERNAL, TRUSTED = 1, 2
-"""How far a target is trusted; more is more."""
+"""Trust levels; higher is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,12 @@ class TargetFacts:
     """What policies may know of a target."""
 
     type: str
-    """`Server`, `RemoteAgent` or `Agent` (one of the hub's own)."""
+    """`Server`, `RemoteAgent` or `Agent` (a local one)."""
     org: str = "default"
     trust: int = TRUSTED
     transport: str = ""
     signed: bool = False
-    """Whether its card is signed by a key that is known here."""
+    """Whether its card is signed by a known key."""
     healthy: bool = True
     pinned: bool = True
 
@@ -93,7 +93,7 @@ DEFAULT_TRAITS = TargetTraits()
 
 
 class Target(Protocol):
-    """Where a call ends. `run` turns whatever goes wrong behind it into `TargetFailed`."""
+    """Where a call ends. `run` converts whatever goes wrong behind it into `TargetFailed`."""
 
     traits: TargetTraits
 
@@ -106,10 +106,10 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bridged:
-    """What is said of the skill of a registered agent, wherever it is spoken of."""
+    """A skill of a registered agent."""
 
     agent: str
-    """The name that the agent has here."""
+    """The agent's name in the hub."""
     card_id: str
     url: str
     skill_id: str
@@ -122,40 +122,40 @@ NO_FLOWS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Anything callable by name: a tool, a prompt to be filled in, a resource to be read."""
+    """Anything callable by name: a tool, a prompt, a resource."""
 
     name: str
-    """Canonical, `target.tool`, the identity of the tool (see `core.identity`): in pins, policies,
-    events and the audit, whatever alias was used and however its target spells it."""
+    """Canonical, `target.tool`: the tool's identity in pins, policies, events and the audit,
+    whatever alias is used and however its target spells it (see `core.tool_identity`)."""
     alias: str
-    """`mcp_{server}_{tool}`; a resource's own address. Leads to the tool that had it first."""
+    """`mcp_{server}_{tool}`, or the address of a resource. Leads to the first tool that had it."""
     other_names: Mapping[str, str] = field(default_factory=empty_mapping)
-    """What it is called in other styles of naming; each may be used to call it. `spelled` is the
-    canonical name as its target spells it, where that is another."""
+    """Its names in other naming styles; each can be called. `spelled` is the canonical name in its
+    target's spelling, if different."""
     kind: str = TOOL
     remote_name: str
-    """What its target calls it."""
+    """The target's own name for it."""
     description: str = ""
     definition: Mapping[str, Any] = field(default_factory=dict)
-    """Everything the far side said of it, faithful."""
+    """The definition as its target gave it, unchanged."""
     validate: Validator = accept_anything
     agent: AgentFacts | None = None
-    """Of an agent, which takes a message, works by judgement and may take its time."""
+    """Set for an agent, which takes a message and may take long."""
     bridged: Bridged | None = None
-    """Of a skill of a registered agent."""
+    """Set for a skill of a registered agent."""
     sources: frozenset[str] = NO_FLOWS
-    """The labels of what comes out of it."""
+    """Taint labels of its output."""
     sinks: frozenset[str] = NO_FLOWS
-    """Where what goes into it may end: `exec`, `write`, `net`, `agent`."""
+    """Where its input may go: `exec`, `write`, `net`, `agent`."""
     destructive: bool = False
-    """Whether it says of itself that it may destroy."""
+    """Whether it declares itself destructive."""
     resources: tuple[str, ...] = ()
-    """Addresses of resources that belong to it, which need not be listed."""
+    """Addresses of its resources, which need not be listed."""
     target: Target
 
 
 class Nowhere:
-    """The target of a name that leads to nothing, so that such calls are recorded like others."""
+    """The target of an unknown name, so that such calls pass the guards and are recorded."""
 
     name = "nowhere"
     traits = DEFAULT_TRAITS
@@ -163,10 +163,11 @@ class Nowhere:
     def __init__(self, error: HubError, stands_for: Sequence[Tool] = ()) -> None:
         self.error = error
         self.stands_for = stands_for
-        """What the error speaks of: there is no such thing for those who may not know of it."""
+        """The tools that the error speaks of: it is "not found" for principals that may not list
+        them."""
 
     async def run(self, call: Call) -> NoReturn:
-        # A new one: raised, it holds on to its frames, and they to the call that leads here.
+        # A copy: a raised exception keeps its frames alive, and they the call.
         raise copy(self.error)
 
 

@@ -1,7 +1,7 @@
-"""Which tools a face shows: globs over their names. What it does not show, it does not call.
+"""Which tools a server offers: globs over their names. What it does not list it does not call.
 
-The address of a resource is its server's choice, or even the caller's: `pub.*` means all that the
-server `pub` has, and not what others call `pub.something`.
+The address of a resource is chosen by its server or even by the client: `pub.*` means what the
+server `pub` has, not what others call `pub.something`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 class View:
     patterns: tuple[str, ...]
     agents: bool = False
-    """Whether agents are among it, whatever they are called."""
+    """Whether agents are included, whatever their names."""
 
     def includes(self, tool: Tool) -> bool:
         if tool.agent and self.agents:
@@ -34,7 +34,7 @@ class View:
 
 
 def _is_address(pattern: str) -> bool:
-    """Whether it begins as an address does, and not with a server's name."""
+    """Whether a pattern begins like an address, not like a server's name."""
     scheme, colon, _ = pattern.partition(":")
     return bool(colon) and "." not in scheme
 

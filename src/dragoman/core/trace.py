@@ -1,8 +1,8 @@
-"""The thread that ties the calls of one chain together: an id, and the verbs it went through.
+"""The trace of a chain of calls: its id, and the tools it went through.
 
-It travels: `carried_in` reads what a request brought of it, `Trace.carried` is what goes with what
-leaves, beside a message and, under the names of `headers_of`, as headers. The forms of W3C Trace
-Context are among them, so that tracing libraries pass it on by themselves.
+`parse_trace` reads it from a request; `Trace.build_context` and `trace_headers` render it for what
+leaves, as metadata and as HTTP headers. W3C Trace Context is among the forms, so that tracing
+libraries pass it on.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ NO_LABELS: frozenset[str] = frozenset()
 _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _STATE = re.compile(r"[ -~]{1,512}")
-"""Trace Context, 3.3.1.5: at least so much of it is to be passed on."""
+"""Trace Context 3.3.1.5: at least this much must be passed on."""
 
 
 class TraceContext(NamedTuple):
-    """What a request brought of a trace. Anybody can write anything there."""
+    """The trace that a request brought. Untrusted."""
 
     id: str
-    """Empty where there was none that could be used."""
+    """Empty if there is no valid one."""
     span: str
     chain: str
-    """The hub's own words about the chain, if that is what they are."""
+    """The hub's own token about the chain, unverified."""
     state: str = ""
-    """What others, and the hub, have to say of the trace: printable, and not long."""
+    """The tracestate: printable and bounded."""
 
 
 @record(frozen=True, slots=True)
 class Trace:
     id: str
     chain: tuple[str, ...] = ()
-    """The verbs of the calls that led to this one, the first of them first."""
+    """The tools whose calls led to this one, the first one first."""
     span: str = ""
-    """Of this call alone."""
+    """The id of this call alone."""
     verb: str = ""
-    """What is called."""
+    """The tool that is called."""
     origin: str = ""
-    """Who began the chain, where that is somebody else than the caller."""
+    """Who started the chain, if not the calling principal."""
     parent: Any = None
-    """What `Chains` knows of the call it was made for."""
+    """What `CallChains` knows of the call on whose behalf this one is made."""
     sign: Callable[[Trace], str] | None = None
     state: str = ""
 
@@ -72,11 +72,11 @@ class Trace:
 
     @property
     def labels(self) -> frozenset[str]:
-        """Where what its chain has seen so far came from."""
+        """The taint labels that the chain has collected."""
         return self.parent.labels if self.parent is not None else NO_LABELS
 
     def build_context(self) -> dict[str, str]:
-        """What goes with what leaves on behalf of this call, beside a message."""
+        """Renders the trace as metadata of a message."""
         id = self.id
         found = {TRACE_ID: id, PARENT: f"00-{id}-{self.span or id[:16]}-01"}
         if self.state:
@@ -86,7 +86,7 @@ class Trace:
         return found
 
     def build_headers(self) -> dict[str, str]:
-        """The same for a request over HTTP."""
+        """Renders the trace as HTTP headers."""
         return trace_headers(self.build_context())
 
 
@@ -100,7 +100,7 @@ HEADERS = frozenset(_HEADERS.values())
 
 
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
-    """What of a trace stands beside a message that leaves, as headers for the same message."""
+    """Converts trace metadata to HTTP headers."""
     headers = {}
     for name, header in _HEADERS.items():
         if name in beside:
@@ -111,9 +111,9 @@ def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
 def parse_trace(
     fields: Mapping[bytes, bytes], beside: Mapping[str, Any] | None = None
 ) -> TraceContext | None:
-    """From the headers of a request and what came with its message, which counts more: it was
-    written by whoever wrote that. But the hub's own words count, wherever they stand. None where
-    there is nothing, as mostly."""
+    """Reads the trace from the metadata of a message, or else from the headers. Metadata takes
+    precedence, because the author of the message wrote it, unless only the headers have the hub's
+    own token. Returns None without any."""
     sent = _CHAIN_FIELD in fields
     if beside:
         own = CHAIN in beside
@@ -139,5 +139,5 @@ def _parse(id: Any, parent: Any, state: Any, chain: Any) -> TraceContext:
 
 
 def new_trace() -> Trace:
-    """Of what the hub does for nobody in particular."""
-    return Trace(f"{getrandbits(128):032x}")  # a name, not a secret
+    """A trace for what the hub does by itself."""
+    return Trace(f"{getrandbits(128):032x}")  # an id, not a secret

@@ -1,6 +1,5 @@
-"""Addresses of resources that no list has: which server returned one first, and the address under
-which clients can read it where another server has the same.
-"""
+"""Addresses of unlisted resources: which server returned one first, and an address that is unique
+to its server."""
 
 from __future__ import annotations
 
@@ -13,35 +12,35 @@ from dragoman.core.tool import Target
 
 MAX_URI = 8_192
 MAX_MENTIONS = 2_000
-"""Of one server; the one that it returned longest ago is forgotten first."""
+"""Per server; the one returned longest ago is forgotten first."""
 
 UI = "ui://"
-"""The scheme of MCP Apps: hosts take no other, so a prefix before it will not do."""
+"""The scheme of MCP Apps: hosts accept no other, so a prefix is not possible."""
 _UI_OWN = ".dragoman/"
 _UI_WRITTEN = re.compile(r"ui://[a-z0-9_-]+\.dragoman/")
 LINK = "resource_link"
 LINKING = frozenset({LINK, "resource"})
-"""The types of content that have an address of a resource."""
+"""Content types with the address of a resource."""
 
 
 def build_own_uri(target: str, uri: str) -> str:
-    """The address that is this server's alone, whatever addresses others have."""
+    """Builds an address that is unique to this server."""
     if uri.startswith(UI):
         return f"{UI}{_host(target)}{_UI_OWN}{uri[len(UI) :]}"
     return f"{target}.{uri}"
 
 
 def parse_own_uri(target: str, uri: str) -> str:
-    """What the server itself calls an address of the form that `own_address` makes, or `target.uri`
-    in any case; empty for any other."""
+    """Parses an address built by `build_own_uri`, or `target.uri`, to the server's own; empty for
+    any other."""
     if uri.startswith(prefix := f"{UI}{_host(target)}{_UI_OWN}"):
         return UI + uri[len(prefix) :]
     return uri[len(target) + 1 :] if uri.startswith(f"{target}.") else ""
 
 
 def build_listed_uri(target: str, uri: str) -> str:
-    """The address that a resource of this server is listed by: the server's own, unless that has
-    the form in which the hub writes addresses of one server. None may take another's."""
+    """The address that lists show for a resource: the server's own, unless that has the form of
+    `build_own_uri`, which could take another server's."""
     return build_own_uri(target, uri) if _UI_WRITTEN.match(uri) else uri
 
 
@@ -50,18 +49,18 @@ def _host(target: str) -> str:
 
 
 def has_resources(target: Target) -> bool:
-    """Whether it can be asked for a resource at all."""
+    """Whether the target can be asked for a resource."""
     return target.traits.has_resources
 
 
 def can_be_subscribed(target: Target) -> bool:
-    """Whether it can be asked to tell of changes of a resource at all."""
+    """Whether the target can be asked to announce changes of a resource."""
     return target.traits.has_resources or target.traits.announces_resources
 
 
 def find_uri(block: Any) -> str:
-    """The address of a resource that a block of content has; empty for none. What is on the web
-    everybody can fetch without a server."""
+    """Finds the address of a resource in a content block; empty for none. Web addresses do not
+    count: clients fetch them without a server."""
     if not isinstance(block, dict) or block.get("type") not in LINKING:
         return ""
     holder = block if block["type"] == LINK else block.get("resource")
@@ -70,7 +69,7 @@ def find_uri(block: Any) -> str:
 
 
 def replace_uri(block: Mapping[str, Any], uri: str) -> Mapping[str, Any]:
-    """A block that has an address, with another one."""
+    """Replaces the address in a block."""
     if block["type"] == LINK:
         return {**block, "uri": uri}
     return {**block, "resource": {**block["resource"], "uri": uri}}
@@ -81,7 +80,7 @@ def _is_web(uri: str) -> bool:
 
 
 class ReturnedUris:
-    """The addresses that servers returned. An address is the server's that returned it first."""
+    """The addresses that servers returned; each belongs to the first that returned it."""
 
     def __init__(self, most: int = MAX_MENTIONS) -> None:
         self._most = most

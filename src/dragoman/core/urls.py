@@ -1,8 +1,8 @@
-"""Reads queries, and renders URLs without the secrets that they may hold. Pure.
+"""Parses queries, and renders URLs without secrets. Pure.
 
-Many hosted servers put a key into the path or the query of their address. What anybody but an
-administrator reads therefore names the origin only; an administrator sees the path, with the
-segments masked that look like a key. Nobody sees user names, passwords, query values or fragments.
+Many hosted servers put a key into the path or query of their address. Everything but an
+administrator's view names the origin only; administrators see the path with key-like segments
+masked. User names, passwords, query values and fragments are never shown.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ MAX_PARAMETERS = 100
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """The parameters of a query, each by its name. Raises `InvalidInput` where one is there twice:
-    nobody could tell which of them is meant."""
+    """Parses a query. Raises `InvalidInput` for a repeated parameter, which is ambiguous."""
     try:
         pairs = parse_qsl(
             query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"
@@ -50,7 +49,7 @@ def parse_query(query: str) -> dict[str, str]:
 
 
 def render_origin(url: str) -> str:
-    """Scheme, host and port of `url`, and `/…` where more follows."""
+    """Scheme, host and port of `url`, and `/…` if more follows."""
     parts = _PARTS.fullmatch(url)
     if parts is None:
         return _render_bare(url)
@@ -59,20 +58,20 @@ def render_origin(url: str) -> str:
 
 
 def render_url(url: str) -> str:
-    """For administrators: with the path, less what looks like a key in it."""
+    """For administrators: with the path, key-like segments masked."""
     parts = _PARTS.fullmatch(url)
     if parts is None:
         return _render_bare(url)
     authority = _render_authority(parts[2])
     if authority == HIDDEN:
-        return render_origin(url)  # a password may have a slash in it
+        return render_origin(url)  # a password may contain a slash
     query = f"?{HIDDEN}" if parts[4] else ""
     return f"{parts[1].lower()}://{authority}{_mask_segments(parts[3])}{query}"[:MAX_LENGTH]
 
 
 def render_uri(uri: str) -> str:
-    """The address of a resource, perhaps behind the name of its server, for logs and records: such
-    that resources can be told apart, less what looks like a key. Of a query the names remain."""
+    """The address of a resource for logs and records, possibly prefixed with its server: resources
+    stay distinguishable, key-like parts are masked, a query keeps its names."""
     bare, mark, query = uri.partition("#")[0].partition("?")
     parts = _PARTS.fullmatch(bare)
     if parts is not None:
@@ -88,7 +87,7 @@ def render_uri(uri: str) -> str:
 
 
 def render_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a program, less what looks like a key or follows an option for one."""
+    """The arguments of a program, key-like ones and those after a secret option masked."""
     rendered: list[str] = []
     secret_next = False
     for argument in arguments:
@@ -109,8 +108,8 @@ def _render_argument(argument: str) -> str:
 
 
 def hide_secrets(text: str, url: str, headers: Iterable[str] = ()) -> str:
-    """`text`, which somebody at `url` wrote, without what the hub sent there in the address and in
-    the values of `headers`: frameworks and proxies repeat both in their error pages."""
+    """Removes from `text`, written by the server at `url`, the secrets of the address and the
+    values of `headers`: frameworks and proxies repeat both in error pages."""
     hidden = {word for value in headers for word in (value, *value.split())}
     parts = _PARTS.fullmatch(url)
     if parts is not None:
@@ -127,7 +126,7 @@ def hide_secrets(text: str, url: str, headers: Iterable[str] = ()) -> str:
 
 
 def is_secret_like(text: str) -> bool:
-    """Whether a piece of an address may be a key: it is long, or not made of words and numbers."""
+    """Whether a piece of an address may be a key: long, or not made of words and numbers."""
     if len(text) > LONGEST_SEGMENT or not text.isprintable():
         return True
     if "%" in text:
@@ -141,13 +140,13 @@ def _mask_segments(path: str) -> str:
 
 
 def _render_authority(authority: str) -> str:
-    """Without a user name and password; nothing of what names no host."""
+    """Without user name and password; empty if it names no host."""
     host = authority.rpartition("@")[2]
     return host if _AUTHORITY.fullmatch(host) and len(host) <= 260 else HIDDEN
 
 
 def _render_bare(text: str) -> str:
-    """Of what is no URL, what may be a host."""
+    """What may be a host in something that is not a URL."""
     host = re.split(r"[/?#\\]", text, maxsplit=1)[0]
     shown = _render_authority(host)
     if is_secret_like(shown):

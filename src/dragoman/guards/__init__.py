@@ -1,4 +1,4 @@
-"""The stages of the road, one a file. The order is the list below, outermost first."""
+"""The stages of the pipeline, one per file, and their order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_stages(
     authorizer: Authorizer,
     kept: KeptResults,
 ) -> list[Stage]:
-    # Imported here: whoever only reads `[limits]` need not load a schema engine.
+    # Imported here: reading `[limits]` alone must not load a schema engine.
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
@@ -38,10 +38,10 @@ def build_stages(
     return [
         Audit(audit),  # one record of every call, refused and unknown ones too
         Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
-        Recursion(chains),  # free to check: a ring must not cost a decision
+        Recursion(chains),  # cheap to check: a loop must not cost a decision
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
-        Questions(handles),  # before anything leaves; and what comes back may be a question
+        Questions(handles),  # before anything leaves; the result may be a question
         Truncate(limits, kept),  # on the way back
         Timeout(  # innermost: times the target, not the guards
             limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
@@ -52,7 +52,7 @@ def build_stages(
 def apply_limits(
     stages: Sequence[Stage], chains: CallChains, kept: KeptResults, limits: Limits
 ) -> None:
-    """From here on these limits hold, for what begins from now on."""
+    """Applies new limits to calls from now on."""
     from dragoman.guards.announce import Announce
     from dragoman.guards.timeout import Timeout
     from dragoman.guards.truncate import Truncate

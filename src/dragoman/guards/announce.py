@@ -1,7 +1,7 @@
-"""Tells the bus what is about to happen and what came of it, on a denial too.
+"""Emits the events of a call before and after it, also when it is refused.
 
-Also keeps count of the calls under way: one more than the limit is refused, and so is one more
-than half of it by one caller.
+Also limits the calls in flight: beyond the limit, or for one principal beyond half of it, calls are
+refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Announce:
         self.apply(in_flight)
         self.running = 0
         self._of: dict[str, int] = {}
-        """How many each has, by its label: hashing a text costs less than hashing a principal."""
+        """Running calls by the principal's label: hashing a string costs less than a principal."""
 
     def apply(self, in_flight: int) -> None:
-        """For calls from now on."""
+        """Applies to calls from now on."""
         self.limit = in_flight
         self.share = (in_flight + 1) // 2
-        """How many of them one caller may have."""
+        """How many of them one principal may have."""
 
     async def __call__(self, next: Next, call: Call) -> Result:
         begun = perf_counter()

@@ -1,8 +1,7 @@
-"""One record of every call: what is about to be done before it is done, what came of it after.
+"""Records every call: its intent before it is made, its outcome after.
 
-Outermost, so that refused and unknown calls are recorded too. If the intent cannot be stored the
-call is refused. What the arguments say is never stored, only a keyed hash of
-them and their size.
+Outermost, so that refused and unknown calls are recorded too. If the intent cannot be stored, the
+call is refused. Argument values are never stored, only a keyed hash and their size.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
 PERMIT, DENY = "permit", "deny"
 
 MAX_LISTED = 32
-"""Of policies, labels and the verbs of a chain; further ones are counted."""
+"""Of policies, labels and tools of a chain; further ones are counted."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,7 +80,7 @@ class Audit:
         return result
 
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
-        # Cut to microseconds, not rounded: `round` takes three times as long.
+        # Truncated, not rounded: `round` takes three times as long.
         conclusion["duration_ms"] = int((time.perf_counter() - started) * 1e6) / 1000
         _add_notes(conclusion, call.notes)
         self._log.conclude(seq, conclusion)
@@ -90,7 +89,7 @@ class Audit:
 def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict[str, Any]:
     try:
         arguments = _encode(call.arguments)
-    except Exception:  # numbers over 64 bits, lone surrogates: JSON all the same
+    except Exception:  # numbers over 64 bits, lone surrogates: still JSON
         arguments = json.dumps(call.arguments, default=repr).encode()
     verb, asked, caller, trace = call.tool.name, call.requested_name, call.principal, call.trace
     label, tool = caller.label, call.tool
@@ -132,7 +131,7 @@ def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
 
 
 def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
-    """Ids of policies and of tasks, and what a remote agent says, are foreign text: bounded."""
+    """Ids of policies and tasks, and what a remote agent reports, are foreign text: bounded."""
     decision = notes.decision
     if decision is not None:
         conclusion["decision"] = PERMIT if decision.allowed else DENY
@@ -151,7 +150,7 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
 
 
 def _list_bounded(words: Sequence[str]) -> list[str]:
-    if len(words) == 1:  # as mostly
+    if len(words) == 1:  # the common case
         return [shorten(words[0])]
     listed = [shorten(word) for word in words[:MAX_LISTED]]
     if len(words) > MAX_LISTED:

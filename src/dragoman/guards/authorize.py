@@ -1,7 +1,6 @@
 """Asks the policies. Nothing leaves without a permit; what cannot be decided is refused.
 
-A call that is denied to somebody who may not even list what it calls is told that there is no such
-thing.
+A denied call is "not found" for a principal that may not even list the tool.
 """
 
 from __future__ import annotations

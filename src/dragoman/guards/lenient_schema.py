@@ -1,8 +1,8 @@
-"""A schema as servers apply it that convert what they are given. Pure.
+"""Relaxes a schema to what servers accept that convert their arguments. Pure.
 
-Most servers take `"1"` for an integer, `null` for an argument that may be left out, a list written
-as JSON, and arguments that they do not know: pydantic and zod convert or ignore these. A schema
-says nothing of that. What comes out of `relax` accepts all that such a server may accept.
+Most servers accept `"1"` for an integer, `null` for an optional argument, a list written as JSON,
+and unknown arguments: pydantic and zod convert or ignore these, which no schema says. The result of
+`relax` accepts all that such a server may accept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def relax(schema: Any) -> Any:
             relaxed[word] = {name: relax(inner) for name, inner in value.items()}
         elif word in _LISTED and isinstance(value, list):
             relaxed[word] = [relax(inner) for inner in value]
-        elif word == "oneOf" and isinstance(value, list):  # several may fit now
+        elif word == "oneOf" and isinstance(value, list):  # several branches may match now
             demands.append({"anyOf": [relax(inner) for inner in value]})
         elif word == "items":
             relaxed[word] = (
@@ -94,8 +94,8 @@ def _texts(value: Any) -> list[Any]:
 
 
 def strip_patterns(schema: Any, is_regex: Callable[[str], bool]) -> Any:
-    """Without the patterns that this engine cannot read: other engines can, and the server's own
-    has."""
+    """Removes the patterns that this regex engine cannot parse; the server's own engine checks
+    them."""
     if isinstance(schema, list):
         return [strip_patterns(one, is_regex) for one in schema]
     if not isinstance(schema, dict):
@@ -121,8 +121,7 @@ def strip_patterns(schema: Any, is_regex: Callable[[str], bool]) -> Any:
 
 
 def find_misspelt(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Says which arguments are none of the tool's and look like one that was not given; empty
-    where there is no such."""
+    """Names unknown arguments that look like a missing one; empty if there are none."""
     known, unknown = _split_names(schema, arguments)
     left = {_fold(name): name for name in known if name not in arguments}
     found = []
@@ -135,7 +134,7 @@ def find_misspelt(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> st
 
 
 def name_unknown(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Names the arguments that the tool does not have, for one who has left out another."""
+    """Names the unknown arguments of a call that lacks a required one."""
     _, unknown = _split_names(schema, arguments)
     names = ", ".join(f'"{name[:MAX_NAME]}"' for name in unknown[:MAX_NAMED])
     return f"{names} {'is' if len(unknown) == 1 else 'are'} none of its arguments" if names else ""

@@ -1,7 +1,7 @@
-"""Questions of a target: their handle is sealed on the way back, and opened when it is answered.
+"""Seals the handle of a target's questions, and opens it when they are answered.
 
-A caller who cannot be asked is told what was asked, and one who brings a handle that is another's,
-old, for something else or used already is refused before anything leaves.
+A client that cannot be asked gets an error with the question. A handle that is another principal's,
+expired, for another call or used already is refused before anything leaves.
 """
 
 from __future__ import annotations

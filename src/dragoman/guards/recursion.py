@@ -1,4 +1,4 @@
-"""Stops rings. Free to check, and before anything that costs: a ring must not cost a decision."""
+"""Stops loops. Cheap, and before anything expensive: a loop must not cost a decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recursion:
         try:
             return await next(call)
         except Refused:
-            flight.sources = NO_LABELS  # nothing was reached, so nothing came of it
+            flight.sources = NO_LABELS  # nothing was reached, so its output has no labels
             raise
         finally:
             self._chains.leave(flight)

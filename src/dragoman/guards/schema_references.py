@@ -1,8 +1,8 @@
-"""References of a schema, followed as far as the document itself goes. Pure; fetches nothing.
+"""Resolves the references of a schema within its document. Pure; fetches nothing.
 
-A schema may refer to a definition by its place (`#/$defs/x`), by a name inside the document (`$id`,
-`$anchor`), or to another document. `resolve` writes the first two as places and takes out what
-leads elsewhere, so that the rest of the schema can be compiled and its size be measured.
+A schema may refer to a definition by place (`#/$defs/x`), by a name inside the document (`$id`,
+`$anchor`), or to another document. `resolve` rewrites the first two as places and removes what
+leads elsewhere, so that the rest can be compiled and measured.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ APPLIED = frozenset(
      "unevaluatedProperties", "unevaluatedItems", "contains", "allOf", "anyOf", "oneOf", "not",
      "if", "then", "else")
 ) - {"$defs", "definitions"}  # fmt: skip
-"""Words whose schemas are applied where they stand, rather than where something refers to them."""
+"""Keywords whose schemas apply where they stand, rather than where something refers to them."""
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""In these, a reference stands alone: what is written beside it does not count."""
+"""In these drafts a reference overrides its siblings."""
 MAX_NAMED = 5
 
 
@@ -39,9 +39,9 @@ class Unresolved:
     arguments: frozenset[str]
     """The arguments whose own schema has such a part."""
     others: bool
-    """Whether the arguments that the schema does not name may have one."""
+    """Whether arguments that the schema does not name may have one."""
     all: bool
-    """Whether such a part is about the arguments as a whole."""
+    """Whether such a part concerns the arguments as a whole."""
 
     def find(self, arguments: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
         """The names of those `arguments` that are not fully checked; `named` are the properties of
@@ -57,16 +57,16 @@ class Unresolved:
 class _Node:
     schema: Mapping[str, Any]
     base: str
-    """The address of the document that it belongs to."""
+    """The address of its document."""
     parts: list[tuple[str, Place]]
-    """The schemas that it applies to what it is applied to, by the word that does so."""
+    """The schemas that it applies in place, with their keywords."""
     references: dict[str, Place | None]
-    """What its references lead to: None where that is elsewhere."""
+    """The targets of its references; None for another document."""
 
 
 def resolve(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Unresolved | None]:
-    """The schema with each of its references as a place of its own, and what was taken out. Nothing
-    that fits `schema` fails to fit what is returned."""
+    """Rewrites each reference as a place, and returns what was removed. Whatever is valid under
+    `schema` is valid under the result."""
     document = _Document(schema)
     if not document.has_names and not document.unresolved:
         return schema, None
@@ -74,7 +74,7 @@ def resolve(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Unresolved | 
 
 
 def all_unresolved(schema: Mapping[str, Any]) -> Unresolved:
-    """Of a schema in which nothing can be read."""
+    """For a schema that cannot be read at all."""
     return Unresolved((str(schema.get("$schema", "itself")),), frozenset(), True, True)
 
 
@@ -85,12 +85,12 @@ class _Document:
         self._id = "id" if "draft-04" in dialect or "draft-03" in dialect else "$id"
         self._places: set[Place] = set()
         self._nodes: dict[Place, _Node] = {}
-        """The schemas at these places, but for `true` and `false`."""
+        """The schemas at these places, without `true` and `false`."""
         self._named: dict[str, Place | None] = {}
-        """Documents inside this one and anchors, by their addresses; None for one of two."""
+        """Embedded documents and anchors by address; None if ambiguous."""
         self._documents = 1
         self.has_names = False
-        """Whether a reference is written otherwise than as a place of this document."""
+        """Whether a reference is not a place in this document."""
         self._collect(schema, (), "")
         for node in self._nodes.values():
             self._refer(node)
@@ -117,11 +117,11 @@ class _Document:
             self._collect(part, place + at, base)
 
     def _name(self, schema: Mapping[str, Any], place: Place, base: str) -> str:
-        """Notes what the schema calls itself, and returns the address of its document."""
+        """Records the schema's own names, and returns the address of its document."""
         id = schema.get(self._id)
         if isinstance(id, str):
             address = _join(base, id)
-            if not id.startswith("#"):  # else it is an anchor, in older drafts
+            if not id.startswith("#"):  # an anchor, in older drafts
                 base = urldefrag(address).url
                 self._documents += bool(place)
             self._add_name(address.removesuffix("#"), place)
@@ -142,7 +142,7 @@ class _Document:
                 continue
             place = self._find(_join(node.base, reference))
             if word != "$ref" and self._documents > 1:
-                place = None  # where it leads depends on the documents that lead to it
+                place = None  # a dynamic reference: its target depends on the path that leads to it
             if self._documents > 1 or reference[:2] not in ("#", "#/"):
                 self.has_names = True
             node.references[word] = place
@@ -158,7 +158,7 @@ class _Document:
         return place if place in self._places else None
 
     def _mark(self) -> set[Place]:
-        """The schemas of which a part cannot be read, through whatever they refer to."""
+        """The schemas that cannot be fully read, directly or through references."""
         above: dict[Place, list[Place]] = {}
         marked: set[Place] = set()
         for place, node in self._nodes.items():
@@ -176,11 +176,11 @@ class _Document:
                     left.append(place)
         return marked
 
-    # --- writing -------------------------------------------------------------------------------
+    # --- rewriting -----------------------------------------------------------------------------
 
     def rewrite(self, schema: Any, place: Place = ()) -> Any:
         node = self._nodes.get(place)
-        if node is None:  # true and false are schemas too
+        if node is None:  # true and false are schemas, too
             return schema
         names = (self._id, "$anchor", "$dynamicAnchor")
         written = {
@@ -209,7 +209,7 @@ class _Document:
         return self.rewrite(value, place)
 
     def _loosen(self, written: dict[str, Any], place: Place) -> None:
-        """Takes out what would refuse more once a part below accepts everything."""
+        """Removes what would refuse more once a part below accepts everything."""
         words = {word for word, part in self._nodes[place].parts if part in self._marked}
         if "not" in words:
             written.pop("not", None)
@@ -218,7 +218,7 @@ class _Document:
                 written.pop(word, None)
         if "contains" in words:
             written.pop("maxContains", None)
-        if "oneOf" in words and "oneOf" in written:  # several may fit now
+        if "oneOf" in words and "oneOf" in written:  # several branches may match now
             also = {"anyOf": written.pop("oneOf")}
             written["allOf"] = [*written.get("allOf", ()), also]
         for word in ("unevaluatedProperties", "unevaluatedItems"):
@@ -246,8 +246,8 @@ _CHECKS = APPLIED | frozenset({
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Place, Any]]:
-    """The schemas directly inside, each with the word it belongs to and the steps to it. A word
-    that is not known may hold definitions."""
+    """The subschemas, each with its keyword and the steps to it. An unknown keyword may hold
+    definitions."""
     for word, value in schema.items():
         if word in DATA:
             continue

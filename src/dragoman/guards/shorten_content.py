@@ -1,7 +1,7 @@
-"""Makes structured content shorter without changing its shape: long texts in it are cut. Pure.
+"""Shortens structured content without changing its shape, by cutting long texts. Pure.
 
-What is encoded binary data is left as it is, since a part of it is of no use; and so is a text that
-would not fit the schema any more if it were shorter.
+Base64 data stays whole, because a part of it is useless; so does a text that would violate the
+schema if cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHORTEST = 200
 """No text is cut to less than this many characters."""
 ROUNDS = 30
 CHECKED_ALONE = 32
-"""Texts that are checked one by one where all together do not fit the schema."""
+"""Texts that are checked one by one if all together violate the schema."""
 
 MARKED, BARE, WHOLE = "marked", "bare", "whole"
 """How a text is cut: with a marker at its end, without one, or not at all."""
@@ -26,7 +26,7 @@ _DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
 _LOOKED_AT = 4_096
 
 Mark = Callable[[int, int], str]
-"""The marker for a text of so many characters of which so many are left."""
+"""The marker for a text of `length` characters of which `left` remain."""
 Fits = Callable[[Any], bool]
 
 
@@ -36,14 +36,15 @@ class _Text(NamedTuple):
 
 
 def count_chars(value: Any) -> int:
-    """The characters of `value` as JSON, without those of binary data in it."""
+    """The characters of `value` as JSON, without binary data."""
     return len(encode(value).decode()) - sum(len(one) for one in _find_binary(value))
 
 
 def shorten(value: Any, most: int, mark: Mark, fits: Fits) -> Any | None:
-    """`value` with at most about `most` characters; None where cutting texts does not get it there.
+    """Shortens `value` to about `most` characters; None if cutting texts does not suffice.
 
-    `fits` tells whether a value fits its schema. Where `value` itself does not, nothing needs to.
+    `fits` validates a value against its schema. If `value` itself is invalid, the result may be,
+    too.
     """
     chars = count_chars(value)
     if chars <= most:
@@ -73,13 +74,12 @@ def _to_size(
         shorter = _cut_texts(value, cap, mark, lambda number: modes.get(number, MARKED))
         if count_chars(shorter) <= most:
             return shorter
-        cap = cap * 3 // 4  # escapes and markers count too
+        cap = cap * 3 // 4  # escapes and markers count, too
     return None
 
 
 def _first_cap(lengths: list[int], over: int) -> int:
-    """To which length the texts must be cut to be `over` characters shorter together; `lengths`
-    in ascending order."""
+    """The length to which texts must be cut to save `over` characters; `lengths` are sorted."""
     longer = 0
     for count, length in enumerate(reversed(lengths), 1):
         longer += length
@@ -90,7 +90,7 @@ def _first_cap(lengths: list[int], over: int) -> int:
 
 
 def _find_mode(value: Any, one: _Text, mark: Mark, fits: Fits) -> str:
-    """How this text may be cut so that what it stands in still fits."""
+    """How this text may be cut so that the value stays valid."""
     cap = max(SHORTEST, len(one.text) // 2)
     for mode in (MARKED, BARE):
 
@@ -128,7 +128,7 @@ def _rebuild(value: Any, cut: Callable[[str], str]) -> Any:
 
 
 def _find_texts(value: Any) -> Iterator[_Text]:
-    """All that `_cut_texts` may cut, with their numbers there."""
+    """Lists what `_cut_texts` may cut, with its number there."""
     found: list[str] = []
 
     def note(text: str) -> str:
@@ -160,7 +160,7 @@ def _is_short(text: str) -> bool:
 
 
 def _binary_member(value: Mapping[str, Any]) -> str | None:
-    """The member with binary data of what has the form of an image, audio or a blob."""
+    """The member with binary data of an image, audio or blob."""
     if isinstance(value.get("blob"), str):
         return "blob"
     if isinstance(value.get("data"), str) and isinstance(value.get("mimeType"), str):
@@ -169,7 +169,7 @@ def _binary_member(value: Mapping[str, Any]) -> str | None:
 
 
 def _is_binary(text: str) -> bool:
-    """Whether a long text is binary data in base64, as far as can be told by looking at it."""
+    """Whether a long text looks like base64."""
     if match := _DATA_URL.match(text):
         return _BASE64.fullmatch(text, match.end()) is not None
     if 60 <= text.find("\n") <= 80:  # MIME breaks it into lines

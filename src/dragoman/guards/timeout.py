@@ -1,9 +1,9 @@
-"""How long a target may take. Innermost: times the target, not the guards.
+"""Limits how long a target may take. Innermost: times the target, not the guards.
 
-A target that reports progress is given its time again, up to a maximum, and one that says that the
-far side has made a task of the call has the time of a task, as agents have from the start. While
-a question is open no call is under way, so no clock runs. The skill of an agent is timed by its
-target, which may leave the work to go on; the limit here is longer than its `timeout`.
+Progress renews the time, up to a maximum. A call that becomes a task has the time of a task, as
+agents have from the start. While a question is open no call runs, so no timer does. The skill of an
+agent is timed by its target, which may leave the remote task running; the limit here is longer than
+its `timeout`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
 
 MARGIN = 5.0
-"""Seconds that the outer of two limits has more than the inner."""
+"""Seconds by which the outer of two timeouts exceeds the inner one."""
 
 
 class _NamedDeadlines(Deadlines):
-    """Those that one setting is for."""
+    """Deadlines, with the setting they come from."""
 
     def __init__(self, seconds: float, setting: str) -> None:
         super().__init__(seconds)
@@ -35,12 +35,12 @@ class Timeout:
         self.apply(seconds, with_progress, as_task)
 
     def apply(self, seconds: float, with_progress: float, as_task: float) -> None:
-        """For calls from now on; those under way keep the time that they were given."""
+        """Applies to calls from now on; running ones keep their timeout."""
         self.seconds = seconds
         self.with_progress = max(with_progress, seconds)
-        """In all, for a target that reports progress."""
+        """In total, for a target that reports progress."""
         self.as_task = max(as_task, self.with_progress)
-        """In all, for one that lasts."""
+        """In total, for a call that became a task."""
         self._deadlines = _NamedDeadlines(seconds, "tool_timeout_secs")
         self._deadlines_as_task = _NamedDeadlines(self.as_task, "task_timeout_secs")
 
@@ -59,7 +59,7 @@ class Timeout:
         return self._run_within(self._deadlines, next, call)
 
     async def _run_within(self, deadlines: _NamedDeadlines, next: Next, call: Call) -> Result:
-        # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.
+        # Does what `asyncio.timeout` does in a tenth of its time: every call passes here.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
             self._loop = asyncio.get_running_loop()
@@ -85,16 +85,16 @@ class Timeout:
 
 
 class _ExtendableTimeout:
-    """The time of one call that may be given more of it."""
+    """The timeout of one call, extended by progress."""
 
     def __init__(self, limits: Timeout, at_least: float = 0.0) -> None:
-        """`at_least` is what is given anyhow, and anew with progress."""
+        """`at_least` is the minimum, also after progress."""
         self._limits = limits
         self._step = max(limits.seconds, at_least)
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._seconds = self._step
-        """From the beginning."""
+        """Since the start of the call."""
         self._setting = "tool_timeout_secs"
         self._timing = asyncio.timeout_at(self._begun + self._seconds)
         self._over = False

@@ -1,6 +1,5 @@
-"""Keeps results to a size, on the way back: long texts are cut with a marker, structured content
-keeps its shape, binary data is left alone. The whole of what was cut can be read for a while.
-"""
+"""Limits the size of results: long texts are cut with a marker, structured content keeps its shape,
+binary data stays whole. The whole text can be read as a resource for a while."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Truncate:
         self.apply(limits)
 
     def apply(self, limits: Limits) -> None:
-        """For results from now on."""
+        """Applies to results from now on."""
         self.chars, self.data_chars = limits.result_chars, limits.data_chars
         self._least = min(self.chars, self.data_chars)
 
@@ -42,7 +41,7 @@ class Truncate:
         if 0 <= result.size <= self._least:
             return result  # nothing in it can be longer than the whole
         if isinstance(call.tool.target, KeptResult):
-            return result  # which is read because it was cut
+            return result  # it is read because it was cut
         return await self._bound(call, result)
 
     async def _bound(self, call: Call, result: Result) -> Result:
@@ -51,12 +50,12 @@ class Truncate:
         if structured is not ABSENT:
             whole = encode(structured).decode()
             if not content and call.tool.kind == TOOL and len(whole) > self.chars:
-                # The face would else make a text of all of it.
+                # The server would otherwise render all of it as text.
                 content = [{"type": "text", "text": whole}]
             if len(whole) > self.data_chars:
                 fits = _compile_fits(call.tool.definition)
                 shorter = await self._shorten(call, structured, whole, fits)
-                if isinstance(shorter, str):  # an error need not fit the output schema
+                if isinstance(shorter, str):  # an error need not match the output schema
                     structured, failed = ABSENT, True
                     content = [*content, {"type": "text", "text": shorter}]
                 else:
@@ -111,8 +110,8 @@ class Truncate:
     # --- texts -----------------------------------------------------------------------------------
 
     def _limit_for(self, call: Call) -> tuple[int, str]:
-        """How long a text may be, and the setting that says so. What a model is given is shorter
-        than a document that was asked for by its address."""
+        """The maximum length of a text, and its setting. A tool's result, which goes to a model, is
+        shorter than a document that was requested by its address."""
         if call.tool.kind == RESOURCE:
             return self.data_chars, "data_chars"
         return self.chars, "result_chars"
@@ -125,7 +124,7 @@ class Truncate:
         return f"{text[:most]}\n{_marker(len(text), most, setting, most, where)}"
 
     def _cut_native(self, call: Call, error: WorkFailed) -> None:
-        """The far side's own error reaches the caller too, and is as long as it likes."""
+        """Shortens the target's own error, which reaches the client, too."""
         native = error.native
         if native is None:
             return
@@ -137,8 +136,8 @@ class Truncate:
         error.native = kept
 
     def _keep(self, call: Call, text: str, mime_type: str, offset: int) -> str:
-        """Where the whole can be read, in words; empty where it cannot. `offset` is that of the
-        first part that is missing."""
+        """A sentence on where the whole can be read; empty if it is not kept. `offset` is that of
+        the first missing part."""
         uri = self._kept.keep(call, text, mime_type)
         if uri is None:
             return ""
@@ -152,15 +151,14 @@ class Truncate:
     async def _shorten(
         self, call: Call, value: Any, whole: str, fits: Callable[[Any], bool]
     ) -> Any:
-        """`value` with long texts cut; or, where that does not make it short enough, a text that
-        says so."""
+        """Cuts long texts in `value`; if that does not suffice, returns a text that says so."""
         most = self.data_chars
         where = self._keep(call, whole, JSON, 0)
 
         def mark(length: int, left: int) -> str:
             return _marker(length, left, "data_chars", most, where)
 
-        # In a thread: to measure and to check megabytes takes a while.
+        # In a thread: measuring and validating megabytes takes a while.
         shorter = await asyncio.to_thread(partial(shorten, value, most, mark, fits))
         if shorter is not None:
             return shorter
@@ -189,7 +187,7 @@ def _fits_anyhow(value: Any) -> bool:
 
 
 def _compile_fits(definition: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """Whether a value fits the tool's output schema, where that can be told."""
+    """A check against the tool's output schema, as far as that can be compiled."""
     schema = definition.get("outputSchema")
     if not isinstance(schema, dict):
         return _fits_anyhow

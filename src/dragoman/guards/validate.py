@@ -1,4 +1,4 @@
-"""Arguments against the tool's schema, compiled at registration, before anything leaves."""
+"""Validates arguments against the tool's schema before anything leaves."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from dragoman.guards.schema_references import REFERENCES, Unresolved, all_unreso
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_NODES = 20_000
 MAX_EXPANDED = 250_000
-"""Parts to be checked when every reference is followed: a short schema can come to 2^60 of them."""
+"""Limit with every reference expanded: a short schema can expand to 2^60 parts."""
 MAX_EXPLAINED = 1_000
-"""To say what is wrong costs a thousand times more than to find that something is."""
+"""Above this size only the outline is explained: explaining costs a thousand times more than
+checking."""
 
 
 LENIENT, STRICT, UNCHECKED = "lenient", "strict", "off"
-"""What is refused: what no server could make sense of, what the schema does not say, nothing."""
+"""What is refused: what no server could accept, what violates the schema, nothing."""
 MAX_FOUND = 50
 _REFERENCES = frozenset(REFERENCES)
 
 
 class Validate:
     def __init__(self, reads_arguments: Callable[[Tool], bool] = lambda tool: True) -> None:
-        """`reads_arguments` says whether policies decide by the values of arguments. Then these
-        must be what the schema says: a policy about `force=true` would not see a server take "yes"
+        """`reads_arguments` says whether policies depend on argument values. Then arguments must
+        match the schema exactly: a policy about `force=true` would not see a server accept "yes"
         for it."""
         self._reads_arguments = reads_arguments
 
@@ -57,7 +58,7 @@ class Validate:
         return next(call)  # it has nothing to do on the way back
 
     def _refuse_unchecked(self, call: Call, check: PartialCheck) -> None:
-        """Raises where policies have read an argument of which nobody knows what it may be."""
+        """Raises if policies have read an argument that the hub could not check."""
         names = check.find_unchecked(call.arguments)
         if not names or not self._reads_arguments(call.tool):
             return
@@ -84,7 +85,7 @@ class Validate:
 
 
 class SchemaCheck:
-    """Checks arguments against a schema."""
+    """Validates arguments against a schema."""
 
     def __init__(self, schema: Mapping[str, Any], size: int) -> None:
         self._schema = schema
@@ -99,7 +100,7 @@ class SchemaCheck:
         return self._explain(arguments)
 
     def _explain(self, arguments: Mapping[str, Any], place: Sequence[Any] | None = None) -> str:
-        """What is wrong, if possible at `place`; `iter_errors` finds all, the first alone is
+        """Explains what is wrong, if possible at `place`. `iter_errors` is slow, the first error
         cheap."""
         try:
             self._explainer.validate(arguments)
@@ -120,14 +121,14 @@ class SchemaCheck:
 
 
 class LenientCheck(SchemaCheck):
-    """The same, and then whether a server that converts arguments could take them all the same."""
+    """Like `SchemaCheck`, and tells whether a server that converts arguments could accept them."""
 
     _relaxed: Any = None
-    """The validator that tells; made when it is first needed."""
+    """The relaxed validator, compiled on first use."""
 
     def find_problem(self, arguments: Mapping[str, Any], problem: str) -> str:
-        """What is wrong with arguments that are not what the schema says (`problem`); empty where a
-        server may convert them."""
+        """What is wrong with arguments that violate the schema (`problem`); empty if a server may
+        convert them."""
         if self._schema.get("additionalProperties") is False and (
             misspelt := find_misspelt(self._schema, arguments)
         ):
@@ -145,7 +146,7 @@ class LenientCheck(SchemaCheck):
 
 
 class PartialCheck:
-    """Checks arguments against the part of a schema that the hub can read."""
+    """Validates arguments against the readable part of a schema."""
 
     def __init__(self, check: SchemaCheck, unresolved: Unresolved, named: Any) -> None:
         self.check = check
@@ -160,7 +161,8 @@ class PartialCheck:
 
 
 def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
-    """A validator that fetches nothing; ValueError says what is wrong with the schema."""
+    """Compiles a schema to a validator that fetches nothing. Raises ValueError for an invalid
+    schema."""
     refers = _measure(schema)
     if check == UNCHECKED:
         return accept_anything
@@ -174,7 +176,7 @@ def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
     except jsonschema_rs.ValidationError as error:
         if not isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
             raise ValueError(_short(error.message)) from None
-        # Of a dialect that this engine does not know: only the server can check anything.
+        # A dialect that this engine does not know: only the server can validate.
         found, unresolved = kind({"type": "object"}, 1), all_unresolved(schema)
     if unresolved is None:
         return found
@@ -182,8 +184,8 @@ def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
 
 
 def _compile(schema: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """A validator, and the schema as far as it could be read: patterns are written for the engine
-    of the server, and one that this engine does not know is left to the server."""
+    """Returns a validator and the schema as far as it could be read: patterns that this regex
+    engine does not know are left to the server."""
     try:
         return jsonschema_rs.validator_for(dict(schema), offline=True), schema
     except jsonschema_rs.ValidationError as error:
@@ -202,8 +204,7 @@ def _is_regex(pattern: str) -> bool:
 
 
 def _measure(schema: Any) -> bool:
-    """Refuses what is too large or too deep to be a schema of arguments. Returns whether anything
-    in it may be a reference."""
+    """Refuses a schema that is too large or too deep. Returns whether it may contain references."""
     level, nodes, refers = [schema], 0, False
     for _ in range(MAX_SCHEMA_DEPTH):
         inner: list[Any] = []
@@ -223,15 +224,14 @@ def _measure(schema: Any) -> bool:
 
 
 def _expanded_size(schema: Mapping[str, Any]) -> int:
-    """How many parts the schema has once its references are followed, one that leads back to itself
-    counting as very many."""
+    """Counts the parts of a schema with references expanded; a recursive one has very many."""
     sizes: dict[int, int] = {}
     open_: set[int] = set()
 
     def size(node: Any) -> int:
         key = id(node)
         if key in open_:
-            return MAX_EXPLAINED  # recursive: the engine keeps what it found, its words it does not
+            return MAX_EXPLAINED  # recursive: the engine caches results, but not explanations
         if key not in sizes:
             open_.add(key)
             values = node.values() if isinstance(node, dict) else node
@@ -251,7 +251,7 @@ def _expanded_size(schema: Mapping[str, Any]) -> int:
 
 
 def _targets(node: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
-    """What the references of `node` lead to."""
+    """The targets of the references of `node`."""
     found: list[Any] = []
     for word in REFERENCES:
         reference = node.get(word)
@@ -270,7 +270,7 @@ def _targets(node: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
 
 
 def _outline(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The outermost demands alone, which nearly all mistakes are about."""
+    """The outermost constraints, which nearly all mistakes concern."""
     outline: dict[str, Any] = {
         word: schema[word]
         for word in ("type", "required", "additionalProperties")

@@ -1,8 +1,8 @@
-"""Judges IP addresses: public, private, or never to be reached. Pure; does no lookups.
+"""Classifies IP addresses: public, private, or forbidden. Pure; does no lookups.
 
 `ipaddress.is_global` is no guard: it calls NAT64 and 6to4 forms of 169.254.169.254 global, and
-fec0::1, 192.0.0.192 and multicast too. So the ranges are written out here, an IPv4 address inside
-an IPv6 one is judged as well, and the worst verdict counts.
+fec0::1, 192.0.0.192 and multicast, too. So the ranges are written out here, an IPv4 address inside
+an IPv6 one is classified as well, and the worst verdict counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Verdict(IntEnum):
 class AddressClass(NamedTuple):
     verdict: Verdict
     kind: str
-    """In words, with its article: "a private address"."""
+    """As text, with its article: "a private address"."""
     loopback: bool = False
 
 
@@ -95,7 +95,7 @@ _LAST_FOUR = (bytes(10) + b"\xff\xff", bytes(12), b"\x00\x64\xff\x9b" + bytes(8)
 
 
 def classify_address(text: str) -> AddressClass:
-    """What is no IP address in its usual spelling is forbidden."""
+    """Classifies an address; anything but an IP address in its usual spelling is forbidden."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -114,7 +114,7 @@ def _classify_v4(address: IPv4Address) -> AddressClass:
 
 
 def _list_embedded(address: IPv6Address) -> Iterator[IPv4Address]:
-    """Every IPv4 address that something on the way may take `address` for."""
+    """Every IPv4 address that something on the path may take `address` for."""
     raw = address.packed
     low = IPv4Address(raw[12:])
     if raw[:12] in _LAST_FOUR and int(address) > 1:  # :: and ::1 are themselves

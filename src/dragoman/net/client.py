@@ -1,7 +1,7 @@
-"""The hub's one way out over HTTP: pooled, bounded, and kept from addresses that are not meant.
+"""The hub's only HTTP client: pooled, bounded, and guarded against unintended addresses.
 
-`Client` holds the connections. An `Outlet` is handed to whoever talks to one configured server,
-and knows how far that server's operator let it reach; redirects are followed under the same rules.
+`OutboundHttp` holds the connections. A `GuardedHttpClient` talks to one configured server and knows
+how far its operator lets it reach; redirects are followed under the same rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 
 
 class OutboundHttp:
-    """Connections are shared by all that reach the same origin under the same rule."""
+    """Shares connections between all clients that reach the same origin under the same rule."""
 
     def __init__(
         self, resolve: Resolve = system_resolve, *, socket_path: str | None = None
@@ -47,7 +47,7 @@ class OutboundHttp:
         """With `socket_path` every connection goes to that Unix socket, without TLS."""
         self.resolve = resolve
         self._socket_path = socket_path
-        # A pool lives as long as somebody has a route to it or it has a connection.
+        # A pool lives as long as something has a route to it or it has a connection.
         self._pools: WeakValueDictionary[tuple[UrlOrigin, Reach], ConnectionPool] = (
             WeakValueDictionary()
         )
@@ -55,20 +55,20 @@ class OutboundHttp:
         self._closed = False
 
     def open_configured(self, url: str, *, allow_private: bool) -> GuardedHttpClient:
-        """The way out to the server that is configured with `url`."""
+        """A client for the server that is configured with `url`."""
         try:
             return GuardedHttpClient(self, parse_url(url), allow_private)
         except BadUrl as problem:
             raise ConfigError(f'"{render_origin(url)}" cannot be used: {problem}') from None
 
     def open_public(self, *, allow_private: bool) -> GuardedHttpClient:
-        """The way out to addresses that callers name: by themselves these lead outside only, and a
-        redirect is handed back as it is."""
+        """A client for addresses that clients name: only public ones are reached, and a redirect is
+        returned unchanged."""
         return GuardedHttpClient(self, None, allow_private)
 
     async def find_objection(self, url: str, *, allow_private: bool) -> str | None:
-        """Why `anywhere` would not go there now, fit to follow what it is an address of; None where
-        it would, or leads nowhere yet. To which address a name leads is not told."""
+        """Why `open_public` would refuse `url` now, as the end of a sentence; None if it would not,
+        or if the name does not resolve yet. Does not reveal the address of a name."""
         reach = Reach.PRIVATE if allow_private else Reach.PUBLIC
         try:
             judgements = await classify_host(parse_url(url), self.resolve)
@@ -82,7 +82,7 @@ class OutboundHttp:
         return None
 
     async def close(self) -> None:
-        """Ends every connection, those in use too."""
+        """Closes every connection, including those in use."""
         self._closed = True
         pools = list(self._pools.values())
         for pool in pools:
@@ -107,14 +107,14 @@ class OutboundHttp:
 
 
 class RequestRoute(NamedTuple):
-    """What is known of a request before it is made."""
+    """The parts of a request that stay the same."""
 
     method: str
     url: Url
     rendered: str
     pool: ConnectionPool
     start: bytes
-    """The request line and the headers that are always the same."""
+    """The request line and the fixed headers."""
 
 
 class GuardedHttpClient:
@@ -128,7 +128,7 @@ class GuardedHttpClient:
         self._allow_private = allow_private
         self._routes: dict[tuple[str, str], RequestRoute] = {}
         self._limits: dict[float, Deadlines] = {}
-        """One for each timeout that is asked for."""
+        """One per timeout in use."""
 
     async def request(
         self,
@@ -175,7 +175,7 @@ class GuardedHttpClient:
     async def _send(
         self, route: RequestRoute, request: bytes, timeout: float, deadline: float
     ) -> Exchange:
-        """Sends over an idle connection or a new one, in the time that is left."""
+        """Sends over an idle connection or a new one, in the remaining time."""
         method, url, rendered, pool, _ = route
         now = pool.loop.time()
         connection = pool.take(now) or await pool.open(url, deadline - now)
@@ -215,7 +215,7 @@ class GuardedHttpClient:
                 request = _encode_request(route, encode_headers(headers), body)
                 exchange = await self._send(route, request, timeout, deadline)
             except Unreachable as error:
-                # The request has left for the first server, whatever became of this one.
+                # The request has reached the first server, whatever happens at this one.
                 raise Unreachable(f"{error} (redirected there)") from error
             if exchange.status not in _MOVED:
                 return exchange
@@ -245,8 +245,8 @@ class GuardedHttpClient:
         )
 
     def _reach(self, url: Url) -> Reach:
-        """How far inside `url` may lead. A private address is reached at the origin that was
-        configured: another port of that host may be a service that was never meant."""
+        """How far inside the network `url` may lead. A private address is reached only at the
+        configured origin: another port of that host may be an unrelated service."""
         configured = self._configured
         if self._allow_private:
             return Reach.PRIVATE
@@ -275,7 +275,7 @@ def _encode_request(route: RequestRoute, headers: bytes, body: bytes) -> bytes:
 
 
 def _own_reach(configured: Url) -> Reach:
-    """How far inside the host of a configured URL leads by itself: the operator wrote it there."""
+    """How far inside the network the host of a configured URL may lead: the operator wrote it."""
     if configured.origin.host == "localhost":
         return Reach.LOOPBACK
     if configured.literal and classify_address(configured.origin.host).verdict is Verdict.PRIVATE:
@@ -284,7 +284,7 @@ def _own_reach(configured: Url) -> Reach:
 
 
 def _is_upgrade(own: UrlOrigin, other: UrlOrigin) -> bool:
-    """Whether a redirect leads from http to https, each at its own port."""
+    """Whether a redirect leads from http to https, each at its default port."""
     return (own.scheme, own.port, other.scheme, other.port) == ("http", 80, "https", 443)
 
 

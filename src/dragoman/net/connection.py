@@ -1,8 +1,8 @@
-"""One connection, and one request and answer on it at a time. HTTP/1.1 is parsed by llhttp.
+"""A connection, with one request and response at a time. llhttp parses HTTP/1.1.
 
-Everything a far side may send is bounded here: the head in bytes, headers and time, the body by
-whoever reads it, and what waits to be read by pausing the socket. Knows no addresses and no pool:
-`Home` is told when the connection may be used again, and when it is gone.
+Everything a server may send is bounded here: the head in bytes, headers and time, the body by its
+reader, and unread data by pausing the socket. Knows no addresses and no pool: a `ConnectionOwner`
+is told when the connection is idle, and when it is lost.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEAD_BYTES = 64 * 1024
 HEADERS = 100
 WAITING_BYTES = 256 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
-"""Of a compressed answer, when it is not compressed any more."""
+"""Of a compressed body, after decompression."""
 _INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
 _ANY_WINDOW = 32 + zlib.MAX_WBITS
-"""gzip or zlib, as the data say themselves."""
+"""gzip or zlib, as the data says itself."""
 
-# Most names in most answers, so that they need not be decoded. Never grows: peers choose names.
+# The most common names, so that they need not be decoded. Never grows: servers choose names.
 _NAMES = {
     spelling.encode(): name
     for name in (
@@ -39,24 +39,24 @@ _NAMES = {
 
 _BLANK = " \t"
 
-# Headers that frame or move an answer: two of them mean that two readers may see two answers.
+# Headers that frame or redirect a response: duplicates could be read differently by two readers.
 _ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
 
 
 class ConnectionOwner(Protocol):
     def on_idle(self, connection: Connection) -> None:
-        """The answer is complete, and another request may follow."""
+        """The response is complete, and another request may follow."""
 
     def on_lost(self, connection: Connection) -> None:
-        """It is gone."""
+        """The connection is closed."""
 
 
 class _Stop(Exception):
-    """Raised inside the parser's callbacks to end the parsing."""
+    """Raised inside the parser's callbacks to stop parsing."""
 
 
 class Exchange:
-    """One request and its answer: the `Body` of the reply, once there is a head."""
+    """A request and its response: the `Body` of the reply, once the head has arrived."""
 
     __slots__ = (
         "_collecting", "_connection", "_due", "_error", "_limit", "_loop", "_paused", "_shown",
@@ -92,7 +92,7 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            # As `_news`, without a coroutine of its own: every request waits here.
+            # Like `_news`, without a coroutine: every request waits here.
             waiter = self._waiter = self._loop.create_future()
             try:
                 await waiter
@@ -119,7 +119,7 @@ class Exchange:
             await self._news()
 
     def chunks(self) -> Exchange:
-        # A stream lasts as long as it lasts: from here on whoever iterates keeps the time.
+        # A stream may last: from here on its reader keeps the time.
         self._limit.cancel(self._due)
         return self
 
@@ -139,7 +139,7 @@ class Exchange:
         if not self.complete:
             self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
 
-    # What the connection tells it.
+    # Called by the connection.
 
     def add(self, data: bytes) -> None:
         # One buffer, not a list of pieces: chunks of two bytes would take twenty times their size.
@@ -189,7 +189,7 @@ class Exchange:
         try:
             await waiter
         except BaseException:
-            # Cancelled. Closing the connection is how the far side learns of it.
+            # Cancelled: closing the connection is how the server learns of it.
             self.close()
             raise
         finally:
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def drop(self, exchange: Exchange) -> None:
-        """Closes the connection, unless it already serves another."""
+        """Closes the connection, unless it already serves another request."""
         if self._exchange is exchange:
             self._exchange = None
             self.abort()
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            # Nothing was asked. Whatever this is, it must not become the next request's answer.
+            # Unsolicited data must not become the next request's response.
             self.abort()
             return
         self._quiet += len(data)
@@ -289,7 +289,7 @@ class Connection(asyncio.Protocol):
             if not self._done:
                 exchange.fail_reply(self._problem or f"it is no HTTP ({error})")
                 return
-            self._keep = False  # more came than was asked for
+            self._keep = False  # more data than the response has
         if self._done:
             self._finish(exchange)
         elif self._quiet > HEAD_BYTES:
@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._home.on_lost(self)
-        del self._parser, self._feed  # they and the connection hold each other
+        del self._parser, self._feed  # they and the connection reference each other
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         self._exchange = None
-        # An answer that came before the request had left in full leaves the rest of it behind.
+        # A response that came before the request was sent in full leaves the rest of it unsent.
         if self._keep and not self._closed and not self._transport.get_write_buffer_size():
             self._home.on_idle(self)
         else:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
             self._refuse(f"its headers are longer than {HEAD_BYTES} bytes")
         assert self._exchange is not None
         if self._exchange.status:
-            return  # a trailer: nobody asked for any
+            return  # a trailer, which no client of the hub uses
         key = _NAMES.get(name) or name.decode("latin-1").lower()
         if key in _ONCE and key in self._headers:
             self._refuse(f'it has two "{key}" headers')
@@ -364,7 +364,7 @@ class Connection(asyncio.Protocol):
         exchange.status = status
         exchange.headers = headers
         if exchange.method == "HEAD":
-            # llhttp cannot be told, and would take the next answer for this one's body.
+            # llhttp cannot be told, and would take the next response for this one's body.
             self._until_close = False
             self._done = True
 
@@ -376,10 +376,10 @@ class Connection(asyncio.Protocol):
         self._exchange.add(self._inflate(data) if self._encoded else data)
 
     def _take_encoding(self, headers: dict[str, str]) -> None:
-        """Some servers compress, whatever they are asked for."""
+        """Decompresses: some servers compress whatever they are asked for."""
         encoding = headers.pop("content-encoding").strip().lower()
         if encoding in _INFLATED:
-            headers.pop("content-length", None)  # which is not the length of what comes out
+            headers.pop("content-length", None)  # which is the compressed length
             self._encoded = True
         elif encoding not in ("", "identity"):
             self._refuse("it is compressed in a way that was not asked for")

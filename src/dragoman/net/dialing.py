@@ -1,7 +1,8 @@
-"""Makes connections: looks a name up once, judges every answer, and connects to what was judged.
+"""Makes connections: resolves a name once, classifies every address, and connects to what it
+classified.
 
-One answer that may not be reached refuses them all: a name that leads both outside and inside is
-an attack or a mistake. The name itself is used for nothing but TLS.
+One address that may not be reached refuses them all: a name that leads both outside and inside is
+an attack or a mistake. The name itself is used for TLS alone.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ KEEPALIVE_SECONDS = 60
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A host name and a port in, the IP addresses behind it out. Raises OSError if there are none."""
+"""Resolves a host name and a port to IP addresses. Raises OSError if there are none."""
 
 
 class Reach(Enum):
-    """How far inside a request may go. Forbidden addresses are beyond all of them."""
+    """How far inside the network a request may go. Forbidden addresses are beyond all of them."""
 
     PUBLIC = "public"
     LOOPBACK = "loopback"
     """And loopback: the operator wrote `localhost`."""
     PRIVATE = "private"
-    """And every private address: the operator allowed them, or wrote this one himself."""
+    """And every private address: the operator allowed them, or wrote this one."""
 
     def admits(self, judgement: AddressClass) -> bool:
         if judgement.verdict is Verdict.PRIVATE:
@@ -50,8 +51,8 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 
 
 def resolve_apart(threads: int) -> Resolve:
-    """The same in threads of its own, for names that callers choose: slow ones hold up nobody's
-    but one another."""
+    """Resolves in threads of its own, for names that clients choose: slow names delay only one
+    another."""
     pool = ThreadPoolExecutor(threads, "resolve")
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -91,7 +92,7 @@ async def dial(
 
 
 async def classify_host(url: Url, resolve: Resolve) -> dict[str, AddressClass]:
-    """The addresses of the host in order, and what is to be thought of each."""
+    """Resolves the host and classifies its addresses, in order."""
     _, host, port = url.origin
     addresses = [host] if url.literal else await resolve(host, port)
     if not addresses:
@@ -142,7 +143,7 @@ async def _connect(
     name = url.origin.host if context is not None else None
     problem: OSError = OSError("no address")
     for tried, address in enumerate(addresses):
-        # One that never answers must not use up the time of those after it.
+        # An address that never answers must not use up the time of the next ones.
         share = (deadline - loop.time()) / (len(addresses) - tried)
         try:
             async with asyncio.timeout(share):
@@ -157,7 +158,7 @@ async def _connect(
 
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:
-    """A stream may be silent for days; that its other end is gone must be noticed all the same."""
+    """A stream may be silent for days; a dead peer must still be noticed."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Request headers: how they are written, and which may follow a redirect to another origin."""
+"""Encodes request headers, and selects those that may follow a redirect to another origin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dragoman.core.errors import InvalidInput
 from dragoman.wire.http import NO_HEADERS, FixedHeaders
 
-# The client says these itself: they decide where a message ends and what may come back.
+# Set by the client itself: they decide where a message ends and what may come back.
 _OURS = frozenset(
     (
         "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive",
@@ -16,8 +16,8 @@ _OURS = frozenset(
     )
 )  # fmt: skip
 
-# What another origin may see. Anything else may be a credential of the first: tokens and cookies,
-# whatever the operator configured, and a session's id.
+# What another origin may see. Anything else may be a credential of the first: tokens, cookies,
+# whatever the operator configured, or a session's id.
 _HARMLESS = frozenset(
     (
         "a2a-extensions", "a2a-version", "accept", "accept-language", "content-type",
@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _KNOWN = 1024
 
 _accepted: set[str] = set()
-"""Names that have been looked at, as they were spelt."""
+"""Names that have been checked, in their spelling."""
 
 
 def encode_headers(headers: Mapping[str, str], extra: Mapping[str, str] = NO_HEADERS) -> bytes:
@@ -67,7 +67,7 @@ def _accept(name: str) -> None:
 
 
 def select_harmless(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of `headers` that say nothing another origin may not know."""
+    """Selects the headers that another origin may see."""
     return {
         name: value
         for name, value in headers.items()

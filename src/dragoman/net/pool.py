@@ -1,4 +1,4 @@
-"""The connections to one origin under one rule of reach: how many, and which of them rest."""
+"""The connections to one origin under one rule of reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dragoman.net.dialing import CONNECT_SECONDS, Reach, Resolve, dial
 from dragoman.net.urls import Url
 
 IDLE_SECONDS = 4.0
-"""Many servers close after 5: whoever sends at that moment does not know what became of it."""
+"""Many servers close after 5 s: a request sent at that moment has an unknown outcome."""
 IDLE = 64
 CONNECTIONS = 512
 
@@ -32,7 +32,7 @@ class ConnectionPool:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
-        """Set once the pool is closed and its last connection is gone."""
+        """Set once the pool is closed and its last connection is closed."""
         self._reach = reach
         self._resolve = resolve
         self._tls = tls
@@ -44,7 +44,7 @@ class ConnectionPool:
         self._closed = False
 
     def take(self, now: float) -> Connection | None:
-        """The connection that rested for the shortest time, if one can be used."""
+        """The most recently used idle connection, if one is usable."""
         idle = self._idle
         oldest = now - IDLE_SECONDS
         while idle:
@@ -115,7 +115,7 @@ class ConnectionPool:
             self.gone.set()
 
     def _sweep_idle(self) -> None:
-        """Closes those that have rested too long; the oldest are at the front."""
+        """Closes connections that have been idle too long; the oldest are at the front."""
         oldest = self.loop.time() - IDLE_SECONDS
         idle = self._idle
         while idle and idle[0].idle_since <= oldest:

@@ -1,6 +1,6 @@
-"""Takes URLs apart, strictly: what two programs could read differently is refused.
+"""Parses URLs strictly: what two programs could read differently is refused.
 
-Only what this returns is dialled and sent; no other parser ever sees the text.
+Only the result is dialled and sent; no other parser ever sees the text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # agrees: 2130706433, 0x7f000001, 127.1 and 0177.0.0.1 all lead to 127.0.0.1.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-"""The names that programs use for this machine as if they were one."""
+"""The names that programs use interchangeably for this machine."""
 _PORTS = {"http": 80, "https": 443}
 
 
 class BadUrl(ValueError):
-    """The message says what is wrong, and fits behind `"…": `."""
+    """The message says what is wrong, and fits after `"…": `."""
 
 
 class UrlOrigin(NamedTuple):
@@ -43,7 +43,7 @@ class Url:
     literal: bool
     """The host is an IP address and needs no lookup."""
     authority: str
-    """As the Host header wants it."""
+    """For the Host header."""
     target: str
     """Path and query."""
 
@@ -87,7 +87,7 @@ def parse_url(text: str) -> Url:
 
 
 def _normalize_host(host: str) -> tuple[str, bool]:
-    """The host in its one spelling, and whether it is an IP address."""
+    """The host in its canonical spelling, and whether it is an IP address."""
     if host.startswith("["):
         try:
             return str(IPv6Address(host[1:-1])), True
@@ -105,7 +105,7 @@ def _normalize_host(host: str) -> tuple[str, bool]:
 
 
 def join_url(base: Url, location: str) -> Url:
-    """Where a redirect leads. `urljoin` drops control characters, so they are refused before."""
+    """Resolves a redirect. `urljoin` drops control characters, so they are refused before."""
     if not location.isascii() or not location.isprintable() or len(location) > LONGEST:
         raise BadUrl("it has characters that a URL may not have")
     try:

@@ -1,7 +1,7 @@
-"""JSON with limits: the one codec for everything that comes from outside.
+"""JSON with limits: the codec for everything that comes from outside.
 
-Strict (no NaN, no lone surrogates, no trailing bytes), bounded in depth and in the number of
-values, since a small text can hold a large tree. What `Malformed` says may be shown to the sender.
+Strict (no NaN, no lone surrogates, no trailing bytes), and bounded in depth and number of values,
+since a small text can hold a large tree. The message of `Malformed` may be shown to the sender.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import msgspec
 MAX_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_REPLY_DEPTH = 128
-"""The same for what a server answers: one tool whose schema goes too deep is left out alone."""
+"""For responses of servers: one tool whose schema is too deep is left out alone."""
 MAX_TOKENS = 200_000
 """Structural characters in a request: `{`, `[` and `,`."""
 MAX_REPLY_TOKENS = 1_000_000
-"""The same for what a server answers: a list of ten thousand tools is no attack."""
+"""For responses of servers: a list of ten thousand tools is legitimate."""
 
 _decoder = msgspec.json.Decoder()
 encode = msgspec.json.Encoder().encode
-"""Any plain value to compact UTF-8 JSON."""
+"""Encodes any plain value as compact UTF-8 JSON."""
 
 
 class Malformed(ValueError):
-    """Not the JSON we take; the text says why."""
+    """Invalid JSON, or JSON beyond the limits; the message says why."""
 
 
 def decode(
@@ -53,7 +53,7 @@ def decode(
 
 
 def decode_reply(text: bytes) -> Any:
-    """What a server says, which may be more than what a client may."""
+    """Decodes a server's response, with larger limits than a client's request."""
     return decode(text, max_tokens=MAX_REPLY_TOKENS, max_depth=MAX_REPLY_DEPTH)
 
 
@@ -123,7 +123,7 @@ _outermost = msgspec.json.Decoder(_Outermost).decode
 
 
 def _repeats(text: bytes, name: bytes) -> bool:
-    """A name stands once where it is a member; any further time must be inside some value."""
+    """A member name occurs once as a member; any further time must be inside some value."""
     further = text.count(name) - 1
     for value in _members(text).values():
         further -= bytes(value).count(name)
@@ -131,7 +131,7 @@ def _repeats(text: bytes, name: bytes) -> bool:
 
 
 class _Twice(dict[str, Any]):
-    """An object that names a member twice."""
+    """An object with a duplicate member."""
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

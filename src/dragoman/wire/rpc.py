@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 envelopes: what a message is, and the answers to it. No I/O, no methods."""
+"""JSON-RPC 2.0 envelopes. No I/O, no methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERNAL_ERROR = -32603
 
 ENVELOPE = (b'"jsonrpc"', b'"id"', b'"method"', b'"params"')
 PARAMS = (b'"name"', b'"arguments"', b'"_meta"')
-"""The members that must not be named twice."""
+"""The members that must not be duplicated."""
 
 Id = str | int | float | None
 _PLAIN_ID = (int, str)
@@ -36,7 +36,7 @@ def encode_result(id: Id, value: Any) -> bytes:
 
 
 def wrap_result(id: Id, value: bytes) -> bytes:
-    """The answer around a result that is kept encoded."""
+    """Wraps a result that is already encoded."""
     return b'{"jsonrpc":"2.0","id":' + encode(id) + b',"result":' + value + b"}"
 
 
@@ -56,7 +56,7 @@ def encode_error(id: Id, code: int, message: str, data: Any = None) -> EncodedEr
 
 
 def find_flaw(message: Any) -> str | None:
-    """What keeps `message` from being a JSON-RPC message, in words."""
+    """Why `message` is not a JSON-RPC message; None if it is."""
     if (
         type(message) is dict
         and message.get("jsonrpc") == "2.0"
@@ -64,7 +64,7 @@ def find_flaw(message: Any) -> str | None:
         and type(message.get("id")) in _PLAIN_ID
         and type(message.get("params")) is dict
     ):
-        return None  # as nearly all are
+        return None  # the common case
     if not isinstance(message, dict):
         return "a message is a JSON object"
     if message.get("jsonrpc") != "2.0":
@@ -103,7 +103,7 @@ def find_cancelled(message: Any) -> tuple[type, Id] | None:
 
 
 def find_id(message: Any) -> Id:
-    """The id to answer a flawed message under: its own where that is one, else null."""
+    """The id for the error response to an invalid message: its own if valid, else null."""
     if isinstance(message, dict):
         id = message.get("id")
         if isinstance(id, str | int | float) and not isinstance(id, bool):

@@ -1,4 +1,4 @@
-"""Server-sent events, both ways: bytes in, events out; data in, bytes out. No I/O."""
+"""Encodes and parses server-sent events. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEEPALIVE = b": keep-alive\n\n"
 
 
 class EventTooLong(ValueError):
-    """An event larger than what is taken."""
+    """The event is larger than the limit."""
 
 
 @dataclass(slots=True)
@@ -20,13 +20,13 @@ class ServerEvent:
 
 
 def encode_event(data: bytes, *, name: str | None = None, id: str | None = None) -> bytes:
-    """One event. `data` is compact JSON, so it has no line ends of its own."""
+    """Encodes one event. `data` is compact JSON, without line breaks."""
     head = (f"id: {id}\n" if id is not None else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + data + b"\n\n"
 
 
 class SseParser:
-    """Feed it what arrives; get the events that are complete. `retry` holds the last one sent."""
+    """Returns complete events from the bytes it is fed. `retry` is the last one received."""
 
     def __init__(self, limit: int = MAX_EVENT) -> None:
         self.limit = limit
@@ -39,7 +39,7 @@ class SseParser:
         self._id: str | None = None
         self._first = True
         self._after_cr = False
-        """Whether a line has ended in the last byte, a CR: its LF may still come."""
+        """Whether the last byte was a CR that ended a line: its LF may follow."""
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         if self._after_cr and chunk:
