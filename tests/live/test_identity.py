@@ -306,7 +306,7 @@ def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> Non
     assert new == ["shown.ask", "shown.later"]
     told = running.command("pins", "list").stdout
     assert "shown.later" in told and "new" in told
-    assert "shown has added 2 since it was first listed" in running.command("doctor").stdout
+    assert "shown added 2 since it was first listed" in running.command("doctor").stdout
     done = running.command("pins", "approve", "--all")
     assert done.returncode == 0 and "holds.later" in done.stdout, done.stderr
     until(lambda: "mcp_holds_later" in names(running))
@@ -324,7 +324,7 @@ def test_approving_an_agent_takes_what_it_offers_now_and_shows_it(world: World) 
     done = hub.command("agents", "approve", "ops")
     assert done.returncode == 0, done.stderr
     assert "Other words." in done.stdout and "EVIL" not in done.stdout
-    assert "ops.deploy is skipped" in done.stderr
+    assert "ops.deploy was skipped" in done.stderr
     until(lambda: "ops.deploy" in names(hub) and held(hub) == [])
     agent.skills = [skill("deploy", description=EVIL), honest[1]]
     until(lambda: held(hub) == ["skill:ops.deploy"])

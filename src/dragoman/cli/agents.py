@@ -143,8 +143,8 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
 @click.option("--wire", type=RenamingChoice(["auto", "skill-only"], RENAMED_WIRES), default=None,
               help="How a skill is called: as its card says (auto, the default), or by "
               "message/send with none of the members that 0.3 added (skill-only).")  # fmt: skip
-@click.option("--timeout", "timeout_secs", type=click.FloatRange(0.1, 86_400), default=None,
-              help="Seconds to wait for each response [default: 30].")  # fmt: skip
+@click.option("--timeout", "timeout_secs", metavar="SECONDS", type=click.FloatRange(0.1, 86_400),
+              help="Time to wait for each response [default: 30].")  # fmt: skip
 @click.option("--allow-private", is_flag=True,
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--public", is_flag=True,

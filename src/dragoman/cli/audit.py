@@ -71,7 +71,7 @@ def audit() -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow: print records as calls end.")
 @click.option("--verb", metavar="TOOL", help="Only calls of this tool, as SERVER.TOOL.")
 @click.option(
-    "--caller", metavar="WHO", help="Only calls by this principal, for example owner:owner."
+    "--caller", metavar="PRINCIPAL", help="Only calls by this principal, for example owner:owner."
 )
 @click.option(
     "--outcome",

@@ -77,9 +77,13 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option(
-    "--expires", default="90d", show_default=True, help="Lifetime: 30m, 12h, 90d, 1y, or never."
+    "--expires",
+    metavar="TIME",
+    default="90d",
+    show_default=True,
+    help="Lifetime: 30m, 12h, 90d, 1y, or never.",
 )
-@click.option("--owner", metavar="WHO", help="Owner of the key [default: you].")
+@click.option("--owner", metavar="NAME", help="Owner of the key [default: you].")
 @click.option(
     "--for",
     "target",

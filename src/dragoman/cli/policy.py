@@ -325,7 +325,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
     "--role", "roles", metavar="NAME", multiple=True, help="Assume this role; may be repeated."
 )
 @click.option("--depth", type=int, metavar="N", help="Call depth [default: 0].")
-@click.option("--via", metavar="DOOR", help="Entry point, for example mcp-stdio [default: api].")
+@click.option("--via", metavar="ENTRY", help="Entry point, for example mcp-stdio [default: api].")
 @click.option(
     "--taint",
     "taints",

@@ -45,8 +45,8 @@ def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
 
     for option in (
         home_option,
-        click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=30.0,
-                     show_default=True, help="Seconds to wait for each response."),
+        click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0.1, 86_400),
+                     default=30.0, show_default=True, help="Time to wait for each response."),
         click.option("--allow-private", is_flag=True,
                      help="Allow the host in a URL to resolve to a private address."),
         click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
