@@ -299,7 +299,7 @@ async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_fo
     message = {"role": "user", "content": {"type": "text", "text": "hi"}}
     asked = http_v01.parse_request("POST", "/tasks/stream", {"id": "t", "message": message})
     frames = [
-        asked.frame(stream, number, event, final)
+        asked.encode_event(stream, number, event, final)
         for number, event, final in await stream.next(BOUND)
     ]
     assert len(frames) > 50

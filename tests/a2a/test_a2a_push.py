@@ -419,10 +419,10 @@ async def test_one_that_never_takes_it_is_given_up_and_what_comes_later_is_not_s
             while not next(push for push in store.load_pushes() if push.id == "dead").dead:
                 await asyncio.sleep(0.005)
         pushes = {push.id: push for push in store.load_pushes()}
-        assert (pushes["dead"].dead, pushes["dead"].attempts) == ("it answered 500", 3)
+        assert (pushes["dead"].dead, pushes["dead"].attempts) == ("it responded with 500", 3)
         assert words(receiver.at("/dead?key=hidden")) == ["one"] * 3
         assert hub.push.get(task, "dead")["id"] == "dead", "it is kept"
-        assert 'of task "t" is given up: it answered 500' in caplog.text
+        assert 'of task "t" was abandoned: it responded with 500' in caplog.text
         assert "hidden" not in caplog.text
 
         del receiver.answers["/dead?key=hidden"]
@@ -445,7 +445,7 @@ async def test_one_that_is_gone_is_given_up_at_once(tmp_path: Path) -> None:
         await hub.run("t", "two")
         await hub.quiet()
         assert len(receiver.at()) == 1
-        assert store.load_pushes()[0].dead == "it answered 410"
+        assert store.load_pushes()[0].dead == "it responded with 410"
     store.close()
 
 
@@ -491,7 +491,7 @@ async def test_a_redirect_is_not_followed_and_counts_as_a_failure(tmp_path: Path
         async with asyncio.timeout(BOUND):
             while not (why := store.load_pushes()[0].dead):
                 await asyncio.sleep(0.005)
-        assert why == "it answered 307, and redirects are not followed"
+        assert why == "it responded with 307, and redirects are not followed"
         assert (len(receiver.at()), receiver.at("/elsewhere")) == (2, [])
     store.close()
 
@@ -941,7 +941,7 @@ def resolving(*answers: Sequence[str]) -> Resolve:
 async def test_a_webhook_inside_the_house_is_refused_when_it_is_set(url: str, kind: str) -> None:
     async with ground(resolve=resolving(["8.8.8.8", "10.0.0.1"]), private=False) as hub:
         task = hub.begin()
-        with pytest.raises(A2aError, match=f'"url" is not taken: .* {kind}') as caught:
+        with pytest.raises(A2aError, match=f'"url" is not permitted: .* {kind}') as caught:
             await hub.push.set(task, {"url": url}, "1.0")
         assert caught.value.reason == INVALID_PARAMS
         assert hub.push.list(task)["configs"] == []

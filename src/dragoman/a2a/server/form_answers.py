@@ -1,5 +1,5 @@
-"""What a client's message says to the questions of a target: a form is filled in from data, by the
-names in its schema, or from a text where one field is missing. Pure.
+"""Answers from a client's message to the questions of a target: a form is filled in from data, by
+the names in its schema, or from a text if one field is missing. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dragoman.core.call import URL, Question
 from dragoman.wire.json import Malformed, decode
 
 AUTH = "auth"
-"""The name of a question that asks somebody to log in."""
+"""The name of a question that requires a login."""
 SCALARS = ("integer", "number", "boolean")
 _WHOLE = re.compile(r"-?[0-9]{1,15}")
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
@@ -23,8 +23,8 @@ _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 def parse_answers(
     questions: Mapping[str, Question], message: Mapping[str, Any], before: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The answer to each question, and what is still missing, in words. `before` are the answers
-    that earlier messages gave to the same questions."""
+    """The answer to each question, and the names of the missing fields, joined. `before` has the
+    answers of earlier messages to the same questions."""
     data, text = _split_message(message)
     answers: dict[str, Any] = {}
     missing: list[str] = []
@@ -44,7 +44,7 @@ def parse_answers(
 def build_agent_answers(
     questions: Mapping[str, Question], message: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole message as the answer to an agent, unless it is a refusal to answer."""
+    """The whole message as the answer to an agent, unless it declines to answer."""
     parts = message["parts"]
     data = parts[0].get("data") if len(parts) == 1 else None
     if isinstance(data, dict) and data.get("action") in ("decline", "cancel") and len(data) == 1:
@@ -68,7 +68,7 @@ def _split_message(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """The object that a text is in JSON; None for any other text."""
+    """The object if the text is a JSON object; None otherwise."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -116,12 +116,12 @@ def _list_required(schema: Any) -> list[str]:
 def _parse_finite(word: str) -> float:
     number = float(word)
     if not isfinite(number):
-        raise ValueError("JSON has no such number")
+        raise ValueError("not a JSON number")
     return number
 
 
 def parse_value(text: str, wanted: Any) -> Any:
-    """The text as what the field takes; itself where it is none of that."""
+    """The text converted to the type of the field; unchanged if it does not convert."""
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
     word = text.strip()
     if kind == "boolean":

@@ -29,8 +29,8 @@ from dragoman.a2a.protocol.errors import (
     A2aError,
     error_from_hub,
 )
-from dragoman.a2a.server.operations import A2aServer, merge_metadata
-from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.request_context import RequestContext, merge_metadata
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import Principal
@@ -196,7 +196,7 @@ class A2aGrpcServer:
                 extensions=_extensions(metadata),
                 base=self._base,
                 key=_key(metadata),
-                carried=parse_trace(_traced(metadata), merge_metadata(request)),
+                trace_context=parse_trace(_traced(metadata), merge_metadata(request)),
             )
             return await work(service, method, ctx, request, context)
         except asyncio.CancelledError:

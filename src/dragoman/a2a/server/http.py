@@ -27,8 +27,8 @@ from dragoman.a2a.protocol.errors import (
 )
 from dragoman.a2a.server import http_v01
 from dragoman.a2a.server.card_service import CardService
-from dragoman.a2a.server.operations import A2aServer, merge_metadata
-from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.request_context import RequestContext, merge_metadata
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError
@@ -260,11 +260,11 @@ class LegacyExchange(Exchange):
 
     def encode_result(self, answer: dict[str, Any]) -> bytes:
         assert self.legacy is not None
-        return encode(self.legacy.answer(answer))
+        return encode(self.legacy.render_answer(answer))
 
     def encode_event(self, stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
         assert self.legacy is not None
-        return self.legacy.frame(stream, number, event, final)
+        return self.legacy.encode_event(stream, number, event, final)
 
     def write_error(self, error: A2aError) -> None:
         render = http_v01.render_failure if self.legacy is None else self.legacy.render_failure
@@ -339,6 +339,9 @@ class A2aHttpTransport:
             key = fields.get(b"idempotency-key", b"").decode("latin-1")
             if len(key) > 256 or not key.isprintable():
                 raise A2aError(INVALID_REQUEST, "an Idempotency-Key has at most 256 characters")
+            metadata = None
+            if "metadata" in wanted or "metadata" in wanted.get("message", NOTHING):
+                metadata = merge_metadata(wanted)
             ctx = RequestContext(
                 exchange.principal,
                 exchange.agent,
@@ -346,7 +349,7 @@ class A2aHttpTransport:
                 _parse_extensions(extensions) if extensions else _NONE,
                 self._find_base(request) if op == operations.CARD else "",
                 key,
-                parse_trace(fields, merge_metadata(wanted)),
+                parse_trace(fields, metadata),
             )
             answer = None
             if op not in operations.STREAMING:

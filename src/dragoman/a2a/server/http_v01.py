@@ -1,7 +1,7 @@
-"""The first dialect's own routes: `POST /tasks/send` and its like, with a bare task for an answer.
+"""The routes of 0.1: `POST /tasks/send` and its like, answered with a bare task.
 
 A body is the JSON-RPC of `tasks/send`, or its parameters alone. What python-a2a's clients send is
-recognised by its path or shape and answered in theirs. Pure.
+recognised by its path or shape and answered in their form. No I/O.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CANCEL = re.compile(r"/tasks/([^/:]+)/cancel")
 
 DIALECT = v01
 
-Frame = Callable[[TaskStream, int, Any, bool], bytes]
-"""An event with its number, and whether it is the last, as it goes into a stream; may be nothing.
-"""
+EncodeEvent = Callable[[TaskStream, int, Any, bool], bytes]
+"""Encodes an event for a stream: the stream, its number, the event, whether it is the last. May
+return nothing."""
 RenderFailure = Callable[[A2aError], tuple[int, dict[str, Any]]]
 
 
@@ -42,10 +42,8 @@ def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
 class LegacyRequest:
     op: str
     request: dict[str, Any]
-    answer: Callable[[dict[str, Any]], Any]
-    """What goes out for the hub's answer."""
-    frame: Frame
-    """The same for an event of a stream."""
+    render_answer: Callable[[dict[str, Any]], Any]
+    encode_event: EncodeEvent
     render_failure: RenderFailure = render_failure
 
 
@@ -56,7 +54,7 @@ def is_route(method: str, path: str) -> bool:
 
 
 def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
-    """For a path that is one of them."""
+    """For a path that `is_route`."""
     if path in PYTHON_A2A_PATHS:
         return _parse_python_a2a(PYTHON_A2A_PATHS[path], body, chunks=path == "/stream")
     if path in SENDS:
@@ -68,24 +66,24 @@ def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
         op = SENDS[path]
         id = body.get("id") if "jsonrpc" in body else None
 
-        def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+        def encode_event(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
             out: Any = v01.render_event(event, final=final)
             if "jsonrpc" in body:
                 out = {"jsonrpc": "2.0", "id": id, "result": out}
             return sse.encode_event(encode(out), id=str(number))
 
-        return LegacyRequest(op, v01.parse_params(op, params), _render_sent, frame)
+        return LegacyRequest(op, v01.parse_params(op, params), _render_sent, encode_event)
     if method == "GET":
         match, op = _TASK.fullmatch(path), operations.GET
     else:
         match, op = _CANCEL.fullmatch(path), operations.CANCEL
     assert match is not None
     request = v01.parse_params(op, {"id": unquote(match[1])})
-    return LegacyRequest(op, request, v01.render_bare_task, _reject_frame)
+    return LegacyRequest(op, request, v01.render_bare_task, _reject_event)
 
 
 def parse_bare_request(body: Any) -> LegacyRequest | None:
-    """What was posted to an agent's address without an envelope; None for what is not known."""
+    """A body that was posted to an agent without an envelope; None for an unknown form."""
     if not isinstance(body, dict) or python_a2a.find_form(body) is None:
         return None
     return _parse_python_a2a(operations.SEND, body, chunks=False)
@@ -113,17 +111,17 @@ def _parse_python_a2a(op: str, body: Any, *, chunks: bool) -> LegacyRequest:
             return status, {"jsonrpc": "2.0", "id": body.get("id"), "error": shown}
         return status, {"error": shown}
 
-    def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+    def encode_event(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
         if chunks:
             chunk = python_a2a.render_chunk(event, final=final)
             return sse.encode_event(encode(chunk), id=str(number)) if chunk is not None else b""
         if number < stream.number:
-            return b""  # the whole task goes out each time, and what is told next has this too
-        task = stream.snapshot() or v01.task_from_message(event)
+            return b""  # each event is the whole task, and the next one includes this
+        task = stream.render_task() or v01.task_from_message(event)
         name, data = python_a2a.render_event(task, final=final)
         return sse.encode_event(encode(data), name=name, id=str(number))
 
-    return LegacyRequest(op, request, answer, frame, fail)
+    return LegacyRequest(op, request, answer, encode_event, fail)
 
 
 def _render_sent(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,5 +130,5 @@ def _render_sent(answer: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _reject_frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
+def _reject_event(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
     raise NotImplementedError

@@ -131,7 +131,7 @@ class A2aServer:
         if ctx.agent is not None and self.router.resolve_slug(ctx.agent) != agent:
             raise A2aError(INVALID_PARAMS, f'"{agent[:100]}" is not a tenant of this agent')
         return RequestContext(
-            ctx.principal, agent, ctx.version, ctx.extensions, ctx.base, ctx.key, ctx.carried
+            ctx.principal, agent, ctx.version, ctx.extensions, ctx.base, ctx.key, ctx.trace_context
         )
 
     def _check_requirements(self, ctx: RequestContext, op: str) -> None:
@@ -298,11 +298,3 @@ class A2aServer:
         if not self.router.can_discover_agent(ctx.principal, facts):
             raise A2aError(PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"')
         return self.cards.build_card(facts, ctx.principal, ctx.base)
-
-
-def merge_metadata(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The metadata of a message and of its request, where a trace may stand; the message's counts
-    more."""
-    message, outer = request.get("message"), request.get("metadata")
-    inner = message.get("metadata") if message is not None else None
-    return {**outer, **inner} if outer and inner else outer or inner

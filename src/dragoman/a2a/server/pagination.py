@@ -1,4 +1,4 @@
-"""Lists of tasks in pages: what fits a request, and where its page begins."""
+"""Pages of a list of tasks: filters, page tokens, and the size of a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matches_filter(task: A2aTask, request: Mapping[str, Any]) -> bool:
 
 
 def limit_bytes(tasks: list[A2aTask], most: int) -> list[A2aTask]:
-    """As many of them as take no more than so many bytes, and one at least."""
+    """The first tasks that together take at most `most` bytes; at least one."""
     left = most
     for place, task in enumerate(tasks):
         left -= task.size
@@ -38,8 +38,8 @@ def page_token_from_task(task: A2aTask) -> str:
 
 
 def find_page_start(tasks: list[A2aTask], token: str | None) -> int:
-    """Where the page begins that `token` asks for: behind the task that it names, or where that
-    one was when it was given out."""
+    """The index where the page of `token` begins: after the task that it names, or where that task
+    was when the token was issued."""
     if not token:
         return 0
     try:
@@ -48,8 +48,8 @@ def find_page_start(tasks: list[A2aTask], token: str | None) -> int:
     except (binascii.Error, ValueError):
         raise A2aError(
             INVALID_PARAMS,
-            '"pageToken" is none that was given out here',
-            violations=[("pageToken", "is none that was given out here")],
+            'invalid "pageToken": use the nextPageToken of the previous page',
+            violations=[("pageToken", "is invalid: use the nextPageToken of the previous page")],
         ) from None
     for place, task in enumerate(tasks):
         if task.updated < updated or (task.updated == updated and task.id == id):

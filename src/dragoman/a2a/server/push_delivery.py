@@ -1,10 +1,10 @@
-"""Webhooks: whoever asked for it is told what happens to a task, where he listens.
+"""Delivers the events of tasks to registered webhooks.
 
-Each webhook has a cursor into the log of its task. What comes after it is sent in order and one at
-a time; the cursor moves when the far side has taken it and is stored, so that a hub that was
-stopped goes on there, and sends twice rather than never. A webhook that fails is tried again later
-and later, and in the end given up. Nobody who works on a task waits for any of this. Knows neither
-sockets nor addresses: those that may not be reached are refused by what it is given.
+Each webhook has a cursor into the log of its task. The entries after it are delivered in order, one
+at a time; the cursor moves when the receiver has accepted one, and is stored, so that a restarted
+hub continues there and delivers twice rather than never. A failed delivery is retried with backoff
+and finally abandoned. No task waits for its webhooks. Knows neither sockets nor addresses: the HTTP
+client refuses those that webhooks may not have.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dragoman.wire.http import HttpClient
 log = logging.getLogger(__name__)
 
 AT_ONCE, AT_ONCE_EACH = 16, 8
-"""Deliveries under way, in all and for one caller: slow webhooks of one do not stop all others."""
+"""Deliveries under way, in all and per principal: slow webhooks of one do not block the others."""
 TURN, TURN_SECONDS = 20, 1.0
-"""Events, or time, after which a webhook lets others have its place."""
+"""The events, or the time, after which a webhook gives its place to another."""
 MOST, MOST_EACH = 10_000, 2_000
-"""Webhooks that are kept, in all and for one caller, over all tasks."""
+"""Webhooks of all tasks, in all and per principal."""
 PAGE = 50
 
 FIRST_SECONDS = 1.0
@@ -50,7 +50,7 @@ CHECKS = 4
 MAX_WHY = 500
 
 Check = Callable[[str], Awaitable[str | None]]
-"""Why an address may not be had as a webhook; None where it may, or nobody can say yet."""
+"""Returns why an address is refused as a webhook; None if it is not, or cannot be judged yet."""
 
 
 class PushNotifier:
@@ -74,21 +74,21 @@ class PushNotifier:
         self._checks = asyncio.Semaphore(CHECKS)
         self._backoff = Backoff(first_seconds, LONGEST_SECONDS)
         self._hooks: dict[A2aTask, dict[str, Webhook]] = {}
-        """Those of each task by their ids, the one that was set last at the end."""
-        self._of: dict[Principal, dict[Webhook, None]] = {}
+        """By task and id, the last one set at the end."""
+        self._by_owner: dict[Principal, dict[Webhook, None]] = {}
         self._count = 0
         self._watches: dict[A2aTask, Callable[[], None]] = {}
         self._ready: dict[Principal, deque[Webhook]] = {}
-        """Those that have something to send and no place yet; whose turn is next comes first."""
+        """Webhooks with something to deliver that wait for a place; the next one first."""
         self._busy: dict[Principal, int] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._closed = False
-        tasks.on_remove(self._removed)
+        tasks.on_remove(self._forget_task)
 
     # --- from start to end ---------------------------------------------------------------------
 
     def load(self) -> None:
-        """Takes up what an earlier hub has stored, once the tasks are there."""
+        """Loads what an earlier hub has stored, after its tasks."""
         by_key = {task.key: task for task in self._tasks}
         for stored in self._store.load_pushes():
             task, version = by_key.get(stored.task), stored.config.get("version", "")
@@ -100,14 +100,14 @@ class PushNotifier:
             self._put(hook)
             wait = min(stored.next_at - time(), LONGEST_SECONDS)
             if wait > 0 and not hook.dead:
-                self._wait(hook, wait)
+                self._wake_later(hook, wait)
             else:
                 self._wake(hook)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        """Parks the webhooks of callers that have lost access: nothing is sent there any more. What
-        is stored of them stays as it is, and is parked again at every start."""
-        for owner, hooks in self._of.items():
+        """Parks the webhooks of principals that have lost access: nothing is delivered any more.
+        What is stored of them stays, and they are parked again at every start."""
+        for owner, hooks in self._by_owner.items():
             if why := why_ended(owner):
                 parked = [hook for hook in hooks if not hook.dead]
                 for hook in parked:
@@ -117,7 +117,7 @@ class PushNotifier:
                     log.warning("%d webhooks of %s are parked: %s", len(parked), owner, why)
 
     async def close(self) -> None:
-        """What is on its way is given up, and sent again by the next hub."""
+        """Cancels the deliveries under way; the next hub repeats them."""
         self._closed = True
         for stop in self._watches.values():
             stop()
@@ -137,18 +137,18 @@ class PushNotifier:
         *,
         after: int | None = None,
     ) -> dict[str, Any]:
-        """What happens to the task from now on is sent there, or all after entry number `after`, in
-        the dialect `version`. One with the same id is replaced and goes on where it was."""
+        """Registers a webhook for the entries after number `after`, by default for those from now
+        on, in the dialect `version`. One with the same id is replaced and keeps its cursor."""
         cursor = task.record.count if after is None else after
         found = validate_push_config(config)
-        # Clients of older dialects ask for the one that they gave no name by this one.
+        # Clients of older dialects refer to a webhook without an id by this one.
         id = found.pop("id", None) or find_traits(version).default_push_id or str(uuid4())
-        why = await self._refused(found["url"])
+        why = await self._find_refusal(found["url"])
         if why is not None:
-            raise invalid("url", f"is not taken: {why}")
+            raise invalid("url", f"is not permitted: {why}")
         if task.registry is None:
-            raise A2aError(TASK_NOT_FOUND, f'there is no task "{task.id}" any more')
-        self._tasks.flush()  # so that it has a place in the store
+            raise A2aError(TASK_NOT_FOUND, f'task "{task.id}" was removed')
+        self._tasks.flush()  # the webhook refers to its key in the store
         hook = self._hooks.get(task, {}).get(id)
         if hook is None:
             self._make_room(task)
@@ -166,7 +166,7 @@ class PushNotifier:
         return hook.render()
 
     def get(self, task: A2aTask, id: str) -> dict[str, Any]:
-        """Without an id, as older clients ask, the one that was set last."""
+        """Without an id, as older clients ask, the last one that was set."""
         hooks = self._hooks.get(task, {})
         hook = hooks.get(id) if id else next(reversed(hooks.values()), None)
         if hook is None:
@@ -186,22 +186,22 @@ class PushNotifier:
         }
 
     def delete(self, task: A2aTask, id: str) -> None:
-        """Nothing is sent there any more. One that is not there is as good as deleted."""
+        """Does nothing for an unknown id."""
         hook = self._hooks.get(task, {}).get(id)
         if hook is not None:
             self._store.delete_push(task.key, id)
             self._drop(hook)
 
-    async def _refused(self, url: str) -> str | None:
-        """A name that leads nowhere yet, or slowly, is taken: it is judged whenever it is dialled,
-        and this is to tell those early who meant an address that is never reached."""
+    async def _find_refusal(self, url: str) -> str | None:
+        """A name that does not resolve yet, or slowly, is accepted: the address is checked again at
+        every delivery, and this only reports an address early that can never be reached."""
         try:
             async with asyncio.timeout(CHECK_SECONDS), self._checks:
                 return await self._check(url)
         except TimeoutError:
             return None
 
-    # --- those that are kept -----------------------------------------------------------------
+    # --- keeping webhooks --------------------------------------------------------------------
 
     def _make_room(self, task: A2aTask) -> None:
         most = self._settings.push_configs
@@ -209,17 +209,17 @@ class PushNotifier:
             raise Overloaded(
                 f'task "{task.id}" has {most} webhooks, which is all it may; delete one'
             )
-        mine = self._of.get(task.owner, {})
-        if len(mine) >= MOST_EACH and not self._drop_settled(task.owner):
+        mine = self._by_owner.get(task.owner, {})
+        if len(mine) >= MOST_EACH and not self._drop_done(task.owner):
             raise Overloaded(
                 f"{len(mine)} webhooks of this caller are in use, and no more are kept"
             )
-        if self._count >= MOST and not any(map(self._drop_settled, list(self._of))):
+        if self._count >= MOST and not any(map(self._drop_done, list(self._by_owner))):
             raise Overloaded(f"{self._count} webhooks are in use here, and no more are kept")
 
-    def _drop_settled(self, owner: Principal) -> bool:
-        """The oldest that has done all it will."""
-        hook = next((one for one in self._of.get(owner, ()) if one.is_done), None)
+    def _drop_done(self, owner: Principal) -> bool:
+        """Drops the oldest webhook with nothing left to deliver; False if there is none."""
+        hook = next((one for one in self._by_owner.get(owner, ()) if one.is_done), None)
         if hook is None:
             return False
         self._store.delete_push(hook.task.key, hook.id)
@@ -229,47 +229,47 @@ class PushNotifier:
     def _put(self, hook: Webhook) -> None:
         task = hook.task
         self._hooks.setdefault(task, {})[hook.id] = hook
-        self._of.setdefault(task.owner, {})[hook] = None
+        self._by_owner.setdefault(task.owner, {})[hook] = None
         self._count += 1
         if not task.finished and task not in self._watches:
-            self._watches[task] = task.watch(partial(self._changed, task))
+            self._watches[task] = task.watch(partial(self._wake_all, task))
 
     def _drop(self, hook: Webhook, *, stop: bool = True) -> None:
         task = hook.task
-        hooks, mine = self._hooks[task], self._of[task.owner]
+        hooks, mine = self._hooks[task], self._by_owner[task.owner]
         del hooks[hook.id], mine[hook]
         self._count -= 1
         if not mine:
-            del self._of[task.owner]
+            del self._by_owner[task.owner]
         if not hooks:
             del self._hooks[task]
             self._unwatch(task)
         if stop:
             hook.stop()
 
-    def _removed(self, task: A2aTask) -> None:
-        """A task that is gone takes its webhooks with it, in the store too."""
+    def _forget_task(self, task: A2aTask) -> None:
+        """A removed task takes its webhooks with it; the store deletes them as well."""
         for hook in list(self._hooks.get(task, {}).values()):
             self._drop(hook)
 
-    def _changed(self, task: A2aTask) -> None:
+    def _wake_all(self, task: A2aTask) -> None:
         for hook in self._hooks.get(task, {}).values():
             self._wake(hook)
         if task.finished:
-            self._unwatch(task)  # else its log would be held in memory
+            self._unwatch(task)  # else its log would stay in memory
 
     def _unwatch(self, task: A2aTask) -> None:
         stop = self._watches.pop(task, None)
         if stop is not None:
             stop()
 
-    def _kept(self, hook: Webhook) -> bool:
+    def _is_kept(self, hook: Webhook) -> bool:
         return self._hooks.get(hook.task, {}).get(hook.id) is hook
 
-    # --- whose turn it is ----------------------------------------------------------------------
+    # --- scheduling ----------------------------------------------------------------------------
 
     def _wake(self, hook: Webhook) -> None:
-        """It has something to send, perhaps."""
+        """Queues the webhook if it has something to deliver."""
         waits = hook.queued or hook.sending is not None or hook.timer is not None
         if self._closed or waits or hook.dead or hook.cursor >= hook.task.record.count:
             return
@@ -288,55 +288,53 @@ class PushNotifier:
             if queue:
                 self._ready[owner] = queue  # behind the others
             hook.queued = False
-            if hook.dead or not self._kept(hook):
+            if hook.dead or not self._is_kept(hook):
                 continue
             self._busy[owner] = self._busy.get(owner, 0) + 1
             hook.sending = start_task(self._send(hook))
             self._sending.add(hook.sending)
-            hook.sending.add_done_callback(partial(self._sent, hook))
+            hook.sending.add_done_callback(partial(self._end_turn, hook))
 
-    def _sent(self, hook: Webhook, sending: asyncio.Task[None]) -> None:
+    def _end_turn(self, hook: Webhook, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
         hook.sending = None
         owner = hook.task.owner
         self._busy[owner] -= 1
         if not self._busy[owner]:
             del self._busy[owner]
-        if self._kept(hook):
+        if self._is_kept(hook):
             self._wake(hook)
         self._start()
 
-    def _wait(self, hook: Webhook, seconds: float) -> None:
-        hook.timer = asyncio.get_running_loop().call_later(seconds, self._again, hook)
+    def _wake_later(self, hook: Webhook, seconds: float) -> None:
+        hook.timer = asyncio.get_running_loop().call_later(seconds, self._retry, hook)
 
-    def _again(self, hook: Webhook) -> None:
+    def _retry(self, hook: Webhook) -> None:
         hook.timer = None
         self._wake(hook)
 
     # --- sending -------------------------------------------------------------------------------
 
     async def _send(self, hook: Webhook) -> None:
-        """One turn: what is due, up to a number."""
+        """One turn: the due entries, up to a limit."""
         try:
             if hook.task.saved < hook.task.record.count:
-                self._tasks.flush()  # nobody hears of what is not stored
+                self._tasks.flush()  # an event is stored before it is delivered
         except StorageFailed:
-            self._wait(hook, STORE_SECONDS)
+            self._wake_later(hook, STORE_SECONDS)
             return
         try:
             failure = await self._send_due(hook)
         except Exception as error:
-            log.exception("%s cannot be told", hook.label)
-            failure = DeliveryFailure(
-                f"what it is to be told cannot be written ({type(error).__name__})"
-            )
+            log.exception("delivery to %s crashed", hook.label)
+            failure = DeliveryFailure(f"its delivery crashed ({type(error).__name__})")
         if failure is not None:
-            self._failed(hook, failure)
+            self._schedule_retry(hook, failure)
 
     async def _send_due(self, hook: Webhook) -> DeliveryFailure | None:
         due = hook.find_due_entries()
         if not due:
-            hook.cursor = hook.task.record.count  # nothing but the client's own messages
+            hook.cursor = hook.task.record.count  # only the client's own messages
         loop = asyncio.get_running_loop()
         until = loop.time() + TURN_SECONDS
         for entry in due[:TURN]:
@@ -345,26 +343,26 @@ class PushNotifier:
             if failure is not None:
                 return failure
             hook.cursor, hook.attempts, hook.next_at = entry.number, 0, 0.0
-            self._keep(hook)
+            self._store_cursor(hook)
             if loop.time() > until:
                 break
         return None
 
-    def _failed(self, hook: Webhook, failure: DeliveryFailure) -> None:
+    def _schedule_retry(self, hook: Webhook, failure: DeliveryFailure) -> None:
         hook.attempts += 1
         if failure.final or hook.attempts >= self._settings.push_attempts:
             hook.dead = failure.why[:MAX_WHY]
-            log.warning("%s is given up: %s", hook.label, hook.dead)
+            log.warning("%s was abandoned: %s", hook.label, hook.dead)
         else:
             delay = self._backoff.delay(hook.attempts)
             seconds = min(max(delay, failure.wait), LONGEST_SECONDS)
             hook.next_at = time() + seconds
-            self._wait(hook, seconds)
-            log.info("%s is tried again in %.1f s: %s", hook.label, seconds, failure.why)
-        self._keep(hook)
+            self._wake_later(hook, seconds)
+            log.info("%s is retried in %.1f s: %s", hook.label, seconds, failure.why)
+        self._store_cursor(hook)
 
-    def _keep(self, hook: Webhook) -> None:
+    def _store_cursor(self, hook: Webhook) -> None:
         try:
             self._store.save_push(hook.build_row())
         except StorageFailed as error:
-            log.error("how far %s has come cannot be stored: %s", hook.label, error)
+            log.error("the cursor of %s cannot be stored: %s", hook.label, error)

@@ -27,6 +27,7 @@ from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
 from dragoman.a2a.server.task import (
     MAX_BYTES,
+    NO_EXTRA,
     STATES,
     A2aTask,
     A2aTaskHeader,
@@ -98,7 +99,7 @@ class MessageSender:
                 "backup, or move it away and continue without it: dragoman stores accept-loss tasks"
             ) from error
         record = A2aTaskRecord(stored.id, header, stored.created)
-        record.carried = TraceContext(header.trace, "", "") if header.trace else None
+        record.trace_context = TraceContext(header.trace, "", "") if header.trace else None
         record.arguments = header.arguments
         record.shown = True
         return Task(stored.owner, self._call, record, record.id)
@@ -197,15 +198,20 @@ class MessageSender:
         if not there.tool:
             named = router.match_skill(join_texts(message["parts"]), principal)
             there = router.route(HUB, _name_skill(request, named)) if named else there
-        arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
-        extra = self._collect_extra(ctx, there.agent, request)
-        carried = ctx.carried or TraceContext(new_trace().id, "", "")
+        schema, extra = None, NO_EXTRA
+        if there.is_agent:
+            arguments = routing.build_agent_arguments(message)
+        else:
+            arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
+        if len(request) > 1 or ctx.extensions or not _PLAIN.issuperset(message):
+            extra = self._collect_extra(ctx, there.agent, request)
+        trace_context = ctx.trace_context or TraceContext(new_trace().id, "", "")
         context = message.get("contextId") or new_id()
         header = A2aTaskHeader(
-            context, there.agent, there.tool, ctx.version, 0, there.skill, carried.id
+            context, there.agent, there.tool, ctx.version, 0, there.skill, trace_context.id
         )
         record = A2aTaskRecord(request.get(operations.TASK_ID) or new_id(), header, time())
-        record.carried, record.arguments, record.schema = carried, arguments, schema
+        record.trace_context, record.arguments, record.schema = trace_context, arguments, schema
         record.continues = there.is_agent and there.facts.continues
         record.add_message(message, extra)
         if there.tool and state == WORKING:
@@ -243,12 +249,10 @@ class MessageSender:
     def _collect_extra(
         self, ctx: RequestContext, agent: str, request: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """What came with a message, for an agent that can use it; nothing with most."""
+        """What came with a message, for an agent that can use it."""
         message = request["message"]
         uris, references = message.get("extensions"), message.get("referenceTaskIds")
-        if len(request) == 1 and not (ctx.extensions or uris or references):
-            return NOTHING
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = dict(NO_EXTRA)
         if uris:
             found["message_extensions"] = uris
         configuration = request.get("configuration", NOTHING)
@@ -424,7 +428,7 @@ class MessageSender:
         options = CallOptions(
             door="a2a",
             view=EVERYTHING,
-            trace_context=record.carried,
+            trace_context=record.trace_context,
             message=origin,
             updates=updates,
             wanted_updates=WANTED,
@@ -457,6 +461,9 @@ class MessageSender:
 def _name_skill(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
     return {**request, "metadata": {"skillId": skill}}
 
+
+_PLAIN = frozenset(("messageId", "contextId", "taskId", "role", "parts", "metadata"))
+"""The members of a message with nothing beside it."""
 
 _CONFIGURED = ("acceptedOutputModes", "historyLength")
 """What an agent can use of a configuration. Whether the client waits, and where it wants to be

@@ -75,6 +75,9 @@ MAX_MEMBERS = 1_000
 
 Event = Mapping[str, Any]
 
+NO_EXTRA: Mapping[str, Any] = {"request_metadata": NOTHING, "configuration": NOTHING}
+"""What came with a message that came alone: members of `MessageOrigin`."""
+
 
 @dataclass(slots=True)
 class A2aTaskHeader:
@@ -151,9 +154,21 @@ class TaskView:
 
 class A2aTaskRecord(TaskRecord):
     __slots__ = (
-        "_message_extra", "_produced", "_status_metadata", "_status_parts", "arguments", "carried",
-        "context_extra", "continues", "created", "id", "message", "message_number", "schema",
-        "shown", "view",
+        "_message_extra",
+        "_produced",
+        "_status_metadata",
+        "_status_parts",
+        "arguments",
+        "context_extra",
+        "continues",
+        "created",
+        "id",
+        "message",
+        "message_number",
+        "schema",
+        "shown",
+        "trace_context",
+        "view",
     )  # fmt: skip
     header: A2aTaskHeader
 
@@ -166,7 +181,7 @@ class A2aTaskRecord(TaskRecord):
         self.created = created
         self.view: TaskView | None = None
         """None for a finished task whose log is in the store."""
-        self.carried: TraceContext | None = None
+        self.trace_context: TraceContext | None = None
         """The trace; one for all the calls of a task."""
         self.continues = False
         """Whether the target continues with the next message, whichever hub brings it."""
@@ -177,7 +192,7 @@ class A2aTaskRecord(TaskRecord):
         """The message that is being answered."""
         self.message_number = 0
         """The number of the entry with that message."""
-        self.context_extra: Mapping[str, Any] = NOTHING
+        self.context_extra = NO_EXTRA
         """What came with that message, for the agent that is called."""
         self.shown = False
         """Whether anybody has heard of the task, so that its answer cannot be a mere message."""
@@ -206,7 +221,7 @@ class A2aTaskRecord(TaskRecord):
         self.entries, self.view = [], None
         self.arguments, self.message = {}, {}
 
-    def add_message(self, message: Mapping[str, Any], extra: Mapping[str, Any] = NOTHING) -> None:
+    def add_message(self, message: Mapping[str, Any], extra: Mapping[str, Any] = NO_EXTRA) -> None:
         """Logs a message of the client's, which the next call answers. `extra` came with it."""
         header = self.header
         header.turn += 1
@@ -266,7 +281,7 @@ class A2aTaskRecord(TaskRecord):
                     self._log_artifact_update(made)
         elif result.status_message is None and (result.content or result.structured is not ABSENT):
             # Where the agent said something at its end, that is the status, and it made nothing.
-            configuration = self.context_extra.get("configuration", NOTHING)
+            configuration = self.context_extra["configuration"]
             parts = parts_from_result(result, configuration.get("acceptedOutputModes", ()))
             response = {
                 "artifactId": operations.RESPONSE,

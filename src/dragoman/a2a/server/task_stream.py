@@ -1,4 +1,4 @@
-"""A task as one client follows it: what it is now, then all that happens to it, in order."""
+"""A stream of one task for one client: the task as it is now, then its events in order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from dragoman.a2a.server.task import CORE_STATES, A2aTask, Event, read_events, render_task
 from dragoman.core.tasks import ENDS, INPUT_REQUIRED, Entry
 
-AT_ONCE = 256 * 1024
-"""Bytes that are read from the store for one client, before it has read what came before."""
+READ_BYTES = 256 * 1024
+"""Bytes that are read from the store for one client until it has taken them."""
 
 
 class TaskStream:
-    """The events of one task as one client hears them: from a number on, until it ends."""
+    """The events of a task after a given number, until the stream ends."""
 
     def __init__(self, task: A2aTask, after: int, first: Event | None, seconds: float) -> None:
         self._task: A2aTask | None = task
@@ -24,15 +24,15 @@ class TaskStream:
         self._woken: asyncio.Future[None] | None = None
         self._stop = task.watch(self._wake)
         self.ended = False
-        self.on_close: Callable[[TaskStream], None] = _nothing
+        self.on_close: Callable[[TaskStream], None] = _ignore
 
     @classmethod
     def from_message(cls, message: Event) -> TaskStream:
-        """A stream of one answer, and no task."""
+        """A stream of one message, without a task."""
         stream = cls.__new__(cls)
         stream._task, stream._after, stream._first = None, 0, {"message": message}
-        stream._until, stream._woken, stream._stop = 0.0, None, _stopped
-        stream.ended, stream.on_close = False, _nothing
+        stream._until, stream._woken, stream._stop = 0.0, None, _do_nothing
+        stream.ended, stream.on_close = False, _ignore
         return stream
 
     def _wake(self) -> None:
@@ -41,29 +41,28 @@ class TaskStream:
 
     @property
     def number(self) -> int:
-        """Of the last event that was taken from it."""
+        """The number of the last event that was taken from the stream."""
         return self._after
 
-    def snapshot(self) -> dict[str, Any] | None:
-        """The task as it is now; None where there is none."""
+    def render_task(self) -> dict[str, Any] | None:
+        """The task as it is now; None for a stream without a task."""
         return render_task(self._task) if self._task is not None else None
 
     def close(self) -> None:
-        """No more is wanted of it, or to be had."""
         self._stop()
-        # It refers back to this stream: both would wait for the garbage collector.
-        self._stop = _stopped
+        # Breaks the reference cycle, which would wait for the garbage collector.
+        self._stop = _do_nothing
         self.ended = True
         self._wake()
         self.on_close(self)
 
     async def next(self, seconds: float) -> list[tuple[int, Event, bool]]:
-        """What has happened since: number, event, whether it is the last of this stream. Empty when
-        nothing has for so long. All of it is stored by then."""
+        """The next events: number, event, whether it is the last of this stream. Empty if there are
+        none for `seconds`. All of them are stored by then."""
         task = self._task
         if self._first is not None:
             first, self._first = self._first, None
-            if task is None or (task.finished and not read_events(task, self._after, AT_ONCE)):
+            if task is None or (task.finished and not read_events(task, self._after, READ_BYTES)):
                 self.ended = True
             if task is not None and task.registry is not None:
                 task.registry.flush()
@@ -71,7 +70,7 @@ class TaskStream:
         if task is None or self.ended:
             self.ended = True
             return []
-        found = self._found(task)
+        found = self._take_events(task)
         if found or self.ended:
             return found
         loop = asyncio.get_running_loop()
@@ -86,13 +85,13 @@ class TaskStream:
         finally:
             timer.cancel()
             self._woken = None
-        return [] if self.ended else self._found(task)
+        return [] if self.ended else self._take_events(task)
 
-    def _found(self, task: A2aTask) -> list[tuple[int, Event, bool]]:
+    def _take_events(self, task: A2aTask) -> list[tuple[int, Event, bool]]:
         if task.registry is not None:
             task.registry.flush()
         found = []
-        for entry in read_events(task, self._after, AT_ONCE):
+        for entry in read_events(task, self._after, READ_BYTES):
             self._after = entry.number
             self.ended = _is_last(entry)
             found.append((entry.number, entry.event, self.ended))
@@ -108,15 +107,15 @@ class TaskStream:
                 yield one
 
 
-def _nothing(stream: TaskStream) -> None: ...
+def _ignore(stream: TaskStream) -> None: ...
 
 
-def _stopped() -> None: ...
+def _do_nothing() -> None: ...
 
 
 def _is_last(entry: Entry) -> bool:
-    """1.0, 3.1.2 and 11.7: a stream ends with the task, and where it waits for input; where
-    somebody must log in, that happens elsewhere and the stream goes on."""
+    """1.0, 3.1.2 and 11.7: a stream ends with its task, and when that requires input. A login
+    happens elsewhere, and the stream continues."""
     update = entry.event.get("statusUpdate")
     if update is None:
         return False

@@ -1,6 +1,5 @@
-"""One webhook: what is sent there, how, and what its answer means. Sends one thing once.
-
-Which of them are sent to, when, and how often, is `push`'s.
+"""One webhook: its state, one delivery to it, and what the response means. `push_delivery` decides
+when and how often to deliver.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dragoman.wire.http import HttpClient, Reply
 from dragoman.wire.json import encode
 
 MAX_REPLY = 64 * 1024
-AT_ONCE = 256 * 1024
+READ_BYTES = 256 * 1024
 """Bytes that are read from the store for one turn."""
 
 
@@ -32,11 +31,11 @@ class DeliveryFailure:
     why: str
     final: bool = False
     wait: float = 0.0
-    """Seconds that the far side wants to be left alone."""
+    """Seconds that the receiver asks to wait (`Retry-After`)."""
 
 
 class Webhook:
-    """A webhook of a task, and how far it has come."""
+    """A webhook of a task, and how much it has got."""
 
     def __init__(
         self, task: A2aTask, id: str, config: Mapping[str, Any], version: str, cursor: int
@@ -46,13 +45,13 @@ class Webhook:
         self.config = config
         """`url`, `token` and `authentication`, as in 1.0."""
         self.version = version
-        """The dialect that is spoken there."""
+        """The dialect of its deliveries."""
         self.cursor = cursor
         """The number of the last entry that was delivered."""
         self.attempts = 0
         self.next_at = 0.0
         self.dead = ""
-        """Why nothing is sent there any more."""
+        """Why nothing is delivered any more; empty while it is."""
         self.queued = False
         self.sending: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -63,16 +62,16 @@ class Webhook:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing will ever be sent there again."""
+        """Whether nothing is left to deliver, ever."""
         return bool(self.dead) or (self.task.finished and self.cursor >= self.task.record.count)
 
     @property
     def label(self) -> str:
-        """For logs: without what may be a secret."""
+        """For logs: without the path, which may be a secret."""
         return f'the webhook at {render_origin(self.config["url"])} of task "{self.task.id}"'
 
     def render(self) -> dict[str, Any]:
-        """As its client knows it."""
+        """The configuration as clients see it."""
         return {"taskId": self.task.id, "id": self.id, **self.config}
 
     def build_row(self) -> StoredPush:
@@ -82,14 +81,13 @@ class Webhook:
         )
 
     def find_due_entries(self) -> list[Entry]:
-        """What it is to be told, in order."""
+        """The entries to deliver, in order."""
         if self.traits.pushes_events:
-            return read_events(self.task, self.cursor, AT_ONCE)
+            return read_events(self.task, self.cursor, READ_BYTES)
         # The task as it is now is sent: once for all that has happened.
         return read_events(self.task, self.cursor)[-1:]
 
     def cancel_timer(self) -> None:
-        """Whatever it waits for, it waits no longer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -103,7 +101,7 @@ class Webhook:
 async def deliver(
     http: HttpClient, hook: Webhook, entry: Entry, seconds: float
 ) -> DeliveryFailure | None:
-    """None when it was taken."""
+    """Returns None when the receiver has accepted it."""
     task: Mapping[str, Any] = {} if hook.traits.pushes_events else render_task(hook.task)
     hook.task.record.shown = True  # so it is not answered as a mere message
     body = encode(BY_VERSION[hook.version].render_push(dict(entry.event), task))
@@ -117,9 +115,9 @@ async def deliver(
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
-        return DeliveryFailure(f"it answered {status}, and redirects are not followed")
+        return DeliveryFailure(f"it responded with {status}, and redirects are not followed")
     wait = _parse_retry_after(reply.headers.get("retry-after", ""))
-    return DeliveryFailure(f"it answered {status}", final=status == 410, wait=wait)
+    return DeliveryFailure(f"it responded with {status}", final=status == 410, wait=wait)
 
 
 def _build_headers(hook: Webhook) -> dict[str, str]:
@@ -136,8 +134,7 @@ def _build_headers(hook: Webhook) -> dict[str, str]:
 
 
 async def _discard_body(reply: Reply) -> None:
-    """So that the connection can be used again. What is said beyond the status is of no interest,
-    nor is whether it comes to an end."""
+    """Reads the body so that the connection can be reused; its content does not matter."""
     try:
         await reply.body.read(MAX_REPLY)
     except HubError:
