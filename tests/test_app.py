@@ -1,7 +1,10 @@
-"""The hub as a whole, in this process."""
+"""The composition root: a hub as a whole in this process, and commands that need none."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 from dragoman import home
 from dragoman.app.build import build_app
 from dragoman.config import Config
+from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.keys import KeyStore
 
 
 async def test_uptime_does_not_follow_a_clock_that_is_set(
@@ -24,3 +29,36 @@ async def test_uptime_does_not_follow_a_clock_that_is_set(
             assert "dragoman_uptime_seconds -" not in app.status.metrics()
     finally:
         await app.stop()
+
+
+OFFLINE = ["keys list", "audit tail", "audit verify", "policy check", "stores", "backup saved.tar"]
+LOADED = """
+import sys
+from dragoman.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(*(name for name in sys.modules if name.startswith("dragoman.")), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("command", OFFLINE)
+def test_a_command_that_needs_no_hub_loads_none(command: str, short_tmp: Path) -> None:
+    home.prepare(str(short_tmp))
+    KeyStore(short_tmp).close()
+    SqliteAuditLog(short_tmp).close()
+    environment = {**os.environ, "DRAGOMAN_HOME": str(short_tmp)}
+    run = subprocess.run(
+        [sys.executable, "-c", LOADED, *command.split()],
+        env=environment,
+        cwd=short_tmp,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = run.stderr.splitlines()[-1].split()
+    hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
+    assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
+    assert len(loaded) < 80

@@ -69,6 +69,9 @@ OURS: dict[str, set[str]] = {
     "dragoman.testing": {"dragoman"},
 }
 
+# What a module of `cli` loads inside a function only: most commands need one of them, or none.
+HEAVY = {f"dragoman.{name}" for name in ("a2a", "app", "net", "policy", "stores")}
+
 # Sub-packages form a DAG: what each may import of its own package, besides itself.
 WITHIN: dict[str, set[str]] = {
     "dragoman.mcp.protocol": set(),
@@ -190,12 +193,13 @@ def _module(path: str) -> str:
 
 
 def _imports(module: str, is_package: bool, tree: ast.Module) -> Iterator[Import]:
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
+    lazy_blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    inside = {id(node) for block in lazy_blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
         lazy = id(node) in inside
         if isinstance(node, ast.Import):
@@ -222,6 +226,8 @@ def _may_use_ours(module: str, found: Import) -> bool:
         lazy = LAZY.get(module, set()) if found.lazy else set()
         return _is_in_one_of(found.name, RELAY | lazy)
     package, part = (".".join(module.split(".")[:depth]) for depth in (2, 3))
+    if package == "dragoman.cli" and _is_in_one_of(found.name, HEAVY) and not found.lazy:
+        return False
     if part in WITHIN and _is_within(found.name, package):
         return _is_in_one_of(found.name, WITHIN[part] | {part})
     return _is_in_one_of(found.name, OURS.get(package, PACKAGE) | {package})
@@ -426,6 +432,8 @@ PLANTED = {
     "a2a/server uses a2a/remote": ("a2a/server/x.py", "import dragoman.a2a.remote.registry"),
     "a2a/client uses a2a/remote": ("a2a/client/x.py", "import dragoman.a2a.remote.registry"),
     "a2a/remote uses a2a/server": ("a2a/remote/x.py", "import dragoman.a2a.server.task"),
+    "cli uses a store at once": ("cli/x.py", "from dragoman.stores.keys import KeyStore"),
+    "cli uses a hub at once": ("cli/x.py", "from dragoman.app import run"),
     "cli uses a server": ("cli/x.py", "from dragoman.mcp.server import dispatcher"),
     "cli uses the remote agents": ("cli/x.py", "from dragoman.a2a.remote import registry"),
     "a task by asyncio": ("web/x.py", "import asyncio\nasyncio.create_task(f())"),
@@ -475,11 +483,13 @@ ALLOWED = {
         "from dragoman.mcp import config\nimport dragoman.net.config",
     ),
     "the composition root": ("app/x.py", "import dragoman.stores.audit"),
-    "cli": ("cli/x.py", "import click\nfrom dragoman import app, config, home\nprint(1)"),
+    "cli": ("cli/x.py", "import click\nfrom dragoman import config, home\nprint(1)"),
     "cli without a hub": (
         "cli/x.py",
-        "from dragoman.stores.keys import KeyStore\nfrom dragoman.a2a.client import client",
+        "def f():\n    from dragoman.stores.keys import KeyStore\n    import dragoman.a2a.client",
     ),
+    "cli with a hub": ("cli/x.py", "def f():\n    from dragoman.app.run import run"),
+    "cli for its types": ("cli/x.py", "if TYPE_CHECKING:\n    from dragoman.app.app import App"),
     "a side of a protocol": (
         "a2a/remote/x.py",
         "from dragoman.a2a.client import client\nfrom dragoman.a2a.protocol import errors",
