@@ -238,7 +238,7 @@ async def test_a_header_that_stands_twice_is_refused_and_a_list_is_joined() -> N
             (key, "Origin: http://localhost", "Origin: http://evil.example"),
         ):
             status, _, said = await here.ask(get("/api/tools", *twice))
-            assert status == 400 and b"named twice" in said
+            assert status == 400 and b"is repeated" in said
         for twice in ("Mcp-Method: a", "Mcp-Name: a", "Mcp-Session-Id: a", "Content-Type: a/b"):
             both = (twice, twice)
             assert (await here.ask(post("/mcp", PING, key, *both)))[0] == 400
@@ -260,7 +260,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
     monkeypatch.setattr(http1, "BODY_SECONDS", 0.1)
     async with place() as here:
         status, _, said = await here.ask(post("/mcp", PING, JSON)[:-5])
-        assert status == 408 and b"did not come" in said
+        assert status == 408 and b"timed out waiting for the body" in said
 
 
 @pytest.mark.promise("N1")
@@ -413,7 +413,7 @@ async def test_a_name_in_a_path_is_decoded_once() -> None:
 async def test_what_crashes_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
     async with place() as here:
         status, _, said = await here.ask(get("/api/status"))
-        assert status == 500 and b"see its log" in said and b"this crashes" not in said
+        assert status == 500 and b"see the hub's log" in said and b"this crashes" not in said
     assert "this crashes" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The web application: who is asking, under which name, and for what. Mounts what it is given."""
+"""The web application: authenticates requests, checks Host and Origin, and routes by path."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.background import start_task
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, ApiResponse, build_error
@@ -30,24 +31,24 @@ Public = Callable[[HttpRequest, Principal | None], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Under:
-    """What serves all paths that begin so, and those of them that are open to everybody."""
+    """A handler of all paths with a prefix, and which of them need no key."""
 
     prefix: str
-    """A path without a slash at its end; what is served is that path and all below it."""
+    """A path without a slash at its end; serves that path and all below it."""
     serve: Public
     is_open: Callable[[str], bool]
     is_rpc: Callable[[str], bool] = lambda path: False
-    """Which of them take and answer JSON-RPC."""
+    """Which of them speak JSON-RPC."""
 
     def has(self, path: str) -> bool:
         return path == self.prefix or path.startswith(f"{self.prefix}/")
 
 
 PROBES = frozenset({"/healthz", "/readyz"})
-"""Paths that answer under any Host: a load balancer or the kubelet calls by an address. They say
-whether the hub runs, and nothing of it. They need no key."""
+"""Paths that answer under any Host, since a load balancer or the kubelet calls an IP address. They
+need no key and say only whether the hub runs."""
 NO_OAUTH = ("/.well-known/oauth-", "/.well-known/openid-configuration")
-"""Where clients look for an authorization server before they ask for a key; there is none."""
+"""Where clients look for an authorization server before they ask for a key; the hub has none."""
 ONCE = frozenset(
     {
         *(b"host", b"origin", b"authorization", b"content-type"),
@@ -55,13 +56,13 @@ ONCE = frozenset(
         *(b"last-event-id", b"a2a-version", b"idempotency-key"),
     }
 )
-"""The headers that the hub goes by; named twice, nobody could tell which counts."""
+"""The headers that decide something. Parsers disagree which of two counts, so neither does."""
 MIRRORED = b"mcp-param-"
-"""How the headers begin that say what the body says; these too count once."""
+"""The prefix of the headers that repeat arguments; they must not be repeated either."""
 
 
 class App:
-    """What TCP clients reach."""
+    """Serves the TCP listener: authenticates, and routes by path."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class App:
         *,
         peers: PeerIdentifier,
     ) -> None:
-        """`note_failed` is told where a wrong key came from."""
+        """`note_failed` gets the address that a wrong key came from."""
         self._auth = auth
         self._peers = peers
         self._note_failed = note_failed
@@ -84,16 +85,17 @@ class App:
         self._api = api
 
     def admit(self, request: Request) -> bool:
-        """What a stranger has to say is not worth reading."""
-        request.refusal = self._refusal(request)
-        return request.refusal is None and request.principal is not None
+        """Authenticates the request. The body of one without a principal is not read."""
+        request.refusal = refusal = self._find_refusal(request)
+        return refusal is None and request.principal is not None
 
-    def _refusal(self, request: Request) -> ApiResponse | None:
+    def _find_refusal(self, request: Request) -> ApiResponse | None:
+        """Sets the principal; returns the response if the request is refused."""
         fields = request.fields
-        if request.repeated and (twice := _twice(request.repeated)):
-            return build_error(400, f"the header {min(twice).decode('latin-1')} is named twice")
+        if request.repeated and (twice := _find_repeated(request.repeated)):
+            return build_error(400, f"the header {min(twice).decode('latin-1')} is repeated")
         host = fields.get(b"host")
-        if host is None or not self._names.knows_host(host):
+        if host is None or (host not in self._names.seen and not self._names.knows_host(host)):
             return None if _is_probe(request) else _UNKNOWN_HOST
         if (origin := fields.get(b"origin")) is not None:
             if not self._names.allows_origin(origin, host):
@@ -109,8 +111,11 @@ class App:
             return _ENCODED
         try:
             if b"authorization" not in fields:
-                if not self._auth.is_required:
-                    request.principal = request.find_peer(self._peers.identify_tcp)
+                if not self._auth.requires_key():
+                    peer = request.connection.peer
+                    request.principal = (
+                        peer[0] if peer is not None else request.find_peer(self._peers.identify_tcp)
+                    )
             else:
                 request.principal = self._auth.authenticate(
                     fields, lambda: request.find_peer(self._peers.identify_tcp)
@@ -134,12 +139,21 @@ class App:
         return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
 
     def answer(self, request: Request) -> Awaitable[None] | None:
-        return serve(request, self._mounts, self._api, self._under)
+        mounted = self._mounts.get(request.path)
+        if (
+            mounted is None
+            or request.principal is None
+            or request.refusal
+            or request.refused
+            or b"content-encoding" in request.fields
+        ):
+            return serve(request, self._mounts, self._api, self._under)
+        return mounted(request, request.principal)  # as for most
 
 
 class OwnerApp:
-    """What the hub's Unix socket serves: whoever can open it is the owner, unless a server of the
-    hub has started it."""
+    """Serves the hub's Unix socket: a process that can open it is the owner's, unless it descends
+    from a server that the hub has started."""
 
     def __init__(
         self,
@@ -196,13 +210,13 @@ async def _serve_inflated(
     except NoRoom:
         request.refused = 503
     except Damaged:
-        request.refusal = build_error(400, f"the body is no {coding.decode('latin-1')}")
+        request.refusal = build_error(400, f"invalid {coding.decode('latin-1')} body")
     if (answer := serve(request, mounts, api, under)) is not None:
         await answer
 
 
 async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequence[Under]) -> None:
-    """Answers what the listener or the head decided, in the form that the path's clients read."""
+    """Sends the refusal of the listener or of `admit`, in the form that the path's clients read."""
     if request.refusal is not None:
         reply(request, request.refusal)
         return
@@ -220,7 +234,7 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
 
 async def _respond(request: Request, api: Api) -> None:
     stream = UpdateStream(request) if wants_updates(request) else None
-    work = asyncio.get_running_loop().create_task(
+    work = start_task(
         api.respond(
             request.method,
             request.path,
@@ -236,16 +250,18 @@ async def _respond(request: Request, api: Api) -> None:
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            return  # nobody is there to hear the answer
+            return  # the client has disconnected
         response = work.result()
     except asyncio.CancelledError as error:
         why = error.args
         raise
     except Exception:
-        log.exception("%s %s crashed", request.method, request.path)
-        response = build_error(500, "the hub failed at this; see its log")
+        log.exception("%s %s failed", request.method, request.path)
+        response = build_error(500, "internal error; see the hub's log")
     finally:
-        work.cancel(*why)
+        if not work.done():
+            work.cancel(*why)
+            await asyncio.wait([work])
     if stream is not None and stream.has_started:
         await stream.finish(response)
     else:
@@ -265,7 +281,7 @@ def _is_probe(request: Request) -> bool:
     return request.path in PROBES and request.method in ("GET", "HEAD")
 
 
-def _twice(repeated: frozenset[bytes]) -> set[bytes]:
+def _find_repeated(repeated: frozenset[bytes]) -> set[bytes]:
     return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
 
 
@@ -279,13 +295,11 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
     return coding in (b"", b"identity") or coding in CODINGS
 
 
-_UNKNOWN_HOST = build_error(
-    421, "the Host header names no host of this hub; see [server] allowed_hosts"
-)
+_UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")
 
 _ENCODED = ApiResponse(
     415,
-    build_error(415, "a body may be compressed as gzip or deflate, and in no other way").body,
+    build_error(415, "unsupported Content-Encoding: use gzip or deflate").body,
     "application/json",
     [(b"accept-encoding", b"gzip, deflate")],
 )
@@ -323,14 +337,13 @@ _ANOTHER_USER = ApiResponse(
 )
 
 _REFUSED = {
-    413: (rpc.INVALID_REQUEST, f"a message may have {MAX_BYTES} bytes and this one has more"),
+    413: (rpc.INVALID_REQUEST, f"message too large: at most {MAX_BYTES} bytes"),
     503: (
-        -32000,  # a server error, as for every refusal that may be tried again
-        "the hub holds as many large requests as it may; try again shortly or raise "
-        "[limits] body_megabytes",
+        -32000,  # a server error, as for every refusal that may be retried
+        "too many large requests at once; try again shortly or raise [limits] body_megabytes",
     ),
 }
-"""The JSON-RPC code and the words of what the listener refuses."""
+"""The JSON-RPC code and the message of refusals of the listener."""
 
 _CORS: Headers = [
     (b"vary", b"Origin"),
@@ -345,7 +358,7 @@ _PARAM = re.compile(rb"mcp-param-[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
 
 
 def _allowed(wanted: bytes) -> bytes:
-    """Which headers a page may send: the usual ones, and of those that mirror an argument, which
-    may have any name, what it asks for."""
+    """Lists the headers that a page may send: the usual ones, and the requested ones of those that
+    repeat an argument, which may have any name."""
     asked = wanted[:8_192].lower().replace(b" ", b"").split(b",")
     return b", ".join([_ALLOWED, *filter(_PARAM.fullmatch, asked[:64])])

@@ -24,12 +24,12 @@ class Authenticator:
     def __init__(self, api_key: str | None, find_key: FindKey, any_key: Callable[[], bool]) -> None:
         self._api_key = api_key.encode() if api_key else None
         self._find = find_key
-        self._any = any_key
+        self.requires_key: Callable[[], bool] = (lambda: True) if api_key else any_key
+        """Whether requests need a key: once there is one, all do."""
 
     @property
     def is_required(self) -> bool:
-        """Whether requests need a key: once there is one, all do."""
-        return self._api_key is not None or self._any()
+        return self.requires_key()
 
     @property
     def has_api_key(self) -> bool:
@@ -71,16 +71,16 @@ class AllowedNames:
             self._hosts.add(_add_brackets(parts.hostname or "").lower())
             self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
         self._hosts.discard("")
-        self._seen: set[bytes] = set()
+        self.seen: set[bytes] = set()
         """Accepted Host headers as clients write them."""
         self._origins.discard("")
 
     def knows_host(self, value: bytes | None) -> bool:
-        if value is None or value in self._seen:
+        if value is None or value in self.seen:
             return value is not None
         known = _remove_port(value.decode("latin-1")) in self._hosts
-        if known and len(self._seen) < 64:
-            self._seen.add(value)
+        if known and len(self.seen) < 64:
+            self.seen.add(value)
         return known
 
     def allows_origin(self, origin: bytes, host: bytes) -> bool:

@@ -79,7 +79,10 @@ class CallHandler:
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
-            if kind == TOOL and _may_become_task(request, options):
+            if kind == TOOL and (
+                (revision.has_task_extension and "extensions" in options.features)
+                or (revision.has_task_requests and "task" in request.params)
+            ):
                 outcome = await self._call_as_task(request, name, arguments, options)
                 if isinstance(outcome, bytes):
                     return outcome
@@ -110,6 +113,8 @@ class CallHandler:
         """Returns the outcome of a call that may become a task, or the response that names the task
         which it became."""
         client, revision, features = request.client, request.revision, options.features
+        if revision.has_task_extension and not declares_tasks(features):
+            return await self.hub.call(client.principal, name, arguments, options)
         if revision.has_task_requests and client.client:
             features = client.features  # its questions go out with `tasks/result`
         wanted = WantedUpdates(
@@ -289,13 +294,6 @@ def _parse_options(
         answers=answers,
         handle=handle,
     )
-
-
-def _may_become_task(request: McpRequest, options: CallOptions) -> bool:
-    """Whether the client supports tasks, or in 2025-11-25 requests one."""
-    if request.revision.has_task_extension:
-        return "extensions" in options.features and declares_tasks(options.features)
-    return request.revision.has_task_requests and "task" in request.params
 
 
 # --- results -------------------------------------------------------------------------------------

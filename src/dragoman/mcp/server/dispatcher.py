@@ -133,7 +133,10 @@ class McpServer:
                 if named is None or named.has_sessions:
                     return encode_unsupported(id, version)
                 revision = named
-            if not revision.has_sessions and (problem := _find_missing(meta, version)):
+            if not revision.has_sessions and (
+                version is None or meta is None or not isinstance(meta.get(CAPABILITIES_KEY), dict)
+            ):
+                problem = f'"_meta" needs "{CAPABILITIES_KEY if version else MODERN_KEY}"'
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             if method not in revision.methods:
                 problem = f'unknown method "{method[:100]}" in revision {revision.name}'
@@ -324,15 +327,6 @@ def cancel_request(message: Any, running: Running) -> None:
     cancel = running.pop(rpc.find_cancelled(message), None)
     if cancel is not None:
         cancel()
-
-
-def _find_missing(meta: Mapping[str, Any] | None, version: Any) -> str | None:
-    """Finds what `_meta` of a request without a session must have and has not."""
-    if version is None or meta is None:
-        return f'"_meta" needs "{MODERN_KEY}"'
-    if not isinstance(meta.get(CAPABILITIES_KEY), dict):
-        return f'"_meta" needs "{CAPABILITIES_KEY}"'
-    return None
 
 
 def _viewer_from_request(request: McpRequest) -> Viewer:

@@ -20,7 +20,7 @@ from dragoman.mcp.protocol.mirrored_headers import (
     is_equal,
     render_value,
 )
-from dragoman.mcp.protocol.revisions import MODERN_KEY, find_version
+from dragoman.mcp.protocol.revisions import MODERN_KEY
 
 _METHOD = 'Mcp-Method and "method" must be the same'
 
@@ -42,7 +42,9 @@ class HeaderCheck:
         sent = fields.get(b"mcp-method")
         if "id" not in message:  # notifications need no headers
             return None if sent is None or sent == method.encode() else _METHOD
-        version = find_version(message)
+        params = message.get("params")
+        meta = params.get("_meta") if isinstance(params, dict) else None
+        version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
         header = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
         if version is not None and header != version:
             return f'MCP-Protocol-Version and "{MODERN_KEY}" must be the same'
@@ -51,7 +53,6 @@ class HeaderCheck:
         member = NAMED.get(method)
         if member is None:
             return None
-        params = message.get("params")
         name = params.get(member) if isinstance(params, dict) else None
         if not isinstance(name, str | None):
             return None  # parsing the request says what is wrong

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from dragoman.core.access import WhyEnded
+from dragoman.core.background import start_task
 from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import Connections
@@ -182,7 +183,7 @@ class Connection(asyncio.Protocol):
         if self._register.add(self):
             self._time(HEAD_SECONDS)
         else:
-            self._refuse(503, b"the hub has as many connections as it may", RETRY_AFTER)
+            self._refuse(503, b"too many connections; try again shortly", RETRY_AFTER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -197,7 +198,7 @@ class Connection(asyncio.Protocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._current is not None:
-            self._current.left()
+            self._current.disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -247,7 +248,7 @@ class Connection(asyncio.Protocol):
         if self._budget.take(owner, size):
             self._held = owner, size
         else:
-            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+            self._refuse(503, b"too many requests are waiting; try again shortly", RETRY_AFTER)
 
     def _release_input(self) -> None:
         if self._held is not None:
@@ -261,13 +262,13 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as offer:
             self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, b"that is no HTTP request")
+            self._refuse(400, b"invalid HTTP request")
         if self._closing:
             return
         if self._unfinished and not self._in_head:
             self._check_framing()
         elif self._head_bytes > HEAD_BYTES:
-            self._refuse(431, b"the head of the request is too long")
+            self._refuse(431, b"the head of the request is too large")
         if self._current is None and self._due is NEVER:
             self._wait_for_rest()
 
@@ -283,7 +284,7 @@ class Connection(asyncio.Protocol):
             self._head_bytes - self._at_body > HEAD_BYTES
             or framing > HEAD_BYTES + FRAMING_PER_BYTE * self._size
         ):
-            self._refuse(413, b"there is too much around the body of the request")
+            self._refuse(413, b"too much chunk framing around the body of the request")
 
     def _feed_after_upgrade(self, rest: memoryview) -> None:
         """Goes on after a request that offers h2c, as curl and Java's client do. llhttp takes such
@@ -295,14 +296,14 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(head)
             except httptools.HttpParserError:  # another upgrade included: it had none to offer
-                self._refuse(400, b"that is no HTTP request")
+                self._refuse(400, b"invalid HTTP request")
                 return
             try:
                 self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as offer:
                 rest = rest[max(1, offer.args[0]) :]
             except httptools.HttpParserError:
-                self._refuse(400, b"that is no HTTP request")
+                self._refuse(400, b"invalid HTTP request")
                 return
             else:
                 return
@@ -382,21 +383,24 @@ class Connection(asyncio.Protocol):
         if b"transfer-encoding" in self._fields and not self._is_chunked_only():
             return
         if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
-            self._refuse(431, b"the head of the request is too long")
+            self._refuse(431, b"the head of the request is too large")
             return
         self._head_bytes = self._at_body = 0
         self._pieces += PIECES_A_REQUEST
         parser = self._parser
         keep = parser.should_keep_alive()
         if not keep and parser.get_http_version() not in ("1.1", "1.0"):
-            self._refuse(505, b"this is a server for HTTP/1.1")
+            self._refuse(505, b"unsupported HTTP version: use HTTP/1.1")
             return
-        request = Request(self, parser.get_method().decode("latin-1"), self._url, keep)
-        request.fields = self._fields
-        request.repeated = self._repeated
+        method, (path, _, query) = parser.get_method(), self._url.partition(b"?")
+        repeated = self._repeated
         if self._repeated_before:
-            request.repeated |= self._repeated_before
+            repeated |= self._repeated_before
             self._repeated_before = _NONE
+        request = Request(
+            *(self, self.loop, method.decode("latin-1"), path.decode("latin-1"), query),
+            *(keep, self._fields, repeated),
+        )
         request.kept = self._app.admit(request)
         length = self._fields.get(b"content-length", b"")
         self._length = size = int(length) if length.isdigit() else 0
@@ -416,7 +420,7 @@ class Connection(asyncio.Protocol):
     def _identify(self, request: Request) -> bool:
         if self._register.identify(self, request.principal):
             return True
-        self._refuse(503, b"one caller has as many connections as it may", RETRY_AFTER)
+        self._refuse(503, b"too many connections of one principal; try again shortly", RETRY_AFTER)
         return False
 
     def _begin_large_body(self, request: Request, size: int) -> None:
@@ -481,7 +485,11 @@ class Connection(asyncio.Protocol):
         """No other protocol is spoken here; the request itself is served all the same (RFC 9110,
         7.8), except for CONNECT, which llhttp reports as an upgrade whatever its headers say."""
         if self._parser.get_method() == b"CONNECT":
-            self._refuse(405, b"this is no proxy", b"allow: GET, POST, PATCH, DELETE, OPTIONS\r\n")
+            self._refuse(
+                405,
+                b"CONNECT is not supported: the hub is not a proxy",
+                b"allow: GET, POST, PATCH, DELETE, OPTIONS\r\n",
+            )
             return
         self._without_offer = _without_offer(self._parser, self._url, self._fields)
         self._repeated_before = self._repeated
@@ -489,7 +497,7 @@ class Connection(asyncio.Protocol):
     def _is_chunked_only(self) -> bool:
         if self._fields[b"transfer-encoding"].lower() == b"chunked":
             return True
-        self._refuse(501, b"of transfer codings, only chunked is understood")
+        self._refuse(501, b"unsupported transfer coding: use chunked")
         return False
 
     def _continues(self) -> bool:
@@ -566,9 +574,13 @@ class Connection(asyncio.Protocol):
         try:
             answer = self._app.answer(request)
         except Exception:
-            log.exception("%s %s crashed", request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
             answer = None
-        task = self.loop.create_task(self._run(request, answer))
+        if answer is None and request.answered:
+            if request.reserved:
+                self._release(request)
+            return
+        task = start_task(self._run(request, answer), self.loop)
         if self._current is request:  # else it was answered at once, and another has begun
             self._task = task
 
@@ -581,7 +593,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
             raise
         except Exception:
-            log.exception("%s %s crashed", request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
         finally:
             if request.reserved:
                 self._release(request)
@@ -590,10 +602,15 @@ class Connection(asyncio.Protocol):
         if request.streaming:
             self._transport.abort()  # an answer that broke off must not look whole
         else:
-            request.reply(500, [(b"content-type", b"text/plain")], b"the hub failed at this\n")
+            request.reply(
+                500, [(b"content-type", b"text/plain")], b"internal error; see the hub's log\n"
+            )
 
-    def finished(self, request: Request) -> None:
-        """Called by a request that has been answered."""
+    def finish(self, request: Request, data: bytes = b"") -> None:
+        """Sends the last bytes of a response."""
+        request.answered = True
+        if data and not self.lost:
+            self._transport.write(data)
         self._current = None
         self._task = None
         if not request.keep_alive:
@@ -706,7 +723,7 @@ class Connection(asyncio.Protocol):
         if not self.lost:
             self._transport.writelines(parts)
 
-    async def writable(self) -> None:
+    async def wait_writable(self) -> None:
         while (drained := self._drained) is not None and not self.lost:
             unread = self._transport.get_write_buffer_size()
             await asyncio.wait([drained], timeout=UNREAD_SECONDS)
@@ -714,8 +731,8 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
                 return
 
-    def takes_more(self) -> bool:
-        """Whether the client reads what it is sent; one that has not for long is left."""
+    def is_read(self) -> bool:
+        """Whether the client reads; one that has not for long is disconnected."""
         if self._drained is None or self.lost:
             return not self.lost
         unread, since = self._transport.get_write_buffer_size(), self.loop.time()
@@ -746,9 +763,9 @@ class Connection(asyncio.Protocol):
         if self._reading is None:
             self._close()
         elif self._waiting:
-            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+            self._refuse(503, b"too many requests are waiting; try again shortly", RETRY_AFTER)
         else:
-            self._refuse(408, b"the body did not come in time")
+            self._refuse(408, b"timed out waiting for the body")
 
     def _close(self) -> None:
         """Lets the last words out, if somebody reads them."""

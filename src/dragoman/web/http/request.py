@@ -1,4 +1,4 @@
-"""One HTTP request, and the way to answer it: at once, or as a stream. Knows no sockets."""
+"""One HTTP request and its response: whole, or as a stream. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dragoman.core.principal import Principal
 from dragoman.wire.http import JSON_HEADERS
@@ -25,44 +27,44 @@ LARGE = 64 * 1024
 _JSON = STATUS[200] + b"content-type: application/json\r\ncontent-length: "
 
 
-class Request:
-    __slots__ = (
-        "_connection", "_gone", "answered", "body", "extra", "fields", "keep_alive", "kept",
-        "method", "path", "principal", "query", "refusal", "refused", "repeated", "reserved",
-        "streaming",
-    )  # fmt: skip
-
-    def __init__(self, connection: Connection, method: str, url: bytes, keep_alive: bool) -> None:
-        self._connection = connection
-        self.method = method
-        path, _, self.query = url.partition(b"?")
-        self.path = path.decode("latin-1")
-        self.fields: dict[bytes, bytes] = {}
-        self.repeated: frozenset[bytes] = frozenset()
-        """Headers that came more than once; `fields` has them joined."""
-        self.body = b""
-        self.kept = True
-        self.refused = 0
-        """413 or 503 where the body is too large, or there is no room for it."""
-        self.reserved = 0
-        """Bytes of the budget for bodies that it has."""
-        self.extra: Headers = []
-        """Headers that go with whatever is answered."""
-        self.principal: Principal | None = None
-        self.refusal: Any = None
-        """What the application made of the head, for its own use."""
-        self.keep_alive = keep_alive
-        self.answered = False
-        self.streaming = False
-        self._gone: asyncio.Future[None] | None = None
+class Request(msgspec.Struct, eq=False):
+    connection: Any  # a Connection; msgspec resolves annotations, and http1 imports this module
+    loop: asyncio.AbstractEventLoop
+    method: str
+    path: str
+    query: bytes
+    keep_alive: bool
+    fields: dict[bytes, bytes]
+    repeated: frozenset[bytes]
+    """Headers that came more than once; `fields` has their values joined."""
+    body: bytes = b""
+    kept: bool = True
+    """Whether its body is read."""
+    refused: int = 0
+    """413 or 503 if the body is too large, or there is no room for it."""
+    reserved: int = 0
+    """Bytes that it has of the budget for bodies."""
+    extra: Headers = []
+    """Headers of any response to it."""
+    principal: Principal | None = None
+    refusal: Any = None
+    """What the application decided by the head, for its own use."""
+    answered: bool = False
+    streaming: bool = False
+    disconnected: asyncio.Future[None] | None = None
 
     @property
     def address(self) -> str:
-        """Of whoever sent it; empty where that is no IP address."""
+        """The client's IP address; empty if it has none."""
         return self._connection.address
 
+    @property
+    def _connection(self) -> Connection:
+        connection: Connection = self.connection
+        return connection
+
     def take_room(self, size: int) -> bool:
-        """Reserves so much for its body, in all; False where there is no such room now."""
+        """Reserves that many bytes for its body, in all; False if there is no room now."""
         return self._connection.take_room(self, size)
 
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
@@ -71,9 +73,10 @@ class Request:
         return known[0] if known is not None else self._connection.find_peer(find)
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole answer, in one write."""
+        """Sends the whole response in one write."""
         if self.answered or self.streaming:
             return
+        connection: Connection = self.connection
         if (
             headers is JSON_HEADERS
             and status == 200
@@ -82,10 +85,10 @@ class Request:
             and not self.extra
         ):  # as nearly all are
             if len(body) < LARGE:
-                self._connection.write(b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
+                connection.finish(self, b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
             else:
-                self._connection.write_parts((b"%b%d\r\n\r\n" % (_JSON, len(body)), body))
-            self._finish()
+                connection.write_parts((b"%b%d\r\n\r\n" % (_JSON, len(body)), body))
+                connection.finish(self)
             return
         lines = [STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
         lines += [b"%b: %b\r\n" % header for header in self.extra]
@@ -96,15 +99,14 @@ class Request:
         lines.append(b"\r\n")
         if self.method != "HEAD":
             lines.append(body)
-        self._connection.write(b"".join(lines))
-        self._finish()
+        connection.finish(self, b"".join(lines))
 
     def start(self, status: int, headers: Headers) -> None:
-        """The head of an answer whose body comes in pieces."""
+        """Sends the head of a streamed response."""
         if self.answered or self.streaming:
             return
         self.streaming = True
-        self.body = b""  # a stream may last, and what was asked is known by now
+        self.body = b""  # a stream may last, and the request has been parsed
         self.fields = {}
         lines = [STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
         lines += [b"%b: %b\r\n" % header for header in self.extra]
@@ -114,26 +116,21 @@ class Request:
         self._connection.write(b"".join(lines) + b"\r\n")
 
     async def write(self, data: bytes) -> None:
-        """A piece of the body; waits while the client does not read."""
+        """Sends a piece of the body; waits while the client does not read."""
         if data and self.streaming and not self.answered:
             self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
-            await self._connection.writable()
+            await self._connection.wait_writable()
 
     def send(self, data: bytes) -> bool:
-        """A piece of the body, at once, where the client reads; whether it was sent."""
-        if not self.streaming or self.answered or not self._connection.takes_more():
+        """Sends a piece of the body if the client reads; returns whether it was sent."""
+        if not self.streaming or self.answered or not self._connection.is_read():
             return False
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def end(self) -> None:
         if self.streaming and not self.answered:
-            self._connection.write(b"0\r\n\r\n")
-            self._finish()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._connection.loop
+            self._connection.finish(self, b"0\r\n\r\n")
 
     @property
     def lost(self) -> bool:
@@ -141,21 +138,17 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        return self._connection.takes_more()
+        return self._connection.is_read()
 
     @property
     def gone(self) -> asyncio.Future[None]:
-        """Done when the client has gone away."""
-        if self._gone is None:
-            self._gone = self._connection.loop.create_future()
+        """Done when the client has disconnected."""
+        if self.disconnected is None:
+            self.disconnected = self.loop.create_future()
             if self._connection.lost:
-                self._gone.set_result(None)
-        return self._gone
+                self.disconnected.set_result(None)
+        return self.disconnected
 
-    def left(self) -> None:
-        if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
-
-    def _finish(self) -> None:
-        self.answered = True
-        self._connection.finished(self)
+    def disconnect(self) -> None:
+        if self.disconnected is not None and not self.disconnected.done():
+            self.disconnected.set_result(None)
