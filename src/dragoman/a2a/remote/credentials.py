@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
+from dragoman.core.variables import expand_variables, find_variable, list_references
 from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
@@ -27,7 +28,6 @@ ENV_PREFIX = "DRAGOMAN_AGENT_"
 """Variables whose names begin so are meant for agents."""
 TOKENS = "tokens"
 """The folder of the home whose files are meant for agents."""
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are somebody else's secrets."""
@@ -71,7 +71,7 @@ class ReferenceRules:
         """The normalized references of an agent's token and headers."""
         headers = entry.headers
         lines = headers.values() if isinstance(headers, dict) else headers
-        found = [f"env:{name}" for line in lines for name in _REFERENCE.findall(line)]
+        found = [f"env:{name}" for line in lines for name in list_references(line)]
         if entry.token is not None:
             found.append(self.normalize(entry.token))
         return list(dict.fromkeys(found))
@@ -105,26 +105,21 @@ class AgentCredentials:
 
     def resolve(self) -> dict[str, str]:
         """As they are now. Raises `ConfigError` where one cannot be had."""
-        found = {name: self._expand(value) for name, value in self._headers.items()}
+        found = {
+            name: expand_variables(value, self._lookup, self._whose)
+            for name, value in self._headers.items()
+        }
         if self._token is not None:
             found["authorization"] = f"Bearer {self._resolve_token(self._token)}"
         return found
 
-    def _expand(self, value: str) -> str:
-        return _REFERENCE.sub(lambda match: self._find_variable(match[1]), value)
-
-    def _find_variable(self, name: str) -> str:
-        """One that is not set is an error, not an empty secret."""
-        if name not in self._lookup:
-            raise ConfigError(
-                f"{self._whose} needs the environment variable {name}, which is not set; set "
-                "it for the hub or put it into the env file in its home"
-            )
-        return self._lookup[name]
-
     def _resolve_token(self, reference: str) -> str:
         kind, _, rest = reference.partition(":")
-        token = self._find_variable(rest) if kind == "env" else self._read_file(rest)
+        token = (
+            find_variable(rest, self._lookup, self._whose)
+            if kind == "env"
+            else self._read_file(rest)
+        )
         if not _VISIBLE.fullmatch(token):
             raise ConfigError(
                 f'{self._whose}: what is at "{reference}" is no token, which has visible ASCII '

@@ -231,7 +231,7 @@ class CatalogSync:
         catalog.offer(self._upstream.name, [tool] if text else [])
 
     def report_problems(self, about: str, problems: list[str]) -> None:
-        """Replaces the problems reported about the same."""
+        """Replaces the problems reported about one list or topic."""
         known, found = self._problems.get(about, []), problems[:MAX_PROBLEMS]
         self._problems[about] = found
         for problem in found:

@@ -95,7 +95,7 @@ class ClientSession:
         """In flight or suspended."""
         self.suspended = 0
         self.roots: str | None = None
-        """If it belongs to no client: a digest of the roots that its server was told."""
+        """If it belongs to no client: a digest of the roots that its server was given."""
         self.used_at = now
         self.is_new = True
         """Whether no call was made on it yet: it lists what any session of this kind does."""

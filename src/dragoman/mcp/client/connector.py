@@ -14,12 +14,12 @@ from secrets import token_hex
 
 from dragoman.core.errors import (
     BadReply,
-    ConfigError,
     HubError,
     TargetFailed,
     Unreachable,
     WorkFailed,
 )
+from dragoman.core.variables import expand_variables
 from dragoman.mcp.client.child_process import build_environment
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
@@ -159,21 +159,6 @@ class Connector:
                 raise Unreachable(reason, sent=False) from None
             raise
         return session
-
-
-def expand_variables(value: str, lookup: Mapping[str, str], owner: str) -> str:
-    """Replaces each `${NAME}`. Raises `ConfigError` for an unset one: an empty secret is none."""
-
-    def find(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name not in lookup:
-            raise ConfigError(
-                f"{owner} needs the environment variable {name}, which is not set; set it for the "
-                "hub or put it into the env file in its home"
-            )
-        return lookup[name]
-
-    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", find, value)
 
 
 def build_not_modern(server: str) -> BadReply:

@@ -171,14 +171,13 @@ class PendingRequest:
         method: str,
         future: asyncio.Future[tuple[Any, int]],
         timeout: float,
-        timer: asyncio.TimerHandle,
         listener: RequestListener | None,
     ) -> None:
         self.method = method
         self.future = future
         self.timeout = timeout
-        self.timer = timer
         self.listener = listener
+        self.timer: asyncio.TimerHandle | None = None
         self.refused: ServerRequest | None = None
         """The server's question about this request that was refused."""
 
@@ -224,11 +223,11 @@ class JsonRpcChannel:
         self._last_id = id = self._last_id + 1
         if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
+        future: asyncio.Future[tuple[Any, int]] = self._loop.create_future()
+        pending = PendingRequest(method, future, timeout, listener)
         self._send(rpc.encode_request(id, method, params), params.get("_meta", NOTHING))
-        loop = self._loop
-        future: asyncio.Future[tuple[Any, int]] = loop.create_future()
-        timer = loop.call_later(timeout, self._expire, id)
-        self._pending[id] = pending = PendingRequest(method, future, timeout, timer, listener)
+        self._pending[id] = pending
+        pending.timer = self._loop.call_later(timeout, self._expire, id)
         try:
             return await future
         except asyncio.CancelledError:
@@ -308,6 +307,12 @@ class JsonRpcChannel:
         except Malformed as error:
             self._reject_malformed(data, error)
             message = []
+        if type(message) is dict and "result" in message and "method" not in message:
+            id = message.get("id")  # most messages are results
+            pending = self._pending.get(id) if type(id) is int else None
+            if pending is not None and pending.refused is None and not pending.future.done():
+                pending.future.set_result((message["result"], len(data)))
+                return
         if isinstance(message, list):  # 2025-03-26: batches
             for item in message[:MAX_BATCH]:
                 self._dispatch(item, len(data))
@@ -445,9 +450,9 @@ class JsonRpcChannel:
     def _report_progress(self, params: Mapping[str, Any]) -> None:
         id = params.get("progressToken")
         pending = self._find_pending(id)
-        if pending is None or pending.listener is None:
+        if pending is None or pending.listener is None or pending.timer is None:
             return
-        if pending.listener.report_progress(params) and type(id) is int:
+        if pending.listener.report_progress(params) and isinstance(id, int):
             pending.timer.cancel()
             pending.timer = self._loop.call_later(pending.timeout, self._expire, id)
 

@@ -6,7 +6,7 @@ the call that continues it continues the same task. Cancelling the call cancels 
 
 The extension of 2026-07-28 (SEP-2663) is polled, and questions come with its status. In the form of
 2025-11-25 one request, `tasks/result`, stays open until the end, and questions come as requests of
-the server meanwhile: whoever sends the hub's requests answers them.
+the server meanwhile: the sender of the hub's requests handles them.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class UpstreamTasks:
         )
 
     def _cancel(self, id: str, send: SendTaskRequest) -> None:
-        """In the background: the caller is gone or has its error."""
+        """In the background: the call has ended."""
         self._cancelling.spawn(self._send_cancel(id, send))
 
     async def _send_cancel(self, id: str, send: SendTaskRequest) -> None:

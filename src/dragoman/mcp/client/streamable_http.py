@@ -281,8 +281,8 @@ class HttpWire:
         return {**self._find_headers(method, None), **new_trace().build_headers()}
 
     def _cancel(self, id: int, method: str, reason: str) -> None:
-        is_told = self._revision is not None and self._revision.disconnect_cancels
-        if not is_told and method != "initialize":
+        is_implied = self._revision is not None and self._revision.disconnect_cancels
+        if not is_implied and method != "initialize":
             self._send_later(self.notify(CANCELLED, {"requestId": id, "reason": reason}))
 
     def _send_later(self, work: Coroutine[Any, Any, None]) -> None:

@@ -46,17 +46,17 @@ class UpstreamManager:
     async def apply(self, entries: Sequence[ServerEntry]) -> None:
         """Starts, stops and restarts servers as `entries` say; unchanged ones keep running."""
         wanted = {entry.name: entry for entry in entries if entry.enabled}
-        gone = [
+        changed = [
             upstream
             for name, upstream in self._running.items()
             if wanted.get(name) != upstream.entry
         ]
         self._entries = list(entries)
-        for upstream in gone:
+        for upstream in changed:
             del self._running[upstream.name]
-        ending = {upstream.name for upstream in gone}
+        ending = {upstream.name for upstream in changed}
         self._start(entry for name, entry in wanted.items() if name not in ending)
-        await _stop_all(gone)
+        await _stop_all(changed)
         self._start(wanted.values())
 
     async def restart(self, name: str) -> bool:
