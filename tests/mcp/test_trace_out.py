@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.mini_http import Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Request, legacy, mini, modern
 from tests.mcp.upstream_hub import EVERYTHING_ASKED, Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.call import WantedUpdates

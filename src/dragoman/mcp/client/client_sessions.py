@@ -544,8 +544,7 @@ class ClientSessions:
 
 async def _close(session: UpstreamSession) -> None:
     await asyncio.sleep(0)  # cancelled requests send their cancellation first
-    with contextlib.suppress(HubError):
-        await session.close()
+    await session.close_quietly()
 
 
 async def _notify_roots(session: UpstreamSession) -> None:

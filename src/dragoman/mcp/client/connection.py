@@ -398,7 +398,7 @@ class UpstreamConnection:
         if self.handshake_session is session:
             self.handshake_session = None
             self._forget_handshake()
-            self._background.spawn(_close(session))
+            self._background.spawn(session.close_quietly())
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -418,18 +418,13 @@ class UpstreamConnection:
         session, self.handshake_session = self.handshake_session, None
         if session is not None:
             self._forget_handshake()
-            await _close(session)
+            await session.close_quietly()
 
     async def close(self) -> None:
         """Waits until both shared sessions are closed, after `cancel` and `close_handshake`."""
         if self._supervisor is not None:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._background.close(grace=self._upstream.limits.stop_secs)
-
-
-async def _close(session: UpstreamSession) -> None:
-    with contextlib.suppress(HubError):
-        await session.close()
 
 
 def _is_era_refusal(error: BaseException) -> bool:

@@ -392,6 +392,10 @@ class UpstreamSession:
             pass
         return True
 
+    async def close_quietly(self) -> None:
+        with contextlib.suppress(HubError):
+            await self.close()
+
     async def close(self) -> None:
         await self.notifications.close()
         if self._reopening is not None:

@@ -287,7 +287,7 @@ class UpstreamLists:
                 lists.update(await catalog.fetch_lists(session, late))
             return lists
         finally:
-            self._background.spawn(_close(session))  # a child may take its time
+            self._background.spawn(session.close_quietly())  # a child may take its time
 
     # --- merging what sessions list ------------------------------------------------------------
 
@@ -560,11 +560,6 @@ class UpstreamLists:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._background.close(grace=self._upstream.limits.stop_secs)
-
-
-async def _close(session: UpstreamSession) -> None:
-    with contextlib.suppress(HubError):
-        await session.close()
 
 
 def _set(future: asyncio.Future[None] | None) -> None:

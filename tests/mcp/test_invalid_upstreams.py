@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.mini_http import Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Request, legacy, mini, modern
 from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.errors import HubError, Unreachable

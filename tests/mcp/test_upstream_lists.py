@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.mini_http import Mini, Request, mini
+from tests.mcp.http_stub_server import Mini, Request, mini
 from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, until
 
 from dragoman.core.tool import PROMPT, TOOL

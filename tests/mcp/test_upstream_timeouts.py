@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.mcp.mini_http import Request, mini
-from tests.mcp.test_up_http import legacy
+from tests.mcp.http_stub_server import Request, mini
+from tests.mcp.test_http_upstream import legacy
 from tests.mcp.upstream_hub import (
     EVERYTHING_ASKED,
     Scripted,

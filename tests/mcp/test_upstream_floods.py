@@ -11,7 +11,7 @@ from time import monotonic, thread_time
 from typing import Any
 
 import pytest
-from tests.mcp.mini_http import Request, legacy, mini
+from tests.mcp.http_stub_server import Request, legacy, mini
 from tests.mcp.upstream_hub import Scripted, http, run_hub, until
 
 from dragoman.core.bus import Bus

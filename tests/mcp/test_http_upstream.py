@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Mini, Request, legacy, mini, modern
 from tests.mcp.upstream_hub import EVERYTHING_ASKED, http, run_hub, until
 
 from dragoman.core.call import Progress, WantedUpdates
