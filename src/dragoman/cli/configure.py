@@ -22,7 +22,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
 
 FIRST_CONFIG = """\
-# Dragoman's configuration. A running hub applies changes at once; `dragoman config check` finds
+# Dragoman's configuration. A running hub applies changes immediately; `dragoman config check` finds
 # mistakes. All keys: dragoman docs configuration
 
 # api_key = "…"            # HTTP clients must then send: Authorization: Bearer …
@@ -42,7 +42,7 @@ names = "portable"
 tool_timeout_secs = 60     # timeout of a call; progress extends it
 result_chars = 100000      # longer texts are truncated; the rest can be read for a while
 
-# Agents are at the end; `dragoman docs a2a` explains them. Policies say who may call what:
+# Agents are at the end; `dragoman docs a2a` explains them. Policies define permissions:
 # `dragoman policy init` writes the folder policies, `dragoman docs policies` explains it.
 #
 # One block per server. `dragoman import` writes the blocks for the servers of your IDE.

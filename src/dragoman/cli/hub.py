@@ -17,7 +17,7 @@ import click
 
 from dragoman import __version__
 from dragoman import home as homes
-from dragoman.cli.base.errors import FAILED, NO_HUB, exit_code_for, fail, fail_with
+from dragoman.cli.base.errors import FAILED, NO_HUB, fail, fail_with, find_exit_code
 from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
 from dragoman.cli.base.output import StatusLine, clean, home_option, json_option, print_json
 from dragoman.cli.doctor.port_owner import find_listener
@@ -120,7 +120,7 @@ def _serve(
         who = find_listener(port) if port else None
         if who is None:
             fail_with(error)
-        fail(f"{error} ({who} listens there)", exit_code_for(error.kind), kind=error.kind)
+        fail(f"{error} ({who} listens there)", find_exit_code(error.kind), kind=error.kind)
 
 
 def _announce(app: App, is_first: bool, quiet: bool, as_json: bool) -> None:

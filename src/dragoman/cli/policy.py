@@ -53,7 +53,7 @@ def policy() -> None:
     dragoman policy init                            write the default policies, to edit them
     dragoman policy check                           validate the policies
     dragoman policy explain key:ci github.search    explain one decision
-    dragoman policy who-can vercel_ops.deploy       list who may call a tool
+    dragoman policy who-can vercel_ops.deploy       list the principals that may call a tool
     dragoman policy what-can key:ci                 list what a principal may call
     dragoman policy replay --since 24h --draft new  show which recorded calls a draft would have
                                                     decided differently
@@ -409,7 +409,7 @@ def _print_explained(found: Mapping[str, Any]) -> None:
         print(f"  {line}")
 
 
-@policy.command("who-can", short_help="List who may call a tool.")
+@policy.command("who-can", short_help="List the principals that may call a tool.")
 @click.argument("tool")
 @home_option
 @json_option

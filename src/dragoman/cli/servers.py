@@ -1,6 +1,6 @@
 """`servers`: lists, adds, switches and removes the MCP servers in config.toml.
 
-A running hub applies each change at once; without one, `add` starts a temporary hub to connect to
+A running hub applies each change immediately; without one, `add` starts a temporary hub to connect to
 the new server.
 """
 
@@ -67,7 +67,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     dragoman servers remove files
 
     \b
-    States: connected; starting; failed (retried with increasing delays, and at once when one of
+    States: connected; starting; failed (retried with increasing delays, and immediately when one of
     its tools is called); idle (unused for idle_secs; the next call starts it); off (enabled =
     false).
 

@@ -62,7 +62,7 @@ class ServiceDefinition:
     state: Sequence[str]
 
 
-def name_option(command: click.decorators.FC) -> click.decorators.FC:
+def add_name_option(command: click.decorators.FC) -> click.decorators.FC:
     return click.option(
         "--name", default="dragoman", show_default=True, help="Name of the service; one per home."
     )(command)
@@ -82,7 +82,7 @@ def service() -> None:
 
 @service.command()
 @click.option("--print", "only_print", is_flag=True, help="Print the file and change nothing.")
-@name_option
+@add_name_option
 @home_option
 def install(only_print: bool, name: str, home: str | None) -> None:
     """Write the service file, enable the service and start it.
@@ -117,7 +117,7 @@ def install(only_print: bool, name: str, home: str | None) -> None:
 
 
 @service.command()
-@name_option
+@add_name_option
 def uninstall(name: str) -> None:
     """Stop the service and remove its file. The home is not changed.
 
@@ -138,7 +138,7 @@ def uninstall(name: str) -> None:
 
 
 @service.command()
-@name_option
+@add_name_option
 @json_option
 def status(name: str, as_json: bool) -> None:
     """Show whether the service is installed and active. Exits with 3 if it is not active.

@@ -264,7 +264,7 @@ def _call_tool(
         answers = prompt.ask_questions(result["questions"])
         result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
     fail(
-        f"{name} asked more than {prompt.MAX_ROUNDS} rounds of questions; the call was given up",
+        f"{name} asked more than {prompt.MAX_ROUNDS} rounds of questions; not continued",
         FAILED,
     )
 

@@ -47,7 +47,7 @@ class UnreadableFile(Exception):
     """A file cannot be read or edited; the message says what is wrong and where."""
 
 
-def exit_code_for(kind: str) -> int:
+def find_exit_code(kind: str) -> int:
     return _CODES.get(kind, FAILED)
 
 
@@ -72,4 +72,4 @@ def build_error(message: str, code: int, kind: str = "", trace: str = "") -> dic
 
 
 def fail_with(error: HubError) -> NoReturn:
-    fail(str(error), exit_code_for(error.kind), kind=error.kind, trace=error.trace or "")
+    fail(str(error), find_exit_code(error.kind), kind=error.kind, trace=error.trace or "")

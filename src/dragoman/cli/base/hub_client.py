@@ -21,8 +21,8 @@ from dragoman.cli.base.errors import (
     NOT_FOUND,
     TARGET_FAILED,
     USAGE,
-    exit_code_for,
     fail,
+    find_exit_code,
     say,
 )
 from dragoman.cli.base.output import StatusLine, clean
@@ -50,7 +50,7 @@ class HubProblem(Exception):
         self.message = str(error.get("message") or f"the hub answered with status {status}")
         self.trace = str(error.get("trace") or "")
         self.kind = str(error.get("kind") or ("NotFound" if status == 404 else ""))
-        self.code = exit_code_for(self.kind)
+        self.code = find_exit_code(self.kind)
         super().__init__(self.message)
 
 
@@ -409,6 +409,6 @@ def _run_temporary_hub(place: str) -> Iterator[HubClient]:
 def _fail_to_start(failed: list[Exception]) -> NoReturn:
     problem = failed[0] if failed else None
     if isinstance(problem, HubError):
-        fail(str(problem), exit_code_for(problem.kind))
+        fail(str(problem), find_exit_code(problem.kind))
     why = str(problem or "it did not start in time").rstrip(".")
     fail(f"no hub is running and none could be started: {why}", NO_HUB)

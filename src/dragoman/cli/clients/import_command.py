@@ -97,7 +97,7 @@ def _normalize_name(name: str) -> str:
 
 @dataclass(slots=True)
 class ImportJob:
-    """One import: planned first, then printed, then written at once."""
+    """One import: planned first, then printed, then written together."""
 
     home: Path
     plans: list[ServerPlan] = field(default_factory=list)

@@ -242,7 +242,7 @@ def _resolve_path(word: str, base: Path) -> str:
 
 
 def _has_secret(args: list[str]) -> bool:
-    """`--api-key=x`, `--api-key x`, `TOKEN=x`, `scheme://user:password@host`."""
+    """Whether an argument looks like `--api-key=x`, `--api-key x`, `TOKEN=x` or has a password."""
     joined = [f"{a}={b}" if a.startswith("-") else a for a, b in pairwise([*args, ""])]
     return any(re.search(r"(?i)(key|token|secret|passw)[^=]*=.|://[^/]*:.*@", a) for a in joined)
 
