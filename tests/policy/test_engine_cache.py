@@ -20,7 +20,7 @@ from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import context_from_call
 from dragoman.policy.engine import PolicyEngine
-from dragoman.policy.entities import LIST, entity_from_principal, entity_from_tool, find_facts
+from dragoman.policy.entities import LIST, entity_from_principal, entity_from_tool
 from dragoman.policy.loader import load_policies
 from dragoman.policy.policy_set import PolicySet
 
@@ -159,7 +159,7 @@ SITUATIONS = st.builds(
 def uncached(engine: PolicyEngine, asked: Call) -> Decision:
     """By nothing that was kept, with the whole context as it is."""
     who = entity_from_principal(asked.principal, AGENTS.get(asked.principal.serves))
-    what = entity_from_tool(asked.tool, find_facts(asked.tool), True)
+    what = entity_from_tool(asked.tool, asked.tool.target.traits.facts, True)
     context = context_from_call(asked, 5, 1.8e9).render(
         {"now", "args", "trace_id"}, asked.tool.name
     )

@@ -121,6 +121,7 @@ class Bus:
         self._gates: list[tuple[str, Gate]] = []
         self.has_call_observers = False
         """Whether anything observes calls before they are made; otherwise no event is created."""
+        self.has_gates = False
 
     def observe(
         self, kind: type[E], observer: Callable[[E], None], name: str = "an observer"
@@ -156,10 +157,6 @@ class Bus:
                 self._subscriptions.pop(kind, None)
         self._refresh_flags()
 
-    @property
-    def has_gates(self) -> bool:
-        return bool(self._gates)
-
     def _refresh_flags(self) -> None:
         told = self._subscriptions.keys() & {PreVerb, ToolCall, ToolResult}
         self.has_call_observers = bool(told or self._gates)
@@ -167,6 +164,7 @@ class Bus:
     def gate(self, name: str, gate: Gate) -> None:
         """Adds a gate, which is asked before every call and refuses it by raising `Denied`."""
         self._gates.append((name, gate))
+        self.has_gates = True
         self._refresh_flags()
 
     def is_observed(self, kind: type[Event]) -> bool:

@@ -121,7 +121,7 @@ class CallChains:
         """By span."""
         self._at: dict[str, dict[str, RunningCall]] = {}
         """The running calls of each target by span, the oldest first."""
-        self._of: dict[tuple[str, Principal], int] = {}
+        self._of: dict[tuple[str, str], int] = {}
         """How many of these each principal has."""
         self._live: dict[str, Chain] = {}
         """Chains whose first call is running, by id."""
@@ -236,7 +236,7 @@ class CallChains:
         served = self._at.get(target)
         if served is None:
             served = self._at[target] = {}
-        key = (target, call.principal)
+        key = (target, call.principal.key)
         count = self._of.get(key, 0)
         if len(served) >= self.at_once or count >= self._each:
             raise Overloaded(_render_overload(call, len(served) if count < self._each else count))
@@ -288,7 +288,7 @@ class CallChains:
         if not served:
             del self._at[target]
         assert flight.principal is not None
-        key = (target, flight.principal)
+        key = (target, flight.principal.key)
         left = self._of[key] - 1
         if left:
             self._of[key] = left

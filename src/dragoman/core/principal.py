@@ -22,6 +22,8 @@ class Principal:
     serves: str = field(default="", compare=False)
     """The target whose credential it used, or whose process it is: a server or agent that calls
     back."""
+    key: str = field(init=False, compare=False, repr=False)
+    """Identifies the principal: hashing a string costs less than hashing a principal."""
     label: str = field(init=False, compare=False, repr=False)
     """`kind:id`, for the record of every call."""
 
@@ -30,6 +32,7 @@ class Principal:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.kind}:{self.id}")
+        object.__setattr__(self, "key", f"{self.label}\0{self.org}")
         object.__setattr__(self, "_hash", hash((self.kind, self.id, self.org)))
 
     def __hash__(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -125,9 +126,9 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
 def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
     if trace.chain:
         verbs = [render_uri(verb) if ":" in verb else verb for verb in trace.chain]
-        entry["chain"] = _list_bounded(verbs)
+        entry["chain"] = _list_bounded(tuple(verbs))
     if trace.labels:
-        entry["labels"] = _list_bounded(sorted(trace.labels))
+        entry["labels"] = _list_bounded(tuple(sorted(trace.labels)))
 
 
 def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
@@ -149,9 +150,8 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
         conclusion["usage"] = select_numbers(notes.usage)
 
 
-def _list_bounded(words: Sequence[str]) -> list[str]:
-    if len(words) == 1:  # the common case
-        return [shorten(words[0])]
+@lru_cache(maxsize=1024)  # the same policies decide most calls
+def _list_bounded(words: tuple[str, ...]) -> list[str]:
     listed = [shorten(word) for word in words[:MAX_LISTED]]
     if len(words) > MAX_LISTED:
         listed.append(f"… and {len(words) - MAX_LISTED} more")

@@ -15,6 +15,7 @@ from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.trace import NO_LABELS
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import CallContext, context_from_call
 from dragoman.policy.entities import (
@@ -27,7 +28,6 @@ from dragoman.policy.entities import (
     entity_from_principal,
     entity_from_target,
     entity_from_tool,
-    find_facts,
 )
 from dragoman.policy.policy_set import PolicySet
 
@@ -150,8 +150,9 @@ class PolicyEngine:
             chain = trace.chain
             door = call.door if active.reads_door else ""
             cyclic = bool(chain) and tool.name in chain
+            labels = trace.parent.labels if trace.parent is not None else NO_LABELS
             key = (
-                who.number, what.number, chain, cyclic, trace.labels, door,
+                who.number, what.number, chain, cyclic, labels, door,
                 _calls_itself(who, what),
             )  # fmt: skip
             decision = active.decisions.get(key)
@@ -318,7 +319,7 @@ class PolicyEngine:
         return who
 
     def _find_resource(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
-        facts = find_facts(tool)
+        facts = tool.target.traits.facts
         found = active.resources.get(tool.name)
         if found is not None and found[0] is tool and found[1] is facts:
             return found[2]
@@ -334,7 +335,7 @@ class PolicyEngine:
 
     def _find_target(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
         active.make_room()
-        return _number(active, entity_from_target(tool.target.name, find_facts(tool)))
+        return _number(active, entity_from_target(tool.target.name, tool.target.traits.facts))
 
 
 def _number(active: _ActivePolicySet, what: ResourceEntity) -> ResourceEntity:

@@ -213,10 +213,6 @@ def entity_from_org(org: str) -> ResourceEntity:
     return ResourceEntity(("Org", org), org, {})
 
 
-def find_facts(tool: Tool) -> TargetFacts:
-    return tool.target.traits.facts
-
-
 def build_target_uid(facts: TargetFacts, name: str) -> Uid:
     if facts.type not in KINDS:
         raise LookupError(f'the target "{name}" is of no known type: {facts.type!r}')

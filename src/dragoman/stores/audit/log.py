@@ -125,11 +125,11 @@ class SqliteAuditLog:
                 f"the call was refused: its record of {len(body)} bytes is too long"
             )
         self._pending.append((INTENT, None, time.time(), body))
-        self._seal_pending()
-        seq = self.tip.seq
         # If the journal is full, everything goes to the database. After a failure calls are
         # refused until the database has all entries.
-        if not self._write_journal() and (self._failure is not None or not self._save()):
+        is_stored = self._write_journal() or (self._failure is None and self._save())
+        seq = self.tip.seq
+        if not is_stored:
             self._pending.append((OUTCOME, seq, time.time(), REFUSED))
             raise self._build_refusal()
         self._running[seq] = None
@@ -313,7 +313,8 @@ class SqliteAuditLog:
         self.tip, self._trailer = batch.tip, batch.trailer
 
     def _write_journal(self) -> bool:
-        """Writes new entries to the journal; returns False if that failed."""
+        """Seals and writes new entries to the journal; returns False if that failed."""
+        self._seal_pending()
         try:
             if not self._journal.append(b"".join(self._unwritten), self._trailer):
                 return False
