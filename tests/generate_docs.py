@@ -111,12 +111,12 @@ def keys() -> list[tuple[str, str, str, str]]:
     """Every setting: dotted path, type, default, meaning."""
     from dragoman import config
 
-    return config.keys()
+    return config.list_keys()
 
 
 def keys_table() -> str:
     from dragoman.config import is_live
-    from dragoman.config_layers import variable_of
+    from dragoman.config_layers import variable_from_path
 
     toml = {"True": "true", "False": "false"}
     rows = [
@@ -126,7 +126,7 @@ def keys_table() -> str:
             f"`{toml.get(default, default)}`",
             "yes" if is_live(path) else "",
             meaning,
-            f"`{variable_of(path)}`",
+            f"`{variable_from_path(path)}`",
         )
         for path, kind, default, meaning in keys()
     ]

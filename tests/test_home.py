@@ -13,24 +13,24 @@ import pytest
 
 from dragoman.home import (
     SOCKET_LIMIT,
-    Daemon,
-    Held,
-    Unfit,
-    forget_daemon,
-    hold,
-    home_path,
-    is_held,
-    now,
+    DaemonRecord,
+    HomeLocked,
+    HomeUnusable,
+    find_home,
+    find_socket_paths,
+    is_locked,
+    lock_home,
     prepare,
     read_daemon,
-    socket_paths,
+    remove_daemon,
+    render_now,
     write_daemon,
 )
 
 HOLDER = """
 import sys, os
-from dragoman.home import hold
-kept = hold(sys.argv[1])
+from dragoman.home import lock_home
+kept = lock_home(sys.argv[1])
 if len(sys.argv) > 2:
     import subprocess
     child = subprocess.Popen(["sleep", "30"])
@@ -62,17 +62,17 @@ def short():
         yield Path(path)
 
 
-def record(**changes) -> Daemon:
+def record(**changes) -> DaemonRecord:
     fields = {
         "pid": os.getpid(),
         "url": "http://127.0.0.1:50051",
         "socket": "/x/http.sock",
         "mcp_socket": "/x/mcp.sock",
         "version": "0.1.0",
-        "started_at": now(),
+        "started_at": render_now(),
         "mode": "daemon",
     }
-    return Daemon(**(fields | changes))
+    return DaemonRecord(**(fields | changes))
 
 
 def mode(path) -> int:
@@ -82,18 +82,18 @@ def mode(path) -> int:
 def test_the_home_is_the_one_given_else_of_the_environment_else_in_the_users(monkeypatch):
     monkeypatch.setenv("HOME", "/users/ada")
     monkeypatch.setenv("DRAGOMAN_HOME", "/srv/hub")
-    assert home_path("/given") == "/given"
-    assert home_path() == "/srv/hub"
+    assert find_home("/given") == "/given"
+    assert find_home() == "/srv/hub"
     monkeypatch.delenv("DRAGOMAN_HOME")
-    assert home_path() == "/users/ada/.dragoman"
-    assert home_path("~/other") == "/users/ada/other"
+    assert find_home() == "/users/ada/.dragoman"
+    assert find_home("~/other") == "/users/ada/other"
     monkeypatch.chdir("/")
-    assert home_path("relative") == "/relative"
+    assert find_home("relative") == "/relative"
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set():
-    with pytest.raises(Unfit, match="set DRAGOMAN_HOME"):
-        home_path("~nobody-of-this-name/x")
+    with pytest.raises(HomeUnusable, match="set DRAGOMAN_HOME"):
+        find_home("~nobody-of-this-name/x")
 
 
 def test_a_home_is_made_private_whatever_the_umask(tmp_path):
@@ -112,10 +112,10 @@ def test_a_home_that_others_can_write_is_refused(tmp_path, others):
     home.mkdir()
     home.chmod(others)
 
-    with pytest.raises(Unfit, match=r"can be written by others .*chmod go-w"):
+    with pytest.raises(HomeUnusable, match=r"can be written by other users .*chmod go-w"):
         prepare(str(home))
-    with pytest.raises(Unfit, match="can be written by others"):
-        hold(str(home))
+    with pytest.raises(HomeUnusable, match="can be written by other users"):
+        lock_home(str(home))
 
 
 def test_a_home_of_another_user_is_refused(tmp_path):
@@ -126,14 +126,14 @@ def test_a_home_of_another_user_is_refused(tmp_path):
     else:
         home = "/usr"
 
-    with pytest.raises(Unfit, match="belongs to user"):
+    with pytest.raises(HomeUnusable, match="belongs to user"):
         prepare(str(home))
 
 
 def test_a_file_is_no_home(tmp_path):
     (tmp_path / "home").write_text("")
 
-    with pytest.raises(Unfit, match="cannot be made a home: File exists"):
+    with pytest.raises(HomeUnusable, match=r"cannot use .* as a home: File exists"):
         prepare(str(tmp_path / "home"))
 
 
@@ -145,8 +145,8 @@ def test_the_record_of_the_daemon_is_read_as_it_was_written_and_is_private(tmp_p
         assert mode(tmp_path / "daemon.json") == 0o600
 
     assert os.listdir(tmp_path) == ["daemon.json"]
-    forget_daemon(str(tmp_path))
-    forget_daemon(str(tmp_path))
+    remove_daemon(str(tmp_path))
+    remove_daemon(str(tmp_path))
     assert read_daemon(str(tmp_path)) is None
 
 
@@ -193,35 +193,35 @@ def test_only_one_process_holds_a_home_and_the_other_is_told_who(tmp_path):
     home = str(tmp_path)
     with holder(home) as process:
         assert process.stdout.readline() == "held\n"
-        assert is_held(home)
-        with pytest.raises(Held) as bare:
-            hold(home)
+        assert is_locked(home)
+        with pytest.raises(HomeLocked) as bare:
+            lock_home(home)
         write_daemon(home, record(pid=process.pid, started_at="2026-11-15T22:00:00Z"))
-        with pytest.raises(Held) as told:
-            hold(home)
+        with pytest.raises(HomeLocked) as told:
+            lock_home(home)
         process.stdin.close()
         assert process.wait(10) == 0
 
     assert (bare.value.pid, bare.value.daemon) == (process.pid, None)
     assert str(told.value) == (
-        f'"{home}" is held by process {process.pid} (a daemon since 2026-11-15T22:00:00Z, '
-        "at http://127.0.0.1:50051); stop that one, or give this one a home of its own."
+        f'"{home}" is locked by process {process.pid} (a daemon since 2026-11-15T22:00:00Z, '
+        "at http://127.0.0.1:50051); stop it, or use another home."
     )
-    assert not is_held(home)
-    with hold(home):
-        assert is_held(home)
-    assert not is_held(home)
+    assert not is_locked(home)
+    with lock_home(home):
+        assert is_locked(home)
+    assert not is_locked(home)
 
 
 @pytest.mark.promise("F2")
 def test_a_record_left_by_a_dead_hub_is_not_taken_for_the_holders(tmp_path):
     home = str(tmp_path)
     write_daemon(home, record(pid=1))
-    with hold(home), pytest.raises(Held) as told:
-        hold(home)
+    with lock_home(home), pytest.raises(HomeLocked) as told:
+        lock_home(home)
 
     assert told.value.daemon is None
-    assert f"is held by process {os.getpid()};" in str(told.value)
+    assert f"is locked by process {os.getpid()};" in str(told.value)
 
 
 @pytest.mark.promise("F2")
@@ -235,8 +235,8 @@ def test_killing_the_holder_releases_the_home_even_while_a_child_of_it_lives(tmp
             process.wait(10)
             os.kill(child, 0)
 
-            assert not is_held(home)
-            hold(home).close()
+            assert not is_locked(home)
+            lock_home(home).close()
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -244,19 +244,19 @@ def test_killing_the_holder_releases_the_home_even_while_a_child_of_it_lives(tmp
 def test_looking_whether_a_home_is_held_makes_nothing_and_holds_nothing(tmp_path):
     home = str(tmp_path / "none")
 
-    assert not is_held(home)
+    assert not is_locked(home)
     assert not os.path.exists(home)
 
 
 def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
     home = str(tmp_path)
-    hold(home).close()
+    lock_home(home).close()
     looker = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sys\nfrom dragoman.home import is_held\nprint('looking', flush=True)\n"
-            "while True: is_held(sys.argv[1])",
+            "import sys\nfrom dragoman.home import is_locked\nprint('looking', flush=True)\n"
+            "while True: is_locked(sys.argv[1])",
             home,
         ],
         stdout=subprocess.PIPE,
@@ -264,7 +264,7 @@ def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
     try:
         looker.stdout.readline()
         for _ in range(20):
-            hold(home).close()
+            lock_home(home).close()
     finally:
         looker.kill()
         looker.communicate()
@@ -275,11 +275,11 @@ def test_the_sockets_are_in_a_private_directory_of_the_home(short):
     home = short / "h"
     prepare(str(home))
 
-    http, mcp = socket_paths(str(home))
+    http, mcp = find_socket_paths(str(home))
 
     assert (http, mcp) == (str(home / "run" / "http.sock"), str(home / "run" / "mcp.sock"))
     assert mode(home / "run") == 0o700
-    assert socket_paths(str(home)) == (http, mcp)
+    assert find_socket_paths(str(home)) == (http, mcp)
 
 
 @pytest.mark.promise("F2")
@@ -293,10 +293,10 @@ def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(
     paths = []
     for home in homes:
         prepare(home)
-        paths += socket_paths(home)
+        paths += find_socket_paths(home)
 
     assert len(set(paths)) == 4
-    assert list(socket_paths(homes[0])) == paths[:2]
+    assert list(find_socket_paths(homes[0])) == paths[:2]
     for path in paths:
         assert path.startswith(str(runtime))
         assert len(os.fsencode(path)) <= SOCKET_LIMIT
@@ -311,7 +311,7 @@ def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, sho
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     monkeypatch.setenv("TMPDIR", str(short))
 
-    http, _ = socket_paths(str(deep / "home"))
+    http, _ = find_socket_paths(str(deep / "home"))
 
     assert http.startswith(f"{short}/dragoman-")
 
@@ -323,7 +323,7 @@ def test_a_socket_directory_that_someone_else_prepared_is_refused(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     home = str(tmp_path / ("deep" * 25))
     prepare(home)
-    place = os.path.dirname(socket_paths(home)[0])
+    place = os.path.dirname(find_socket_paths(home)[0])
     os.rmdir(place)
     if squat == "open":
         os.mkdir(place)
@@ -334,5 +334,5 @@ def test_a_socket_directory_that_someone_else_prepared_is_refused(
     else:
         open(place, "wb").close()
 
-    with pytest.raises(Unfit, match="is not a directory that only you can enter"):
-        socket_paths(home)
+    with pytest.raises(HomeUnusable, match="is not a private directory of yours"):
+        find_socket_paths(home)

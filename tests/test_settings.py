@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, find_frozen_changes, load, load_with_source, parse
-from dragoman.config_layers import Given, find_near_misses, list_settings, variable_of
+from dragoman.config_layers import (
+    Override,
+    find_near_misses,
+    list_settings,
+    variable_from_path,
+)
 from dragoman.core.errors import ConfigError
 
 HTTP = '[[mcp_servers]]\nname = "far"\n[mcp_servers.transport]\ntype = "http"\nurl = "http://h/m"\n'
@@ -89,35 +94,35 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
 ) -> None:
     monkeypatch.setenv("DRAGOMAN_SERVER__PORT", "2")
     monkeypatch.setenv("DRAGOMAN_LOG__FORMAT", "json")
-    given = [Given(("server", "port"), 3, "--port")]
+    given = [Override(("server", "port"), 3, "--port")]
     config, source = load_with_source(file, given)
     assert (config.server.port, config.log.format, config.server.host) == (3, "json", "from-file")
-    assert source.origin(("server", "port")) == "--port"
-    assert source.origin(("log", "format")) == "environment variable DRAGOMAN_LOG__FORMAT"
-    assert source.origin(("server", "host")) == f"{file}, line 3"
-    assert source.origin(("server", "public_url")) == "default"
+    assert source.find_origin(("server", "port")) == "--port"
+    assert source.find_origin(("log", "format")) == "environment variable DRAGOMAN_LOG__FORMAT"
+    assert source.find_origin(("server", "host")) == f"{file}, line 3"
+    assert source.find_origin(("server", "public_url")) == "default"
     assert load(file).server.port == 2
     assert parse(file.read_text(encoding="utf-8")).server.port == 1  # the text alone
 
 
 WRONG = {
-    "DRAGOMAN_SERVER__PROT=1": r'no setting "prot"; did you mean DRAGOMAN_SERVER__PORT\?',
-    "DRAGOMAN_SERVR__PORT=1": r'no setting "servr"; did you mean DRAGOMAN_SERVER__PORT\?',
-    "DRAGOMAN_SERVER__port=1": 'no setting "port"',
+    "DRAGOMAN_SERVER__PROT=1": r'unknown setting "prot"; did you mean DRAGOMAN_SERVER__PORT\?',
+    "DRAGOMAN_SERVR__PORT=1": r'unknown setting "servr"; did you mean DRAGOMAN_SERVER__PORT\?',
+    "DRAGOMAN_SERVER__port=1": 'unknown setting "port"',
     "DRAGOMAN_SERVER__=1": "known there: ALLOWED_HOSTS, ",
-    "DRAGOMAN_SERVER__PORT__X=1": "nothing stands below it",
+    "DRAGOMAN_SERVER__PORT__X=1": "is a single value, not a table",
     "DRAGOMAN_A2A__EXTERNAL_AGENTS__NAME=x": "write DRAGOMAN_A2A__EXTERNAL_AGENTS__0__…",
     "DRAGOMAN_MCP_SERVERS__0__TRANSPORT=x": "set DRAGOMAN_MCP_SERVERS__0__TRANSPORT__… instead",
-    "DRAGOMAN_MCP_SERVERS__0__TRANSPORT__COMMAND=x": 'no setting "command"',
-    "DRAGOMAN_MCP_SERVERS__2__NAME=x": "the list has 1 elements, so the next new one is 1",
+    "DRAGOMAN_MCP_SERVERS__0__TRANSPORT__COMMAND=x": 'unknown setting "command"',
+    "DRAGOMAN_MCP_SERVERS__2__NAME=x": "the list has 1 elements: the next index is 1",
     "DRAGOMAN_MCP_SERVERS=s3cret": "must be JSON such as",
     "DRAGOMAN_MCP_SERVERS=[s3cret": "is not valid JSON",
     "DRAGOMAN_SERVER__PORT=s3cret": "must be a whole number",
     "DRAGOMAN_SERVER__PORT=99999": "of at most 65535",
     "DRAGOMAN_A2A__ENABLED=s3cret": "must be true or false",
     "DRAGOMAN_LOG__FORMAT=s3cret": 'choose one of "text", "json"',
-    "DRAGOMAN_API_KEY=s3cret": "shorter than 16 characters",
-    "DRAGOMAN_API_KEY=": "shorter than 16 characters",
+    "DRAGOMAN_API_KEY=s3cret": "less than 16 characters",
+    "DRAGOMAN_API_KEY=": "less than 16 characters",
     'DRAGOMAN_MCP_SERVERS=[{"name": "x", "comand": "s3cret"}]': 'unknown key "comand"',
 }
 
@@ -152,9 +157,9 @@ def test_variables_that_are_no_settings_are_left_alone(
 
 
 def test_every_setting_has_a_variable_of_its_own() -> None:
-    variables = [variable_of(path) for path, *_ in list_settings(Config)]
+    variables = [variable_from_path(path) for path, *_ in list_settings(Config)]
     assert len(set(variables)) > 100 and all(re.fullmatch("[A-Z0-9_]+", one) for one in variables)
-    assert variable_of("mcp_servers[].transport(http).url") == (
+    assert variable_from_path("mcp_servers[].transport(http).url") == (
         "DRAGOMAN_MCP_SERVERS__N__TRANSPORT__URL"
     )
 

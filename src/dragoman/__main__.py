@@ -1,4 +1,4 @@
-"""Where `dragoman` begins. `dragoman mcp` goes to the relay before anything else is loaded."""
+"""The entry point. `dragoman mcp` reaches the relay before anything else is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ where the outer key is "servers"):
 
   {"mcpServers": {"dragoman": {"command": "dragoman", "args": ["mcp"]}}}
 
-If a hub runs (`dragoman up`), this speaks for it; else the hub runs in here, and every other
-`dragoman mcp` shares it. What goes wrong is said on stderr, which the IDE shows in its log.
+If a hub is running (`dragoman up`), this connects to it; otherwise the hub runs in this process,
+and every other `dragoman mcp` shares it. Errors go to stderr, which the IDE shows in its log.
 
-  --home DIR   the hub's home; else $DRAGOMAN_HOME, else ~/.dragoman
-  -h, --help   this text
+  --home DIR   the hub's home; default: $DRAGOMAN_HOME, or ~/.dragoman
+  -h, --help   show this text
 """
 
 
@@ -43,7 +43,7 @@ def mcp(argv: list[str]) -> int:
     if argv in (["-h"], ["--help"]):
         sys.stdout.write(MCP_USAGE)
         return 0
-    from dragoman.home import Unfit, home_path
+    from dragoman.home import HomeUnusable, find_home
 
     given: str | None = None
     if len(argv) == 1 and argv[0].startswith("--home="):
@@ -51,25 +51,27 @@ def mcp(argv: list[str]) -> int:
     if len(argv) == 2 and argv[0] == "--home" and argv[1]:
         given = argv[1]
     elif argv:
-        sys.stderr.write(f'"dragoman mcp {" ".join(argv)}" is not understood.\n\n{MCP_USAGE}')
+        sys.stderr.write(f"unknown arguments: dragoman mcp {' '.join(argv)}\n\n{MCP_USAGE}")
         return 2
     try:
-        home = home_path(given)
-    except Unfit as error:
+        home = find_home(given)
+    except HomeUnusable as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if os.isatty(0):
-        sys.stderr.write("dragoman mcp is what an IDE starts: it speaks MCP here; Ctrl-D ends it\n")
+        sys.stderr.write(
+            "dragoman mcp is started by an IDE and speaks MCP on stdin; press Ctrl-D to end it\n"
+        )
     from dragoman.mcp.relay import main as relay
 
     return relay(home, *_take_stdio())
 
 
 def _take_stdio() -> tuple[int, int]:
-    """stdin and stdout for the protocol alone: nothing else in this process can read or print."""
+    """Reserves stdin and stdout for the protocol: nothing else in this process can use them."""
     try:
         os.fstat(2)
-    except OSError:  # closed by the IDE: the next file opened would get what is said on stderr
+    except OSError:  # closed by the IDE: the next open file would receive stderr
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     stdin, stdout = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

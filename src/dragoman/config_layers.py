@@ -1,5 +1,4 @@
-"""The layers of the configuration: command line, environment, file. Walks any tree of `Struct`s and
-knows no setting by name.
+"""The layers of the configuration: command line, environment, file. Knows no setting by name.
 
 `DRAGOMAN_SERVER__PORT=8000` sets `[server] port`: two underscores separate the steps of a path.
 """
@@ -22,12 +21,12 @@ Path = tuple[Step, ...]
 
 PREFIX = "DRAGOMAN_"
 CREDENTIALS = "DRAGOMAN_AGENT_"
-"""How variables begin that hold credentials of agents; they may have any name after this."""
+"""The prefix of variables with credentials of agents, which are not settings."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Override:
     """A setting from the command line."""
 
     path: Path
@@ -36,13 +35,13 @@ class Given:
 
 
 @dataclass(slots=True)
-class Origins:
-    """Where each value comes from that is not the file's."""
+class SettingOrigins:
+    """The variables and options that set values; all others come from the file."""
 
     names: dict[Path, str] = field(default_factory=dict)
 
     def find(self, at: Path) -> str | None:
-        """The variable or option that set `at`, or something around it or below it."""
+        """Finds the variable or option that set `at`, or something around it or below it."""
         for length in range(len(at), 0, -1):
             if at[:length] in self.names:
                 return self.names[at[:length]]
@@ -50,11 +49,14 @@ class Origins:
 
 
 def merge_layers(
-    raw: dict[str, Any], struct: type[Struct], environ: Mapping[str, str], given: Iterable[Given]
-) -> Origins:
-    """Puts the environment, and over it the command line, into what the file says."""
-    origins = Origins()
-    for name in sorted(list_variables(struct, environ), key=_order):
+    raw: dict[str, Any],
+    struct: type[Struct],
+    environ: Mapping[str, str],
+    given: Iterable[Override],
+) -> SettingOrigins:
+    """Merges the environment, then the command line, into the contents of the file."""
+    origins = SettingOrigins()
+    for name in sorted(list_variables(struct, environ), key=_sort_key):
         path, value = _read_variable(name, environ, struct, raw)
         _put(raw, path, value, f"environment variable {name}")
         origins.names[path] = f"environment variable {name}"
@@ -65,12 +67,12 @@ def merge_layers(
 
 
 def list_variables(struct: type[Struct], environ: Mapping[str, str]) -> list[str]:
-    """The variables that set something."""
-    return sorted(filter(_is_setting(struct), environ))
+    """Lists the variables that are settings."""
+    return sorted(filter(_build_filter(struct), environ))
 
 
-def variable_of(path: str) -> str:
-    """The variable for a setting as `list_settings` writes it; `N` stands for a number."""
+def variable_from_path(path: str) -> str:
+    """Returns the variable of a setting written as in `list_settings`; `N` stands for a number."""
     steps = []
     for part in path.split("."):
         name, listed, rest = part.partition("[]")
@@ -82,9 +84,9 @@ def variable_of(path: str) -> str:
 
 
 def find_near_misses(struct: type[Struct], environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables that set nothing and look as if they should, each with the right name. They are no
+    """Finds variables that are not settings but resemble one, each with the right name. Not an
     error: Kubernetes and Docker set `DRAGOMAN_SERVER_PORT` for a service called dragoman-server."""
-    known = {variable_of(path) for path, *_ in list_settings(struct)}
+    known = {variable_from_path(path) for path, *_ in list_settings(struct)}
     meant = {name.replace("__", "_"): name for name in sorted(known) if "__" in name}
     return [
         (name, meant[name])
@@ -96,12 +98,12 @@ def find_near_misses(struct: type[Struct], environ: Mapping[str, str]) -> list[t
 # --- variables ------------------------------------------------------------------------------------
 
 
-def _is_setting(struct: type[Struct]) -> Any:
-    """A name without two underscores is a setting only if it is one at the top of the file."""
+def _build_filter(struct: type[Struct]) -> Any:
+    """A name without a double underscore is a setting only if it is a top-level key."""
     tops = {
         PREFIX + name.upper()
-        for name, hint in fields_of(struct).items()
-        if not structs_in(hint) or is_list(hint)
+        for name, hint in list_fields(struct).items()
+        if not find_structs(hint) or is_list(hint)
     }
 
     def decide(name: str) -> bool:
@@ -112,8 +114,8 @@ def _is_setting(struct: type[Struct]) -> Any:
     return decide
 
 
-def _order(name: str) -> list[tuple[int, int, str]]:
-    """A list before its elements, and these by number."""
+def _sort_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts a list before its elements, and these by number."""
     steps = name.split("__")
     return [(0, int(step), "") if step.isdecimal() else (1, 0, step) for step in steps]
 
@@ -126,7 +128,7 @@ def _read_variable(
     value: Any = raw
     hint: Any = struct
     for count, step in enumerate(steps, 1):
-        structs = structs_in(hint)
+        structs = find_structs(hint)
         if is_list(hint) and structs and not (path and isinstance(path[-1], int)):
             if not (step.isdecimal() and len(step) < 5):
                 raise ConfigError(f"environment variable {name}: {_needs_number(name, count)}")
@@ -136,13 +138,15 @@ def _read_variable(
         if not structs:
             whole = PREFIX + "__".join(steps[: count - 1])
             raise ConfigError(
-                f"environment variable {name}: {whole} is a single value; nothing stands below it"
+                f"environment variable {name}: {whole} is a single value, not a table"
             )
-        chosen = _choose(structs, value, environ.get(PREFIX + "__".join([*steps[:-1], "TYPE"])))
+        chosen = _choose_structs(
+            structs, value, environ.get(PREFIX + "__".join([*steps[:-1], "TYPE"]))
+        )
         hint = _find_field(name, steps, count - 1, chosen)
         path.append(step.lower())
         value = value.get(step.lower(), {}) if isinstance(value, dict) else {}
-    if structs_in(hint) and not (is_list(hint) and not isinstance(path[-1], int)):
+    if find_structs(hint) and not (is_list(hint) and not isinstance(path[-1], int)):
         raise ConfigError(f"environment variable {name} is a table; set {name}__… instead")
     return tuple(path), _parse_value(name, environ[name], hint)
 
@@ -152,8 +156,8 @@ def _needs_number(name: str, count: int) -> str:
     return f"{'__'.join(steps[: count - 1])} is a list; write {'__'.join(steps[: count - 1])}__0__…"
 
 
-def _choose(structs: list[type[Struct]], value: Any, tag: str | None) -> list[type[Struct]]:
-    """Of several kinds of a table the one that the environment or the file names; else all."""
+def _choose_structs(structs: list[type[Struct]], value: Any, tag: str | None) -> list[type[Struct]]:
+    """Returns the kind of table that the environment or the file names; without any, all."""
     if tag is None and isinstance(value, dict):
         tag = value.get("type")
     return [one for one in structs if one.__struct_config__.tag == tag] or structs
@@ -162,7 +166,7 @@ def _choose(structs: list[type[Struct]], value: Any, tag: str | None) -> list[ty
 def _find_field(name: str, steps: list[str], at: int, structs: list[type[Struct]]) -> Any:
     known: dict[str, Any] = {}
     for struct in structs:
-        known |= fields_of(struct)
+        known |= list_fields(struct)
         if tag_field := struct.__struct_config__.tag_field:
             known[tag_field] = str
     step = steps[at]
@@ -174,12 +178,12 @@ def _find_field(name: str, steps: list[str], at: int, structs: list[type[Struct]
         hint = f"did you mean {PREFIX}{'__'.join([*steps[:at], near[0], *steps[at + 1 :]])}?"
     else:
         hint = f"known there: {', '.join(sorted(upper))}"
-    raise ConfigError(f'environment variable {name}: there is no setting "{step.lower()}"; {hint}')
+    raise ConfigError(f'environment variable {name}: unknown setting "{step.lower()}"; {hint}')
 
 
 def _parse_value(name: str, text: str, hint: Any) -> Any:
-    """The text as the setting's type. Text that does not fit stays text: the shape refuses it."""
-    kinds = set(_kinds(hint))
+    """Converts the text to the setting's type. Invalid text is kept: validation rejects it."""
+    kinds = set(_list_kinds(hint))
     if kinds & {list, dict}:
         return _parse_container(name, text, kinds)
     if str in kinds:
@@ -207,38 +211,36 @@ def _parse_container(name: str, text: str, kinds: set[Any]) -> Any:
     raise ConfigError(f"environment variable {name} must be JSON such as {example}")
 
 
-def _kinds(hint: Any) -> Iterator[Any]:
+def _list_kinds(hint: Any) -> Iterator[Any]:
     origin = get_origin(hint)
     if origin is Annotated:
-        yield from _kinds(get_args(hint)[0])
+        yield from _list_kinds(get_args(hint)[0])
     elif origin is Literal:
         yield str
     elif origin in (list, dict):
         yield origin
-        if structs_in(hint):
+        if find_structs(hint):
             yield Struct
     elif origin is not None:
         for arg in get_args(hint):
-            yield from _kinds(arg)
+            yield from _list_kinds(arg)
     else:
         yield hint
 
 
 def _put(raw: dict[str, Any], path: Path, value: Any, origin: str) -> None:
-    """A step that is a number leads to that element of a list, or to a new one at its end."""
+    """Sets a value. A number is the index of a list; the length of the list appends to it."""
     here: Any = raw
     for step, next_step in zip(path, [*path[1:], None], strict=True):
         empty: Any = value if next_step is None else [] if isinstance(next_step, int) else {}
         if isinstance(step, int):
             if not isinstance(here, list) or step > len(here):
                 has = len(here) if isinstance(here, list) else 0
-                raise ConfigError(
-                    f"{origin}: the list has {has} elements, so the next new one is {has}"
-                )
+                raise ConfigError(f"{origin}: the list has {has} elements: the next index is {has}")
             if step == len(here):
                 here.append(empty)
         elif not isinstance(here, dict):
-            raise ConfigError(f"{origin}: the file has something else than a table around it")
+            raise ConfigError(f"{origin}: the file has another value than a table around it")
         elif next_step is None or step not in here:
             here[step] = empty
         here = here[step]
@@ -247,30 +249,30 @@ def _put(raw: dict[str, Any], path: Path, value: Any, origin: str) -> None:
 # --- the tree of settings -------------------------------------------------------------------------
 
 
-def structs_in(hint: Any) -> list[type[Struct]]:
-    """The struct types inside an annotation."""
+def find_structs(hint: Any) -> list[type[Struct]]:
+    """Finds the struct types inside an annotation."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return [hint]
-    return [struct for arg in get_args(hint) for struct in structs_in(arg)]
+    return [struct for arg in get_args(hint) for struct in find_structs(arg)]
 
 
-def fields_of(struct: type[Struct]) -> dict[str, Any]:
+def list_fields(struct: type[Struct]) -> dict[str, Any]:
     return get_type_hints(struct, include_extras=True)
 
 
 def is_list(hint: Any) -> bool:
-    return get_origin(_bare(hint)) is list
+    return get_origin(_strip_annotation(hint)) is list
 
 
 def list_settings(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Every setting with its type, default and meaning."""
-    hints = fields_of(struct)
+    """Lists every setting with its type, default and description."""
+    hints = list_fields(struct)
     for one in msgspec.structs.fields(struct):
         hint = hints[one.name]
-        inner = structs_in(hint)
+        inner = find_structs(hint)
         path = f"{prefix}{one.name}"
         if not inner:
-            yield path, _type_name(hint), _default(one), _meaning(hint)
+            yield path, _render_type(hint), _render_default(one), _find_description(hint)
             continue
         listed = "[]" if is_list(hint) else ""
         for choice in inner:
@@ -279,24 +281,24 @@ def list_settings(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str,
             yield from list_settings(choice, f"{path}{listed}{kind}.")
 
 
-def _bare(hint: Any) -> Any:
+def _strip_annotation(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _meaning(hint: Any) -> str:
+def _find_description(hint: Any) -> str:
     for arg in get_args(hint):
         if isinstance(arg, Meta) and arg.description:
             return arg.description
     return ""
 
 
-def _type_name(hint: Any) -> str:
-    bare = _bare(hint)
+def _render_type(hint: Any) -> str:
+    bare = _strip_annotation(hint)
     text = bare.__name__ if isinstance(bare, type) and not get_args(bare) else str(bare)
     return text.replace("typing.", "").replace(" | None", "")
 
 
-def _default(one: msgspec.structs.FieldInfo) -> str:
+def _render_default(one: msgspec.structs.FieldInfo) -> str:
     if one.default_factory is not msgspec.NODEFAULT:
         return str(one.default_factory())
     if one.default is msgspec.NODEFAULT:

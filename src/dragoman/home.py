@@ -1,9 +1,9 @@
-"""The hub's home directory: who holds it, where its sockets are, what a running hub says of itself.
+"""The hub's home directory: its lock, its sockets, and the record of the running hub.
 
-One hub holds a home at a time: an exclusive `flock` on `lock`, which the kernel drops when the
-process ends, however it ends. `daemon.json` is written by the holder and only believed while a hub
-answers. Standard library only and light: `dragoman mcp` loads this on its way to the first byte.
-Knows nothing of what the hub does.
+One hub at a time locks a home with an exclusive `flock` on `lock`, which the kernel releases when
+the process ends. The lock's holder writes `daemon.json`, which counts only while a hub answers.
+Standard library only and light: `dragoman mcp` loads this before its first byte. Knows nothing of
+what the hub does.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _FIELDS = ("pid", "url", "socket", "mcp_socket", "version", "started_at", "mode"
 _MODES = ("daemon", "mcp")
 
 
-class Unfit(Exception):
-    """The home cannot be used as it is; the message says why and what to do."""
+class HomeUnusable(Exception):
+    """The home cannot be used; the message says why and what to do."""
 
 
-class Held(Exception):
-    """Another process holds the home. `daemon` is what that one says of itself, if it does yet."""
+class HomeLocked(Exception):
+    """Another process has locked the home. `daemon` is its record, if it has written one."""
 
-    def __init__(self, home: str, pid: int | None, daemon: Daemon | None) -> None:
+    def __init__(self, home: str, pid: int | None, daemon: DaemonRecord | None) -> None:
         self.home = home
         self.pid = pid
         self.daemon = daemon
         who = "another process" if pid is None else f"process {pid}"
-        end = "stop that one"
+        end = "stop it"
         if daemon is not None and daemon.mode == "daemon":
             at = daemon.url or daemon.socket
             who = f"process {daemon.pid} (a daemon since {daemon.started_at}, at {at})"
         elif daemon is not None:
             who = f"process {daemon.pid} (the hub of a `dragoman mcp` since {daemon.started_at})"
             end = "close the IDEs that share it"
-        super().__init__(f'"{home}" is held by {who}; {end}, or give this one a home of its own.')
+        super().__init__(f'"{home}" is locked by {who}; {end}, or use another home.')
 
 
-class Daemon:
-    """What the running hub says of itself; `mode` is "daemon", or "mcp" inside a `dragoman mcp`."""
+class DaemonRecord:
+    """The running hub; `mode` is "daemon", or "mcp" inside a `dragoman mcp`."""
 
     __slots__ = _FIELDS
 
@@ -77,51 +77,51 @@ class Daemon:
         self.mode = mode
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Daemon):
+        if not isinstance(other, DaemonRecord):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Daemon({', '.join(f'{name}={getattr(self, name)!r}' for name in _FIELDS)})"
+        return f"DaemonRecord({', '.join(f'{name}={getattr(self, name)!r}' for name in _FIELDS)})"
 
 
-def home_path(given: str | None = None) -> str:
-    """`given`, else $DRAGOMAN_HOME, else ~/.dragoman; absolute."""
+def find_home(given: str | None = None) -> str:
+    """Returns `given`, or else $DRAGOMAN_HOME, or else ~/.dragoman, as an absolute path."""
     path = given or os.environ.get("DRAGOMAN_HOME") or "~/.dragoman"
     path = os.path.expanduser(path)
     if path.startswith("~"):
-        raise Unfit(f'"{path}" has no home directory behind it; set DRAGOMAN_HOME to a path.')
+        raise HomeUnusable(f'"{path}" names an unknown user; set DRAGOMAN_HOME to a path.')
     return os.path.abspath(path)
 
 
 def prepare(home: str) -> None:
-    """Makes the home where there is none, and refuses one that others could change."""
+    """Creates the home if it is missing; raises if other users could change it."""
     try:
-        _make(home)
+        _make_folder(home)
         found = os.stat(home)
     except OSError as error:
-        raise Unfit(f'"{home}" cannot be made a home: {error.strerror}.') from error
+        raise HomeUnusable(f'cannot use "{home}" as a home: {error.strerror}.') from error
     if found.st_uid != os.geteuid():
-        raise Unfit(
+        raise HomeUnusable(
             f'"{home}" belongs to user {found.st_uid}, not to you (user {os.geteuid()}); '
             "set DRAGOMAN_HOME to a directory of your own."
         )
     if found.st_mode & 0o022:
-        raise Unfit(
-            f'"{home}" can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); '
+        raise HomeUnusable(
+            f'"{home}" can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}); '
             f'run: chmod go-w "{home}"'
         )
 
 
-def _make(folder: str) -> None:
-    """With those above it, for this user alone whatever the umask."""
+def _make_folder(folder: str) -> None:
+    """Creates a folder and its parents, private to this user whatever the umask is."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(folder)
     if above != folder:
-        _make(above)
+        _make_folder(above)
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -129,12 +129,12 @@ def _make(folder: str) -> None:
             raise
 
 
-def now() -> str:
-    """The time as `started_at` has it."""
+def render_now() -> str:
+    """Returns the current time in the format of `started_at`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def read_daemon(home: str) -> Daemon | None:
+def read_daemon(home: str) -> DaemonRecord | None:
     try:
         with open(os.path.join(home, "daemon.json"), "rb") as file:
             record = json.loads(file.read(_RECORD_LIMIT))
@@ -149,11 +149,11 @@ def read_daemon(home: str) -> Daemon | None:
     texts = {name: value for name, value in words.items() if isinstance(value, str)}
     if len(texts) < len(words) or texts["mode"] not in _MODES:
         return None
-    return Daemon(pid=pid, url=url, **texts)
+    return DaemonRecord(pid=pid, url=url, **texts)
 
 
-def write_daemon(home: str, daemon: Daemon) -> None:
-    """Only for the holder of the home. A reader sees the old record or the new one, whole."""
+def write_daemon(home: str, daemon: DaemonRecord) -> None:
+    """Replaces the record atomically. Only for the process that has locked the home."""
     path = os.path.join(home, "daemon.json")
     new = f"{path}.{os.getpid()}"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -161,8 +161,8 @@ def write_daemon(home: str, daemon: Daemon) -> None:
     os.rename(new, path)
 
 
-def forget_daemon(home: str) -> None:
-    """Only for the holder of the home, when it ends."""
+def remove_daemon(home: str) -> None:
+    """Only for the process that has locked the home, when it stops."""
     try:
         os.unlink(os.path.join(home, "daemon.json"))
     except FileNotFoundError:
@@ -170,7 +170,7 @@ def forget_daemon(home: str) -> None:
 
 
 def read_instructions(home: str) -> str:
-    """What clients were last told of the use of the servers; empty where nothing was."""
+    """Returns the instructions that clients were sent last; empty if none were."""
     try:
         with open(os.path.join(home, _INSTRUCTIONS), "rb") as file:
             said = json.loads(file.read(_INSTRUCTIONS_LIMIT))
@@ -181,7 +181,7 @@ def read_instructions(home: str) -> str:
 
 
 def write_instructions(home: str, text: str) -> None:
-    """A reader sees the old text or the new one, whole."""
+    """Replaces the text atomically."""
     path = os.path.join(home, _INSTRUCTIONS)
     new = f"{path}.{os.getpid()}"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -189,11 +189,11 @@ def write_instructions(home: str, text: str) -> None:
     os.rename(new, path)
 
 
-def socket_paths(home: str) -> tuple[str, str]:
-    """Where the hub listens for HTTP and for stdio sessions; the directory is there."""
+def find_socket_paths(home: str) -> tuple[str, str]:
+    """Returns the sockets for HTTP and for stdio sessions, and creates their directory."""
     names = ("http.sock", "mcp.sock")
     places = [os.path.join(home, "run")]
-    if _too_long(places[0], names):
+    if _is_too_long(places[0], names):
         from hashlib import sha256  # 10 ms to load, and rarely needed
 
         name = sha256(f"{os.geteuid()}:{home}".encode()).hexdigest()[:16]
@@ -204,13 +204,15 @@ def socket_paths(home: str) -> tuple[str, str]:
             if root and os.path.isabs(root) and os.path.isdir(root)
         ]
     for place in places:
-        if not _too_long(place, names):
+        if not _is_too_long(place, names):
             _make_private(place)
             return os.path.join(place, names[0]), os.path.join(place, names[1])
-    raise Unfit(f'"{home}" is too long a path for a socket; set XDG_RUNTIME_DIR to a short one.')
+    raise HomeUnusable(
+        f'the path "{home}" is too long for a socket; set XDG_RUNTIME_DIR to a short path.'
+    )
 
 
-def _too_long(place: str, names: tuple[str, str]) -> bool:
+def _is_too_long(place: str, names: tuple[str, str]) -> bool:
     return any(len(os.fsencode(os.path.join(place, name))) > SOCKET_LIMIT for name in names)
 
 
@@ -220,22 +222,21 @@ def _make_private(place: str) -> None:
             os.mkdir(place, 0o700)
         except FileExistsError:
             pass
-        found = os.lstat(place)  # not stat: in a shared directory a link may be anyone's
+        found = os.lstat(place)  # not stat: in a shared directory another user may own the link
     except OSError as error:
-        raise Unfit(f'"{place}" cannot be made for sockets: {error.strerror}.') from error
+        raise HomeUnusable(f'cannot create "{place}" for sockets: {error.strerror}.') from error
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not mine or found.st_mode & 0o077:
-        raise Unfit(
-            f'"{place}" is not a directory that only you can enter, so no socket is opened in it; '
+        raise HomeUnusable(
+            f'"{place}" is not a private directory of yours, so no socket is opened in it; '
             "remove it and start again."
         )
 
 
-def connect(home: str) -> tuple[socket.socket, Daemon, bytes] | None:
-    """A stdio session with the hub that runs, what that says of itself, and what it sent already.
+def connect(home: str) -> tuple[socket.socket, DaemonRecord, bytes] | None:
+    """Opens a stdio session with the running hub; returns it, the hub's record, and bytes read.
 
-    The hub greets whoever connects with a line, `{"dragoman": version, "pid": n}`: that is the
-    health probe.
+    The hub greets each client with a line, `{"dragoman": version, "pid": n}`: the health probe.
     """
     daemon = read_daemon(home)
     if daemon is None:
@@ -270,8 +271,8 @@ def _check_peer(sock: socket.socket) -> None:
             raise ConnectionError("another user's socket")
 
 
-def config_stamp(home: str) -> object:
-    """Something that differs when the configuration was changed."""
+def read_config_stamp(home: str) -> object:
+    """Returns a value that changes when the configuration does."""
     try:
         found = os.stat(os.path.join(home, "config.toml"))
     except OSError:
@@ -279,8 +280,8 @@ def config_stamp(home: str) -> object:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-class Hold:
-    """The home, held until closed or until this process ends. A forked child must not keep it."""
+class HomeLock:
+    """A lock on the home, until closed or the process ends. A forked child must not keep it."""
 
     def __init__(self, home: str, fd: int) -> None:
         self.home = home
@@ -291,7 +292,7 @@ class Hold:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> HomeLock:
         return self
 
     def __exit__(
@@ -303,47 +304,49 @@ class Hold:
         self.close()
 
 
-def hold(home: str) -> Hold:
-    """Takes the home for this process, or raises Held."""
+def lock_home(home: str) -> HomeLock:
+    """Locks the home for this process; raises `HomeLocked` if another has locked it."""
     prepare(home)
     try:
-        # The file stays when the hold ends: removing it would let two hold two files of one name.
+        # The file is never removed: two processes could then lock two files of one name.
         fd = os.open(os.path.join(home, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise Unfit(f'"{home}" cannot be held: its lock: {error.strerror}.') from error
+        raise HomeUnusable(f'cannot lock "{home}": {error.strerror}.') from error
     try:
-        if not _lock(fd):
-            raise Held(home, *_holder(home, fd))
+        if not _try_lock(fd):
+            raise HomeLocked(home, *_find_holder(home, fd))
         os.ftruncate(fd, 0)
         os.write(fd, b"%d\n" % os.getpid())
     except BaseException:
         os.close(fd)
         raise
-    return Hold(home, fd)
+    return HomeLock(home, fd)
 
 
-def _lock(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     for _ in range(5):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            time.sleep(0.01)  # `is_held` has it for a moment when it looks
+            time.sleep(0.01)  # `is_locked` takes it for a moment
         except OSError as error:
-            raise Unfit(f"a file system without locks is no place for a home: {error}.") from error
+            raise HomeUnusable(
+                f"the file system of the home does not support locks: {error}."
+            ) from error
     return False
 
 
-def _holder(home: str, fd: int) -> tuple[int | None, Daemon | None]:
+def _find_holder(home: str, fd: int) -> tuple[int | None, DaemonRecord | None]:
     text = os.pread(fd, 32, 0).strip()
     pid = int(text) if text.isdigit() else None
     daemon = read_daemon(home)
-    # A record of another process is a dead one's: the holder has not written its own yet.
+    # The record of another process is stale: the holder has not written its own yet.
     return pid, daemon if daemon is not None and daemon.pid == pid else None
 
 
-def is_held(home: str) -> bool:
-    """Whether some process holds the home now."""
+def is_locked(home: str) -> bool:
+    """Whether a process has locked the home."""
     try:
         fd = os.open(os.path.join(home, "lock"), os.O_RDONLY)
     except OSError:
@@ -353,7 +356,7 @@ def is_held(home: str) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise Unfit(f'"{home}" has a lock that cannot be read: {error.strerror}.') from error
+        raise HomeUnusable(f'cannot read the lock of "{home}": {error.strerror}.') from error
     finally:
         os.close(fd)
     return False

@@ -134,37 +134,39 @@ def build_a2a_skill_tool(
         new = RENAMED_WIRES[wire]
         warnings.warn(f'wire="{wire}" is now called "{new}"', DeprecationWarning, stacklevel=2)
         wire = new
-    org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
+    org, url = str(_read_member(agent_row, "orgId")), str(_read_member(agent_row, "agentUrl"))
     name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
     catalogs, bus = build_catalogs(admit_all, NameClaims()), (verb_bus or VerbBus()).bus
     catalog = catalogs[TOOL]
     agent = RemoteAgent(
         ExternalAgent(name=name, url=url, wire=wire, timeout_secs=timeout_secs),  # type: ignore[arg-type]
-        lambda *_: _Fetching(fetcher),
+        lambda *_: _FetcherClient(fetcher),
         catalog,
         compile_schema,
         headers={},
         signatures="ignore",
         org=org,
     )
-    judge = _judge(policies, agent)
+    judge = _build_engine(policies, agent)
     handles, chains = QuestionHandles(os.urandom(32), SECONDS), CallChains(os.urandom(32))
     limits = Limits()
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    stages = guards.build_stages(_Unrecorded(), bus, limits, handles, chains, judge, kept)
+    stages = guards.build_stages(_NullAuditLog(), bus, limits, handles, chains, judge, kept)
     hub = Hub(catalogs, bus, stages, chains, judge, results=kept)
-    agent.offer(_peer(url, card, skill, wire), str(agent_row["id"]))
+    agent.offer(_build_probed_agent(url, card, skill, wire), str(agent_row["id"]))
     (tool,) = [tool for tool in catalog.list_tools() if tool.bridged is not None]
     return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))
 
 
-def _of(row: Mapping[str, Any], name: str) -> Any:
+def _read_member(row: Mapping[str, Any], name: str) -> Any:
     """The member in camel case, or as Python spells it."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return row[name] if name in row else row[snake]
 
 
-def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str) -> ProbedAgent:
+def _build_probed_agent(
+    url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str
+) -> ProbedAgent:
     """The agent as if it had been found: nothing is asked."""
     raw = {**card, "skills": [skill]}
     peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=parse_card(raw, url)))
@@ -175,7 +177,7 @@ def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str
     return peer
 
 
-def _judge(policies: str | None, agent: RemoteAgent) -> PolicyEngine:
+def _build_engine(policies: str | None, agent: RemoteAgent) -> PolicyEngine:
     checked = check_texts(None if policies is None else {"test.cedar": policies})
     if checked.policy_set is None:
         raise PolicyError(checked.findings)
@@ -183,7 +185,7 @@ def _judge(policies: str | None, agent: RemoteAgent) -> PolicyEngine:
     return PolicyEngine(checked.policy_set, facts=lambda name: facts, intact=lambda tool: True)
 
 
-class _Unrecorded:
+class _NullAuditLog:
     """An audit log that keeps nothing."""
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ class _Unrecorded:
         pass
 
 
-class _Fetching:
+class _FetcherClient:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self._takes = bool(inspect.signature(fetcher).parameters)
@@ -223,7 +225,7 @@ class _Fetching:
             raise TimedOut(f'"{url}" did not answer: {error}') from error
         except OSError as error:
             raise Unreachable(f'"{url}" cannot be reached: {error}') from error
-        text = str(_of(reply, "bodyText"))
+        text = str(_read_member(reply, "bodyText"))
         return Reply(int(reply["status"]), {"content-type": "application/json"}, _Body(text))
 
 

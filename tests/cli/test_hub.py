@@ -67,7 +67,7 @@ def test_config_check_without_a_file_says_that_defaults_are_used(terminal: Termi
 WRONG = {
     "no TOML": ("x = [\n", "not valid TOML"),
     "an unknown key": ("\n[server]\nhots = 1\n", 'line 3: unknown key "hots" in [server]; did you'),
-    "a wrong type": ('\n[server]\nport = "x"\n', 'line 3: "server.port" is not right'),
+    "a wrong type": ('\n[server]\nport = "x"\n', 'line 3: invalid value of "server.port"'),
     "out of range": ("[server]\nport = 70000\n", "line 2"),
     "a short key": ('api_key = "x"\n', "line 1: api_key is shorter"),
     "no transport": (
@@ -80,10 +80,10 @@ WRONG = {
     ),
     "a name twice": (
         "\n".join(server_entry(name, "stdio", "x") for name in ("a-b", "A_b")),
-        'server "A_b" has the name of "a-b"',
+        'the name of server "A_b" already exists: "a-b"',
     ),
     "a bad url": (server_entry("a", "http", "ftp://x"), "must begin with http"),
-    "dots in a command": (server_entry("a", "stdio", "../x"), 'has ".." in it'),
+    "dots in a command": (server_entry("a", "stdio", "../x"), 'contains ".."'),
 }
 
 

@@ -101,7 +101,7 @@ def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Star
     broken = {
         "not TOML": ("[[mcp_servers]\n", "is not valid TOML"),
         "unknown key": (f"{entry}timeout_seconds = 5\n", 'unknown key "timeout_seconds"'),
-        "twice": (f"{entry}{entry}", 'server "stays" has the name of "stays"'),
+        "twice": (f"{entry}{entry}", 'the name of server "stays" already exists: "stays"'),
     }
     for text, words in broken.values():
         rewrite(running, text)
@@ -158,7 +158,7 @@ def test_variables_come_from_the_env_file_in_the_home_too(
 def test_a_hub_does_not_start_on_a_configuration_that_is_wrong(short_tmp: Path, hub: Start) -> None:
     for text, words in (
         ('[[mcp_servers]]\nname = "x"\n', 'needs a "transport"'),
-        (server_entry("x", "stdio", "../run"), 'has ".." in it'),
+        (server_entry("x", "stdio", "../run"), 'contains ".."'),
     ):
         with pytest.raises(RuntimeError) as raised:
             hub([text])
@@ -169,7 +169,9 @@ def test_a_hub_does_not_start_on_a_configuration_that_is_wrong(short_tmp: Path, 
 @pytest.mark.promise("B3")
 def test_two_servers_with_one_name_are_refused_by_name(hub: Start) -> None:
     pair = [server_entry("my-server", "rude_server", "ok"), server_entry("My_Server", "stdio", "x")]
-    with pytest.raises(RuntimeError, match='server "My_Server" has the name of "my-server"'):
+    with pytest.raises(
+        RuntimeError, match='the name of server "My_Server" already exists: "my-server"'
+    ):
         hub(pair)
 
 

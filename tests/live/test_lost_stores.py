@@ -49,7 +49,7 @@ def test_a_hub_whose_keys_were_lost_never_opens(
     second = hub(home=home)
     assert status_without_key(second) == 401
     held = second.command("stores", "accept-loss", "keys", "--yes")
-    assert held.returncode == 3 and "is held by" in held.stderr
+    assert held.returncode == 3 and "is locked by" in held.stderr
     made = second.command("keys", "create", "desktop", "--role", "owner")
     bearer = {"Authorization": f"Bearer {made.stdout.strip()}"}
     until(lambda: second.get("/api/policies", bearer).status == 200)

@@ -173,7 +173,7 @@ def test_a_daemon_that_is_started_beside_a_hosting_relay_says_who_holds_the_home
 
 @pytest.mark.promise("F2")
 def test_initialize_is_answered_at_once_however_long_the_hub_takes(home: Path) -> None:
-    hold = homes.hold(str(home))  # as a hub does that is still on its way
+    hold = homes.lock_home(str(home))  # as a hub does that is still on its way
     with ide(home) as client:
         client.send(wire.request(1, "initialize", wire.initialize_params("2025-03-26")))
         answer = client.read(15)  # the home is held all the while

@@ -21,7 +21,15 @@ import pytest
 
 from dragoman import home as home_module
 from dragoman.core.errors import ConfigError
-from dragoman.home import Daemon, hold, is_held, now, prepare, socket_paths, write_daemon
+from dragoman.home import (
+    DaemonRecord,
+    find_socket_paths,
+    is_locked,
+    lock_home,
+    prepare,
+    render_now,
+    write_daemon,
+)
 from dragoman.mcp import relay as relay_module
 from dragoman.mcp.protocol.framing import Deframer, frame
 from dragoman.mcp.protocol.revisions import build_initialize_result
@@ -75,7 +83,7 @@ class Hub:
         self.connections = queue.Queue()
         self._threads = []
         self._open = []
-        http, path = socket_paths(str(home))
+        http, path = find_socket_paths(str(home))
         if os.path.exists(path):
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -84,13 +92,13 @@ class Hub:
         self._start(self._accept)
         write_daemon(
             str(home),
-            Daemon(
+            DaemonRecord(
                 pid=os.getpid(),
                 url=None,
                 socket=http,
                 mcp_socket=path,
                 version="0",
-                started_at=now(),
+                started_at=render_now(),
                 mode=mode,
             ),
         )
@@ -249,7 +257,7 @@ def hosting(name, booted=None, **more):
     """A hub that is run in the relay's process as the real one is: it holds the home."""
 
     def boot(home, stop):
-        with hold(home), closing(Hub(home, name, mode="mcp", **more)):
+        with lock_home(home), closing(Hub(home, name, mode="mcp", **more)):
             if booted is not None:
                 booted.set()
             stop.wait(60)
@@ -533,7 +541,7 @@ def test_without_a_hub_initialize_is_answered_at_once_and_the_rest_when_the_hub_
         assert ide.get("length") == result(9, "own")
         assert ide.get("line") == result(1, "own")
     assert inside.code == 0
-    assert not is_held(str(place))
+    assert not is_locked(str(place))
 
 
 @pytest.mark.promise("F2")
@@ -543,7 +551,7 @@ def test_the_hub_in_the_process_is_told_what_the_client_said_before_it_was_up(pl
 
     def boot(home, stop):
         assert go.wait(WAIT)
-        with hold(home), closing(Hub(home, "own", mode="mcp")) as hub:
+        with lock_home(home), closing(Hub(home, "own", mode="mcp")) as hub:
             hubs.put(hub)
             stop.wait(60)
 
@@ -687,7 +695,7 @@ def test_a_home_that_others_can_write_is_not_used_even_if_a_hub_answers_there(pl
         place.chmod(0o777)
         with process(place) as child:
             child.ide.send(ask(1))
-            assert "can be written by others" in child.ide.get()["error"]["message"]
+            assert "can be written by other users" in child.ide.get()["error"]["message"]
             child.stdin.close()
             assert child.wait(WAIT) == 0
         assert hub.connections.empty()
@@ -872,7 +880,7 @@ def test_an_argument_that_is_not_understood_is_refused_with_the_usage(words):
     )
 
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"is not understood" in done.stderr
+    assert b"unknown arguments" in done.stderr
     assert b"Usage: dragoman mcp" in done.stderr
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from dragoman.agents.config import AgentEntry
-from dragoman.agents.threads import Threads
+from dragoman.agents.threads import AgentThreads
 from dragoman.core.agent_tool import (
     SCHEMA,
     TEXT_SCHEMA,
@@ -145,7 +145,7 @@ class Request:
     def say(self, words: str) -> None:
         """Tells the caller how the work goes."""
         self._said += 1
-        self._tell(Progress(progress=self._said, message=_readable(str(words))))
+        self._send(Progress(progress=self._said, message=_replace_surrogates(str(words))))
 
     def artifact(
         self,
@@ -160,10 +160,10 @@ class Request:
         """Hands out something that was made, or a further piece of it under the same id."""
         id = id or str(uuid4())
         try:
-            blocks = blocks_of(content)
+            blocks = blocks_from_content(content)
         except InvalidInput as error:  # the agent's mistake, not its caller's
             raise TypeError(f"it made {error}") from None
-        self._tell(
+        self._send(
             Artifact(
                 id=id,
                 name=name,
@@ -175,17 +175,17 @@ class Request:
         )
         return id
 
-    def _tell(self, update: Progress | Artifact) -> None:
+    def _send(self, update: Progress | Artifact) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # the function's own thread, which hears of it the next time
             if self._refused is not None:
                 raise self._refused from None
-            self._loop.call_soon_threadsafe(self._take, update)
+            self._loop.call_soon_threadsafe(self._deliver, update)
         else:
             self._updates(update)
 
-    def _take(self, update: Progress | Artifact) -> None:
+    def _deliver(self, update: Progress | Artifact) -> None:
         try:
             if self._refused is None:
                 self._updates(update)
@@ -201,19 +201,21 @@ class FunctionAgent:
     def __init__(self, entry: AgentEntry, prefix: str, validate: Validator) -> None:
         self.entry = entry
         self.name = entry.name
-        self._function, self._takes_text = _load(entry)
+        self._function, self._takes_text = _load_function(entry)
         self._async = inspect.iscoroutinefunction(self._function)
-        self._threads = None if self._async else Threads(MAX_THREADS, f"agent-{entry.name}")
+        self._threads = None if self._async else AgentThreads(MAX_THREADS, f"agent-{entry.name}")
         schema = TEXT_SCHEMA if self._takes_text else SCHEMA
-        self.tool = build_agent_tool(self, _facts(entry), prefix, validate, schema)
+        self.tool = build_agent_tool(self, _build_facts(entry), prefix, validate, schema)
         self._conversations = Conversations(entry.name)
 
     async def run(self, call: Call) -> Result:
         request: Request | None = None
         try:
-            given: Any = _text(call)
+            given: Any = _read_text(call)
             if not self._takes_text:
-                given = request = _request(call, given, self._blocks(call), self._context(call))
+                given = request = _build_request(
+                    call, given, self._build_blocks(call), self._find_context(call)
+                )
             if self._threads is None:
                 value = await self._function(given)
             else:
@@ -226,23 +228,23 @@ class FunctionAgent:
             raise
         except Exception as error:
             log.exception('agent "%s" failed', self.name)
-            raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
-        result = result_of(value, self.name)
+            raise WorkFailed(f'agent "{self.name}" failed: {_describe_error(error)}') from error
+        result = result_from_value(value, self.name)
         if request is None or not request._keeps_context or call.message is not None:
             return result
         id = self._conversations.keep(call, Conversation(request._context), KEPT)
         return result if result.questions else add_context(result, call, id, shown=True)
 
-    def _context(self, call: Call) -> str:
+    def _find_context(self, call: Call) -> str:
         """The id of the conversation, which the caller knows by the same."""
         if call.message is not None:
             return call.message.context
         asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
         return self._conversations.find(call, str(asked)).id or new_conversation_id()
 
-    def _blocks(self, call: Call) -> list[Any]:
+    def _build_blocks(self, call: Call) -> list[Any]:
         if call.answers is not None:
-            text = _text(call)
+            text = _read_text(call)
             return [{"type": "text", "text": text}] if text else []
         blocks = blocks_from_arguments(call.arguments)
         if call.message is None:  # those of an A2A message have been checked
@@ -263,7 +265,7 @@ class FunctionAgent:
             self._threads.close()
 
 
-def _facts(entry: AgentEntry) -> AgentFacts:
+def _build_facts(entry: AgentEntry) -> AgentFacts:
     return AgentFacts(
         name=entry.name,
         description=entry.description or f'The agent "{entry.name}".',
@@ -300,13 +302,13 @@ def _facts(entry: AgentEntry) -> AgentFacts:
 # --- in -----------------------------------------------------------------------------------------
 
 
-def _text(call: Call) -> str:
+def _read_text(call: Call) -> str:
     if call.answers is not None:  # to what it asked by the door of another protocol
-        return _answered(call.answers)
+        return _read_answer(call.answers)
     return str(call.arguments.get("message", ""))
 
 
-def _request(call: Call, text: str, parts: Blocks, context: str) -> Request:
+def _build_request(call: Call, text: str, parts: Blocks, context: str) -> Request:
     message = call.message or _NO_MESSAGE
     return Request(
         text=text,
@@ -326,7 +328,7 @@ def _request(call: Call, text: str, parts: Blocks, context: str) -> Request:
     )
 
 
-def _answered(answers: Mapping[str, Any]) -> str:
+def _read_answer(answers: Mapping[str, Any]) -> str:
     answer = answers.get("reply", answers.get("auth"))
     if not isinstance(answer, dict) or answer.get("action", "accept") != "accept":
         raise Decline("its question was not answered")
@@ -336,7 +338,7 @@ def _answered(answers: Mapping[str, Any]) -> str:
     return json.dumps(content) if content else ""
 
 
-def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
+def _load_function(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
     """The function, and whether it takes the text alone."""
     module, colon, name = entry.function.partition(":")
     where = f'the function "{entry.function}" of agent "{entry.name}"'
@@ -345,7 +347,7 @@ def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"{where} cannot be loaded: {_words(error)}") from error
+        raise ConfigError(f"{where} cannot be loaded: {_describe_error(error)}") from error
     for step in name.split("."):
         found = getattr(found, step, None)
     if not callable(found):
@@ -354,7 +356,7 @@ def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
         parameters = list(inspect.signature(found).parameters.values())
         hints = typing.get_type_hints(found)
     except (TypeError, ValueError, NameError) as error:
-        raise ConfigError(f"{where} cannot be used: {_words(error)}") from error
+        raise ConfigError(f"{where} cannot be used: {_describe_error(error)}") from error
     if not parameters or any(one.default is one.empty for one in parameters[1:]):
         raise ConfigError(f"{where} must take one thing: the text, or a dragoman.agent.Request")
     hint = hints.get(parameters[0].name)
@@ -365,10 +367,10 @@ def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
 # --- out ----------------------------------------------------------------------------------------
 
 
-def result_of(value: Any, agent: str) -> Result:
+def result_from_value(value: Any, agent: str) -> Result:
     """What a function returned, as the road carries it."""
     if isinstance(value, str):  # as most do
-        text = _readable(value)
+        text = _replace_surrogates(value)
         size = len(text) if text.isascii() else -1
         return Result(content=[{"type": "text", "text": text}], size=size)
     if isinstance(value, Ask):
@@ -380,20 +382,20 @@ def result_of(value: Any, agent: str) -> Result:
         body = {"message": value.question, "requestedSchema": schema}
         return Result(questions={"reply": Question(FORM, body)}, handle="")
     if isinstance(value, NeedsAuth):
-        return Result(questions={"auth": _login(value)}, handle="")
+        return Result(questions={"auth": _build_login(value)}, handle="")
     direct = failed = False
     if isinstance(value, Reply):
         value, direct, failed = value.content, value.direct, value.failed
     if value is None:
         value = ()
     try:
-        blocks = blocks_of(value)
+        blocks = blocks_from_content(value)
     except InvalidInput as error:
         raise WorkFailed(f'agent "{agent}" answered with what is no answer: {error}') from None
     data = [block["data"] for block in blocks if block["type"] == "data"]
     artifacts = [Artifact(id=RESPONSE, name=RESPONSE, content=blocks)] if data else []
     return Result(
-        content=[_shown(block) for block in blocks],
+        content=[_render_block(block) for block in blocks],
         structured=data[0] if len(data) == 1 and isinstance(data[0], dict) else ABSENT,
         artifacts=artifacts,
         direct=direct,
@@ -401,7 +403,7 @@ def result_of(value: Any, agent: str) -> Result:
     )
 
 
-def _login(wanted: NeedsAuth) -> Question:
+def _build_login(wanted: NeedsAuth) -> Question:
     if wanted.url:
         body = {"message": wanted.words, "url": wanted.url, "elicitationId": str(uuid4())}
         return Question(URL, body)
@@ -414,10 +416,10 @@ _MEMBERS = {"text": "text", "image": "data", "audio": "data", "data": "data",
 """What a block of each type must have."""
 
 
-def blocks_of(content: Any) -> list[Mapping[str, Any]]:
+def blocks_from_content(content: Any) -> list[Mapping[str, Any]]:
     if isinstance(content, str):
-        return [{"type": "text", "text": _readable(content)}]
-    content = _plain(content)
+        return [{"type": "text", "text": _replace_surrogates(content)}]
+    content = _convert_to_json(content)
     if isinstance(content, Mapping):
         if content.get("type") in _MEMBERS and _MEMBERS[content["type"]] in content:
             return [content]
@@ -434,13 +436,13 @@ def blocks_of(content: Any) -> list[Mapping[str, Any]]:
     return blocks
 
 
-def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
+def _render_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     if block["type"] != "data":
         return block
     return {"type": "text", "text": json.dumps(block["data"], ensure_ascii=False)}
 
 
-def _plain(content: Any) -> Any:
+def _convert_to_json(content: Any) -> Any:
     """The same as JSON has it: a time as its text, a set as a list. Nothing goes on that could not
     be written when somebody reads it."""
     if not isinstance(content, Mapping | Sequence) or isinstance(content, bytes):
@@ -451,10 +453,10 @@ def _plain(content: Any) -> Any:
         raise InvalidInput(f"what is no JSON: {error}") from None
 
 
-def _readable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Half a character, as in the name of a file, is none."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _words(error: Exception) -> str:
-    return _readable(str(error) or type(error).__name__)
+def _describe_error(error: Exception) -> str:
+    return _replace_surrogates(str(error) or type(error).__name__)

@@ -21,7 +21,7 @@ class _Job(NamedTuple):
     given: Any
 
 
-class Threads:
+class AgentThreads:
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
@@ -48,14 +48,14 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             if not job.outcome.cancelled():
-                result, error = _done(job)
+                result, error = _run_job(job)
                 with contextlib.suppress(RuntimeError):  # the hub has ended meanwhile
                     job.loop.call_soon_threadsafe(_settle, job.outcome, result, error)
             del job
             self._idle.release()
 
 
-def _done(job: _Job) -> tuple[Any, Exception | None]:
+def _run_job(job: _Job) -> tuple[Any, Exception | None]:
     try:
         return job.function(job.given), None
     except StopIteration as error:  # which no future can hold

@@ -83,7 +83,7 @@ class App:
 
     async def start(self) -> None:
         config = self.live.config
-        http_path, mcp_path = home_files.socket_paths(str(self.home))
+        http_path, mcp_path = home_files.find_socket_paths(str(self.home))
         mounts = {**self.mcp.mounts, **self.events.mounts}
         under = build_a2a_mounts(config, self.agents.a2a)
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
@@ -99,13 +99,13 @@ class App:
         await self._listen_stdio(mcp_path)
         home_files.write_daemon(
             str(self.home),
-            home_files.Daemon(
+            home_files.DaemonRecord(
                 pid=os.getpid(),
                 url=self.state.url,
                 socket=http_path,
                 mcp_socket=mcp_path,
                 version=__version__,
-                started_at=home_files.now(),
+                started_at=home_files.render_now(),
                 mode=self.state.mode,
             ),
         )
@@ -215,8 +215,8 @@ class App:
         await _wait(LAST_SECONDS, self._wait_for_audit())
         await _wait(STOP_SECONDS, self.events.close())
         await _wait(STOP_SECONDS, self.guards.close())
-        home_files.forget_daemon(str(self.home))
-        for path in home_files.socket_paths(str(self.home)):
+        home_files.remove_daemon(str(self.home))
+        for path in home_files.find_socket_paths(str(self.home)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self.stores.close()

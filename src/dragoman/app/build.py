@@ -29,7 +29,7 @@ from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.targets import Targets
 from dragoman.config import Config
-from dragoman.config_layers import Given
+from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.principal import Principal
@@ -49,7 +49,7 @@ from dragoman.web.api_servers import ServersApi
 from dragoman.web.auth import Authenticator
 
 
-def build_app(home: Path, config: Config, mode: str, given: Sequence[Given] = ()) -> App:
+def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
     """Builds a hub inside a running event loop. `given` are the settings of the command line, which
     take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.config import Config
-from dragoman.config_layers import variable_of
+from dragoman.config_layers import variable_from_path
 from dragoman.core.admin_audit import Tally
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -23,7 +23,7 @@ from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
 log = logging.getLogger(__name__)
 
-API_KEY_VARIABLE = variable_of("api_key")
+API_KEY_VARIABLE = variable_from_path("api_key")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dragoman.app.secrets import load_variables, refuse_exposed
 from dragoman.config import Config, load_with_source
-from dragoman.config_layers import Given
+from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError
 from dragoman.core.tool_filter import View
 
@@ -42,7 +42,7 @@ def _build_stdio_view(config: Config) -> View:
 
 
 class ConfigWatch:
-    def __init__(self, home: Path, given: Sequence[Given] = ()) -> None:
+    def __init__(self, home: Path, given: Sequence[Override] = ()) -> None:
         """To be built before the files are read, so that no change is missed. `given` are the
         settings of the command line, which take precedence over the files."""
         self._given = given

@@ -16,7 +16,7 @@ from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.secrets import refuse_exposed
 from dragoman.config import Config, load_with_source
-from dragoman.config_layers import Given
+from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging
 from dragoman.mcp.client.descendants import DESCENDANTS
@@ -28,7 +28,9 @@ Ready = Callable[[App], None]
 """Called once the hub serves."""
 
 
-def run(home: Path, ready: Ready, given: Sequence[Given] = (), log_file: str | None = None) -> None:
+def run(
+    home: Path, ready: Ready, given: Sequence[Override] = (), log_file: str | None = None
+) -> None:
     """Locks the home and runs a hub until a signal. Logs to `log_file`, or else to stderr."""
     _run(home, "daemon", ready, None, given, log_file)
 
@@ -44,11 +46,11 @@ def _run(
     mode: str,
     ready: Ready,
     stop: threading.Event | None,
-    given: Sequence[Given] = (),
+    given: Sequence[Override] = (),
     log_file: str | None = None,
 ) -> None:
     home_files.prepare(str(home))
-    with home_files.hold(str(home)):
+    with home_files.lock_home(str(home)):
         config, source = load_with_source(home / "config.toml", given)
         refuse_exposed(home, config)
         _start_logging(config, log_file)
@@ -75,7 +77,7 @@ async def _serve(
     mode: str,
     ready: Ready,
     stop: threading.Event | None,
-    given: Sequence[Given],
+    given: Sequence[Override],
 ) -> None:
     ended = asyncio.Event()
     _arrange_end(ended, stop)

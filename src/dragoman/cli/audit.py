@@ -292,9 +292,9 @@ def prune(yes: bool, home: str | None) -> None:
         if not yes:
             now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
             confirm(f"Delete records older than {settings.keep_days:g} days (now is {now})?")
-        with homes.hold(place):
+        with homes.lock_home(place):
             removed = prune_offline(Path(place), settings, find_user_name())
-    except (homes.Held, homes.Unfit) as error:
+    except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
     except HubError as error:
         fail_with(error)

@@ -56,7 +56,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
             file.absolute(),
             place / config.policy.folder,
             __version__,
-            homes.now(),
+            homes.render_now(),
             secrets=not no_secrets,
         )
     except HubError as error:
@@ -132,7 +132,7 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
             )
         restore_home(file, place, find_user_name())
         homes.prepare(str(place))
-    except homes.Unfit as unfit:
+    except homes.HomeUnusable as unfit:
         fail(str(unfit), NO_HUB)
     except HubError as error:
         fail_with(error)

@@ -54,7 +54,7 @@ def _find_home(ctx: click.Context) -> str:
     while context is not None and not found:
         found = context.params.get("home")
         context = context.parent
-    return home.home_path(found)
+    return home.find_home(found)
 
 
 def _request(ctx: click.Context, path: str) -> Any:

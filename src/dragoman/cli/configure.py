@@ -103,7 +103,7 @@ def init(home: str | None) -> None:
     place = resolve_home(home)
     try:
         homes.prepare(place)
-    except homes.Unfit as unfit:
+    except homes.HomeUnusable as unfit:
         fail(str(unfit))
     if write_first_config(Path(place)):
         print(f"wrote {place}/config.toml; next: dragoman import, then dragoman up")
@@ -130,7 +130,7 @@ def check(home: str | None, as_json: bool) -> None:
     \b
     dragoman config check
     """
-    from dragoman.config import Config, load_with_source, whereabouts
+    from dragoman.config import Config, describe_transport, load_with_source
     from dragoman.config_layers import find_near_misses
 
     file = Path(resolve_home(home)) / "config.toml"
@@ -142,7 +142,7 @@ def check(home: str | None, as_json: bool) -> None:
             raise SystemExit(7) from None
         fail_with(error)
     servers = [
-        {"name": entry.name, "enabled": entry.enabled, "where": whereabouts(entry)}
+        {"name": entry.name, "enabled": entry.enabled, "where": describe_transport(entry)}
         for entry in found.mcp_servers
     ]
     warnings = source.warnings + [
@@ -203,7 +203,11 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     except ConfigError as error:
         fail_with(error)
     rows = [
-        {"setting": name, "value": value, "from": source.origin(path).removeprefix(f"{file}, ")}
+        {
+            "setting": name,
+            "value": value,
+            "from": source.find_origin(path).removeprefix(f"{file}, "),
+        }
         for path, name, value in _list_values(found, ())
     ]
     if not everything:

@@ -21,7 +21,7 @@ from dragoman.cli.base.errors import FAILED, NO_HUB, fail, fail_with, find_exit_
 from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
 from dragoman.cli.base.output import StatusLine, clean, home_option, json_option, print_json
 from dragoman.cli.doctor.port_owner import find_listener
-from dragoman.config_layers import Given
+from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ SETTINGS: dict[str, tuple[str, str]] = {
 """The configuration key that each option of `up` sets."""
 
 
-def _list_overrides(options: Mapping[str, Any]) -> Iterator[Given]:
+def _list_overrides(options: Mapping[str, Any]) -> Iterator[Override]:
     for name, path in SETTINGS.items():
         if options[name] is not None:
-            yield Given(path, options[name], f"--{name.replace('_', '-')}")
+            yield Override(path, options[name], f"--{name.replace('_', '-')}")
 
 
 def _render_options(options: Mapping[str, Any]) -> Iterator[str]:
@@ -100,7 +100,11 @@ def _render_options(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _serve(
-    place: str, given: Sequence[Given], quiet: bool, as_json: bool, log_file: str | None
+    place: str,
+    given: Sequence[Override],
+    quiet: bool,
+    as_json: bool,
+    log_file: str | None,
 ) -> None:
     from dragoman.app.build_stores import refuse_lost_config
     from dragoman.app.run import run
@@ -111,9 +115,9 @@ def _serve(
         refuse_lost_config(Path(place))  # before a new one is written
         is_first = write_first_config(Path(place))
         run(Path(place), lambda app: _announce(app, is_first, quiet, as_json), given, log_file)
-    except homes.Held as held:
+    except homes.HomeLocked as held:
         fail(str(held), NO_HUB)
-    except homes.Unfit as unfit:
+    except homes.HomeUnusable as unfit:
         fail(str(unfit))
     except HubError as error:
         port = error.taken_port if isinstance(error, ConfigError) else None
@@ -194,7 +198,7 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
         fail(f"a hub is already running: process {daemon.pid}, {daemon.url or inside}", NO_HUB)
     try:
         homes.prepare(place)
-    except homes.Unfit as unfit:
+    except homes.HomeUnusable as unfit:
         fail(str(unfit))
     log = os.path.join(place, "hub.log")
     command = [sys.executable, "-m", "dragoman", "up", "--home", place, "--log-file", log, *options]
@@ -235,7 +239,7 @@ def _fail_with_log(code: int, log: str, begun: int) -> NoReturn:
     fail(f"the hub did not start: {words}", code if code > 0 else FAILED)
 
 
-def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.Daemon]:
+def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.DaemonRecord]:
     """Returns the home and its hub, or ends the command; with --json it prints `key: false`."""
     place = resolve_home(home)
     daemon = find_running_hub(place)
@@ -244,7 +248,7 @@ def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.
     if as_json:
         print_json({key: False, "home": place})
         raise SystemExit(NO_HUB)
-    if not homes.is_held(place):
+    if not homes.is_locked(place):
         fail(f"no hub is running on {place}; start one with: dragoman up", NO_HUB)
     pid = read_lock_pid(place)
     who = f"process {pid}" if pid else "another process"
@@ -282,7 +286,7 @@ def stop_command(home: str | None, as_json: bool) -> None:
     status_line = StatusLine()
     until = time.monotonic() + STOP_SECONDS
     while time.monotonic() < until:
-        if not _is_alive(daemon.pid) or not homes.is_held(place):
+        if not _is_alive(daemon.pid) or not homes.is_locked(place):
             status_line.clear()
             if as_json:
                 print_json({"stopped": True, "pid": daemon.pid, "home": place})

@@ -44,7 +44,7 @@ def _open_store(home: str | None) -> KeyStore:
                     "accept-loss keys"
                 )
         return KeyStore(Path(place))
-    except homes.Unfit as unfit:
+    except homes.HomeUnusable as unfit:
         fail(str(unfit))
     except HubError as error:
         fail_with(error)

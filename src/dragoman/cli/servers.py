@@ -44,7 +44,7 @@ from dragoman.cli.completion import complete_servers
 from dragoman.cli.configure import edit_config, list_server_names, remove_server, set_enabled
 from dragoman.core.errors import ConfigError
 from dragoman.core.safe_text import escape_controls
-from dragoman.home import Unfit
+from dragoman.home import HomeUnusable
 
 LOOK_SECONDS = 2.0
 
@@ -330,7 +330,7 @@ def _add_server(job: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | 
             taken = "; use --replace to replace it" if "of this name" in skip["reason"] else ""
             fail(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
         return job.plans[0], job.write()
-    except (UnreadableFile, Unfit, ConfigError) as error:
+    except (UnreadableFile, HomeUnusable, ConfigError) as error:
         raise CommandFailed(f"{str(error).rstrip('.')}; nothing was changed") from None
 
 

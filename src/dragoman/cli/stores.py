@@ -120,9 +120,9 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
             f"Continue without {', '.join(names)}? The lost data cannot be recovered afterwards."
         )
     try:
-        with homes.hold(place):
+        with homes.lock_home(place):
             lost = accept_losses(Path(place), _find_policies(Path(place)), names, find_user_name())
-    except (homes.Held, homes.Unfit) as error:
+    except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
     except HubError as error:
         fail_with(error)

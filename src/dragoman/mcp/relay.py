@@ -24,12 +24,12 @@ import time
 from collections import deque
 
 from dragoman.home import (
-    Held,
-    Unfit,
-    config_stamp,
+    HomeLocked,
+    HomeUnusable,
     connect,
-    is_held,
+    is_locked,
     prepare,
+    read_config_stamp,
     read_instructions,
     write_instructions,
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from dragoman.home import Daemon
+    from dragoman.home import DaemonRecord
     from dragoman.mcp.protocol.framing import Framing, Id, Piece
 
 SEND_SECONDS = 30
@@ -376,7 +376,7 @@ class Relay:
             pause = 0.0 if time.monotonic() - began > 1 else min(2.0, pause * 2 + 0.02)
             self._ended.wait(pause)
 
-    def _find(self) -> tuple[socket.socket, Daemon, bytes] | None:
+    def _find(self) -> tuple[socket.socket, DaemonRecord, bytes] | None:
         """A hub, found or made; None when the IDE has gone."""
         since = time.monotonic()
         while not self._ended.is_set():
@@ -385,8 +385,8 @@ class Relay:
                 prepare(self.home)
                 if (found := connect(self.home)) is not None:
                     return found
-                held = is_held(self.home)
-            except Unfit as error:
+                held = is_locked(self.home)
+            except HomeUnusable as error:
                 self._give_up(str(error), "ConfigError")
             if not self._looked:
                 self._looked = True
@@ -403,7 +403,7 @@ class Relay:
         return None
 
     def _may_boot(self) -> bool:
-        mended = self._bad_config not in {None, config_stamp(self.home)}
+        mended = self._bad_config not in {None, read_config_stamp(self.home)}
         return mended or time.monotonic() >= self._boot_after
 
     def _give_up(self, text: str, kind: str) -> None:
@@ -482,11 +482,11 @@ class Relay:
     def _host(self) -> None:
         self.hosted = True
         self._booted_at = time.monotonic()
-        stamp = config_stamp(self.home)
+        stamp = read_config_stamp(self.home)
         problem: tuple[str, str] | None = None
         try:
             self._boot(self.home, self._stop)
-        except Held:
+        except HomeLocked:
             pass
         except BaseException as error:  # SystemExit too: what ends the hub does not end the relay
             problem = _problem(error)
@@ -504,7 +504,7 @@ class Relay:
 def _problem(error: BaseException) -> tuple[str, str]:
     from dragoman.core.errors import ConfigError
 
-    if isinstance(error, ConfigError | Unfit):
+    if isinstance(error, ConfigError | HomeUnusable):
         return str(error), "ConfigError"
     sys.excepthook(type(error), error, error.__traceback__)
     return f"the hub failed ({type(error).__name__}: {error}); it is started again", "Unreachable"

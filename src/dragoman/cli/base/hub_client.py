@@ -346,12 +346,12 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def resolve_home(given: str | None) -> str:
     try:
-        return home.home_path(given)
-    except home.Unfit as error:
+        return home.find_home(given)
+    except home.HomeUnusable as error:
         fail(str(error))
 
 
-def find_running_hub(place: str) -> home.Daemon | None:
+def find_running_hub(place: str) -> home.DaemonRecord | None:
     """Returns the hub that holds the home and accepts connections, or None."""
     found = home.connect(place)
     if found is None:

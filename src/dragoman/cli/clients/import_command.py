@@ -35,7 +35,7 @@ from dragoman.cli.completion import complete_clients
 from dragoman.cli.configure import FIRST_CONFIG, remove_server
 from dragoman.config import read_env
 from dragoman.core.errors import ConfigError
-from dragoman.home import Unfit, home_path, prepare
+from dragoman.home import HomeUnusable, find_home, prepare
 
 
 def read_servers(client: KnownClient, path: Path, source: str) -> list[FoundServer]:
@@ -368,7 +368,7 @@ def import_command(
         _undo(source, home, as_json)
         return
     try:
-        job = ImportJob(Path(home_path(home)))
+        job = ImportJob(Path(find_home(home)))
         found = _find_servers(source, job)
         job.plan_servers(_select_servers(found, only) if only is not None else found)
         if not as_json and not printed:
@@ -378,7 +378,7 @@ def import_command(
         backup = job.write() if done else None
         wanted = [*job.added, *job.present] if moves and (done or not job.plans) else []
         moved = move_servers(job.home, wanted) if wanted and not printed else None
-    except (click.ClickException, UnreadableFile, Unfit, ConfigError, OSError) as error:
+    except (click.ClickException, UnreadableFile, HomeUnusable, ConfigError, OSError) as error:
         message = str(error).rstrip(".") + "."
         failure = error if isinstance(error, click.ClickException) else CommandFailed(message)
         if not as_json:
@@ -421,8 +421,8 @@ def _undo(source: str | None, home: str | None, as_json: bool) -> None:
     client = CLIENTS.get(source or "")
     path = find_config_file(client) if client else Path(source).absolute() if source else None
     try:
-        back = put_back(Path(home_path(home)), path)
-    except (UnreadableFile, Unfit) as error:
+        back = put_back(Path(find_home(home)), path)
+    except (UnreadableFile, HomeUnusable) as error:
         raise CommandFailed(str(error)) from None
     if as_json:
         click.echo(json.dumps({"restored": back.names, "file": back.path}, indent=2))

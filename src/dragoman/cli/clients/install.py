@@ -31,7 +31,7 @@ from dragoman.cli.clients.known_clients import (
 from dragoman.cli.completion import complete_clients
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
-from dragoman.home import Unfit, home_path
+from dragoman.home import HomeUnusable, find_home
 
 CANNOT_EDIT = 8
 """Exit code: the file's format cannot be edited; the text to add was printed."""
@@ -324,9 +324,9 @@ def install(
 def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
     """Yields reasons why the client would see no tools, or see tools twice."""
     try:
-        file = Path(home_path(home)) / "config.toml"
+        file = Path(find_home(home)) / "config.toml"
         config = load(file)
-    except (ConfigError, Unfit) as error:
+    except (ConfigError, HomeUnusable) as error:
         yield f"the hub will not start: {error}"
         return
     from dragoman.app.policy_admin.known_ids import list_targets

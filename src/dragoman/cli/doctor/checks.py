@@ -56,7 +56,7 @@ def check_home(found: DoctorContext) -> Iterator[Finding]:
         return
     try:
         home.prepare(str(place))
-    except home.Unfit as unfit:
+    except home.HomeUnusable as unfit:
         said, _, fix = str(unfit).rstrip(".").partition("; ")
         yield Finding("home", "problem", said, fix or "use another home: --home or DRAGOMAN_HOME")
         return
@@ -155,7 +155,7 @@ def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
             yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
         else:
             yield Finding("hub", "ok", said)
-    elif found.home.is_dir() and home.is_held(place):
+    elif found.home.is_dir() and home.is_locked(place):
         pid = read_lock_pid(place)
         said = f"process {pid or '?'} holds {place} but does not answer"
         fix = f"kill {pid or 'it'} (if necessary kill -9), then: dragoman up"
@@ -407,8 +407,8 @@ def check_files(found: DoctorContext) -> Iterator[Finding]:
             yield Finding("files", "problem", f"you cannot write {path}", _advise(path, "u+rw"))
     if os.path.lexists(place / "run"):
         try:
-            home.socket_paths(str(place))
-        except home.Unfit as unfit:
+            home.find_socket_paths(str(place))
+        except home.HomeUnusable as unfit:
             said, _, fix = str(unfit).rstrip(".").partition("; ")
             yield Finding("files", "problem", said, fix or "remove it and try again")
 

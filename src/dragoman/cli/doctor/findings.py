@@ -20,7 +20,7 @@ from dragoman.cli.base.hub_client import (
 )
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
-from dragoman.home import Daemon, read_daemon
+from dragoman.home import DaemonRecord, read_daemon
 
 Level = Literal["ok", "info", "warning", "problem"]
 
@@ -47,9 +47,9 @@ class DoctorContext:
     env: Mapping[str, str] = field(default_factory=dict)
     """The values in the env file."""
     env_problem: str = ""
-    daemon: Daemon | None = None
+    daemon: DaemonRecord | None = None
     """The running hub, if it answers."""
-    record: Daemon | None = None
+    record: DaemonRecord | None = None
     """The content of daemon.json, possibly stale."""
     hub_problem: str = ""
     """Why the running hub did not report the state of its servers."""
