@@ -1,7 +1,7 @@
 """`servers`: lists, adds, switches and removes the MCP servers in config.toml.
 
-A running hub applies each change immediately; without one, `add` starts a temporary hub to connect to
-the new server.
+A running hub applies each change immediately; without one, `add` starts a temporary hub to connect
+to the new server.
 """
 
 from __future__ import annotations
