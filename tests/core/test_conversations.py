@@ -41,7 +41,7 @@ def test_one_principal_cannot_push_out_the_conversations_of_another() -> None:
     assert kept.find(call_by(ANN), first).context == "far"
     assert kept.find(call_by(BOB), many[-1]).context == "far 9"
     for id in (many[0], first):
-        with pytest.raises(InvalidInput, match="no conversation"):
+        with pytest.raises(InvalidInput, match="unknown conversation"):
             kept.find(call_by(BOB), id)
 
 

@@ -64,7 +64,7 @@ def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> No
     handles = QuestionHandles(KEY, 60)
     call = call_of(a=1)
     handle = handles.seal(call, "s")
-    with pytest.raises(InvalidInput, match="none that was given to this caller"):
+    with pytest.raises(InvalidInput, match="not issued to this client"):
         handles.open(replace(other, handle=handle))
     assert handles.open(replace(call, handle=handle)) == "s", "and is still good where it belongs"
 
@@ -75,12 +75,12 @@ def test_a_handle_is_good_for_once_and_for_its_time() -> None:
     call = call_of()
     used, late = handles.seal(call, "1"), handles.seal(call, "2")
     handles.open(replace(call, handle=used))
-    with pytest.raises(InvalidInput, match="answered already"):
+    with pytest.raises(InvalidInput, match="already been answered"):
         handles.open(replace(call, handle=used))
     clock.now += 61
-    with pytest.raises(InvalidInput, match="not answered in time"):
+    with pytest.raises(InvalidInput, match="has expired"):
         handles.open(replace(call, handle=late))
-    with pytest.raises(InvalidInput, match="not answered in time"):
+    with pytest.raises(InvalidInput, match="has expired"):
         handles.open(replace(call, handle=used))
 
 

@@ -98,11 +98,11 @@ async def test_a_part_is_asked_for_in_characters_and_by_its_caller() -> None:
         with pytest.raises(InvalidInput, match="both in characters"):
             await read(wrong)
     for twice in ("?offset=1&offset=2", "?offset=1&limit=2&limit=2", "?%6Fffset=1&offset=1"):
-        with pytest.raises(InvalidInput, match="twice; name it once"):
+        with pytest.raises(InvalidInput, match="pass it once"):
             await read(twice)
-    with pytest.raises(InvalidInput, match='"page" is nothing to choose by'):
+    with pytest.raises(InvalidInput, match='unknown parameter "page"'):
         await read("?page=2")
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="invalid query"):
         await read("?" + "&".join(f"p{n}=1" for n in range(101)))
     with pytest.raises(NotFound):
         await read("", "two")

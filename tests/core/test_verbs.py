@@ -321,7 +321,7 @@ async def test_a_tool_that_says_it_failed_and_a_caller_who_leaves_are_results_to
     await road.call(who=agent, fails=True)
     assert heard[1]["payload"]["error"] == {
         "code": -32204,
-        "message": '"vercel_ops.deploy" says that it failed',
+        "message": '"vercel_ops.deploy" reported a failure',
         "source": "Vercel Ops",
     }
     running = road.begin(who=agent)

@@ -154,7 +154,7 @@ async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
     running = [asyncio.ensure_future(call(a_call())) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(
-        Overloaded, match="3 calls of owner:owner are under way, half of what all may"
+        Overloaded, match="3 calls of owner:owner are under way, half of the limit for all"
     ):
         await call(a_call())
     running += [asyncio.ensure_future(call(a_call(LOCAL))) for _ in range(2)]

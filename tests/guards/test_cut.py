@@ -131,7 +131,7 @@ async def test_what_is_cut_still_fits_its_schema(keyword: dict[str, Any], mode: 
     result = await cut(text("short"), structured=value, schema=schema)
     if mode == "whole":  # which is more than may be passed on, and nothing else would fit
         assert result.failed and result.structured is ABSENT
-        assert "has no texts that can be cut" in result.content[-1]["text"]
+        assert "has no text that can be cut" in result.content[-1]["text"]
         return
     assert not result.failed
     bound, free = result.structured["bound"], result.structured["free"]
@@ -172,7 +172,7 @@ async def test_structure_that_cannot_be_shortened_is_a_failure_that_says_so() ->
     assert result.failed and result.structured is ABSENT
     assert [block["text"][:40] for block in result.content] == [
         "short",
-        '"files.read" has done its work, but its ',
+        '"files.read" completed, but its structur',
     ]
     assert "raise the limit" in result.content[1]["text"]
 
@@ -196,7 +196,7 @@ async def test_artifacts_and_data_are_kept_to_the_same_sizes() -> None:
         assert blocks[0]["text"].endswith(marker(10_000, 60_000))
         assert len(encode(blocks[1]["data"])) <= DATA and "[cut: " in blocks[1]["data"]["k"]
     (block,) = (await cut({"type": "data", "data": list(range(100_000))})).content
-    assert block["type"] == "text" and "has no texts that can be cut" in block["text"]
+    assert block["type"] == "text" and "has no text that can be cut" in block["text"]
 
 
 async def test_null_is_a_structured_result_and_none_is_not() -> None:

@@ -61,7 +61,7 @@ async def test_a_target_that_takes_too_long_is_stopped_and_its_caller_told() -> 
     assert time.monotonic() - begun < 5
     assert stopped.is_set()
     assert str(raised.value) == (
-        '"files.read" took longer than 0.05 s and was told to stop; raise [limits] '
+        '"files.read" took longer than 0.05 s and was cancelled; raise [limits] '
         "tool_timeout_secs if it needs more"
     )
 

@@ -115,4 +115,4 @@ def test_a_program_answers_over_the_api_and_an_odd_body_is_refused_in_words(
         refused = asking_hub.post(path, body)
         assert "the body must be" in refused["error"]["message"], body
     replayed = asking_hub.post(path, {**again, "handle": asked["handle"]})
-    assert "answered already" in replayed["error"]["message"]
+    assert "already been answered" in replayed["error"]["message"]

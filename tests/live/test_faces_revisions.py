@@ -106,7 +106,7 @@ def test_each_revision_is_told_of_errors_in_its_own_way(
     if revision >= "2025-11-25":
         assert unfit["result"]["isError"] is True
         assert unfit["result"]["_meta"][ERROR_KEY]["kind"] == "InvalidInput"
-        assert "do not fit" in unfit["result"]["content"][0]["text"]
+        assert "invalid arguments" in unfit["result"]["content"][0]["text"]
     else:
         assert unfit["error"]["code"] == -32602
         assert unfit["error"]["data"]["kind"] == "InvalidInput"

@@ -95,7 +95,7 @@ def test_nobody_else_can_answer_and_the_one_who_was_asked_still_can(
 ) -> None:
     params = call(upstream, "stolen")
     answer = asked(caller, params)
-    assert "begin the call again" in refused(ask(other, params, answer))
+    assert "start the call again" in refused(ask(other, params, answer))
     assert heard(grounds, upstream, "stolen") == 0
     assert (
         text_of(ask(caller, params, answer)) == '{"action": "accept", "content": {"name": "Ada"}}'
@@ -109,7 +109,7 @@ def test_an_answer_counts_once(
     params = call(upstream, "twice")
     answer = asked(caller, params)
     text_of(ask(caller, params, answer))
-    assert "answered already" in refused(ask(caller, params, answer))
+    assert "already been answered" in refused(ask(caller, params, answer))
     assert heard(grounds, upstream, "twice") == 1
 
 
@@ -144,7 +144,7 @@ def test_an_answer_that_comes_too_late_does_not_count(grounds: Grounds, caller: 
     until(lambda: time.monotonic() > end)
     for upstream, answer in answers.items():
         late = caller.wait(caller.begin("tools/call", {**call(upstream, "late"), **answer}))
-        assert "begin the call again" in refused(late)
+        assert "start the call again" in refused(late)
         if UPSTREAMS[upstream][0] == "legacy":
             grounds.wait(upstream, event="lost", key="late")  # the server waits no more either
         assert heard(grounds, upstream, "late") == 0

@@ -284,10 +284,10 @@ def test_an_http_server_that_is_none_is_named_with_the_reason(company: Company, 
         "hang-headers": "within", "hang-body": "within", "hang-mid": "within", "drip": "within",
         "endless-sse": "within", "204": "HTTP 204", "html-500": "HTTP 500: <html>",
         "html-200": "with a web page instead of JSON", "big": "longer than 10485760 bytes",
-        "gzip": "compressed, and ends too early", "redirect-loop": "redirects again",
+        "gzip": "compressed data ends too early", "redirect-loop": "redirects more than",
         "401": "rejected the credentials (HTTP 401); set them under headers", "reset": "lost",
         "reset-mid": "lost", "close": "lost", "bad-chunks": "cannot be used",
-        "not-http": "it is no HTTP", "404-session": "has ended the session",
+        "not-http": "it is not HTTP", "404-session": "has ended the session",
     }  # fmt: skip
     assert words[mode] in reason
 
@@ -295,7 +295,7 @@ def test_an_http_server_that_is_none_is_named_with_the_reason(company: Company, 
 @pytest.mark.promise("B11")
 def test_a_redirect_to_the_metadata_address_is_never_followed(company: Company) -> None:
     reason = reason_of(company.hub, "metadata")
-    assert "169.254.169.254 is a cloud metadata address, which is never reached" in reason
+    assert "169.254.169.254 is a cloud metadata address, which is never allowed" in reason
 
 
 def test_a_stream_without_end_slows_nobody_down(company: Company) -> None:

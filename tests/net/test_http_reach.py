@@ -36,7 +36,7 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused() -> None:
         assert not caught.value.sent
         assert str(caught.value) == (
             f'will not connect to "{url}": "x" resolves to 127.0.0.1, a loopback address; '
-            "set allow_private = true for it if that is meant"
+            "set allow_private = true for it if that is intended"
         )
         assert peer.connections == 0
 
@@ -116,7 +116,7 @@ async def test_a_forbidden_address_is_never_reached_even_where_private_ones_are(
         dialled = _watch(monkeypatch)
         outlet = client.open_configured("http://x/", allow_private=True)
         with pytest.raises(
-            Unreachable, match=r'will not connect to "http://x/".*never reached'
+            Unreachable, match=r'will not connect to "http://x/".*never allowed'
         ) as e:
             await outlet.request("GET", "http://x/", {}, timeout=BOUND)
         assert not e.value.sent
@@ -132,7 +132,7 @@ async def test_a_forbidden_address_is_never_reached_even_if_the_operator_wrote_i
         dialled = _watch(monkeypatch)
         for allow_private in (False, True):
             outlet = client.open_configured(f"http://{host}/", allow_private=allow_private)
-            with pytest.raises(Unreachable, match="which is never reached"):
+            with pytest.raises(Unreachable, match="which is never allowed"):
                 await outlet.request("GET", f"http://{host}/", {}, timeout=BOUND)
         assert not dialled
 
@@ -146,7 +146,7 @@ async def test_one_bad_answer_of_the_resolver_refuses_them_all(answers: list[str
     async with listening(always(OK)) as peer, a_client(resolve) as client:
         url = f"http://x:{peer.port}/"
         outlet = client.open_configured(url, allow_private=True)
-        with pytest.raises(Unreachable, match="never reached"):
+        with pytest.raises(Unreachable, match="never allowed"):
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert peer.connections == 0
 
@@ -172,7 +172,7 @@ async def test_what_was_judged_is_what_is_dialled_however_often_the_name_flips()
         (found,) = client._pools.values()
         for connection in tuple(found._open):
             connection.abort()
-        with pytest.raises(Unreachable, match="a cloud metadata address, which is never reached"):
+        with pytest.raises(Unreachable, match="a cloud metadata address, which is never allowed"):
             await outlet.request("GET", url, {}, timeout=BOUND)
         assert asked == ["x", "x"]
         assert peer.connections == 1

@@ -119,7 +119,7 @@ def blocks_from_arguments(arguments: Mapping[str, Any]) -> list[Any]:
         left -= size
         if left < 0:
             raise InvalidInput(
-                f"the files have more than {MAX_INLINE >> 20} MB together; pass addresses instead"
+                f"the files are larger than {MAX_INLINE >> 20} MB in total; pass URLs instead"
             )
         blocks.append(block)
     if text or not blocks:
@@ -161,7 +161,7 @@ def _build_link(url: str, name: str, media: str, number: int) -> Block:
     except ValueError:
         usable = False
     if not usable or len(url) > MAX_URL or not url.isprintable() or " " in url:
-        raise InvalidInput(f'the "url" of file {number} is no http:// or https:// address')
+        raise InvalidInput(f'the "url" of file {number} is not an http:// or https:// address')
     block: Block = {"type": "resource_link", "uri": url, "name": name or "unnamed"}
     if media:
         block["mimeType"] = media

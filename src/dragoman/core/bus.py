@@ -100,7 +100,9 @@ class Follower:
                 if self._failures >= MAX_FAILURES:
                     self._unsubscribe()
                     self._queue.clear()
-                    log.error("%s failed %d times in a row: no more", self.name, self._failures)
+                    log.error(
+                        "%s failed %d times in a row and was removed", self.name, self._failures
+                    )
 
     async def close(self) -> None:
         """Lets the follower finish its queue, for a moment."""
@@ -186,7 +188,9 @@ class Bus:
         log.exception("%s of %s failed", seat.name, kind)
         if seat.failures >= MAX_FAILURES:
             self._unsubscribe(seat)
-            log.error("%s of %s failed %d times in a row: no more", seat.name, kind, seat.failures)
+            log.error(
+                "%s of %s failed %d times in a row and was removed", seat.name, kind, seat.failures
+            )
 
     async def ask_gates(self, event: PreVerb) -> None:
         """Asks every gate; returns if all let the call pass."""

@@ -98,8 +98,8 @@ class Conversations:
             kept = self._find_live(own, asked) if own is not None else None
             if kept is None:
                 raise InvalidInput(
-                    f'there is no conversation "{asked[:60]}" of yours with agent "{self._agent}": '
-                    f'it may have ended. Leave "{CONTEXT}" out, or pass "{NEW}", to begin another'
+                    f'unknown conversation "{asked[:60]}" with agent "{self._agent}": '
+                    f'it may have expired. Omit "{CONTEXT}", or pass "{NEW}", to start another'
                 )
             return Conversation(asked, kept.context, is_named=True)
         named = _find_protocol_id(call) if call.message is not None else ""
@@ -181,6 +181,6 @@ def add_context(result: Result, call: Call, id: str, *, shown: bool) -> Result:
     extra = {**result.extra, "_meta": {**(meta if isinstance(meta, dict) else {}), META: id}}
     if not shown or call.session != "":
         return replace(result, extra=extra)
-    words = f'[To go on with this conversation, pass "{CONTEXT}": "{id}".]'
+    words = f'[To continue this conversation, pass "{CONTEXT}": "{id}".]'
     note = {"type": "text", "text": words, "annotations": {"audience": ["assistant"]}}
     return replace(result, extra=extra, content=[*result.content, note])

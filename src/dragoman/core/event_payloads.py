@@ -180,13 +180,13 @@ def _render_end(event: ToolResult) -> dict[str, Any]:
         return {"success": True}
     tool = event.call.tool
     code, source = FAILED, tool.target.name
-    message = f'"{render_name(tool.name, tool.kind)}" says that it failed'
+    message = f'"{render_name(tool.name, tool.kind)}" reported a failure'
     if error is not None:
         code, message = find_code(error), str(error)
         source = source if isinstance(error, TargetFailed) else "hub"
     elif result is None:
         code = CANCELLED if event.cancelled else CRASHED
-        message = "the caller has gone" if event.cancelled else "the hub failed at it"
+        message = "the client disconnected" if event.cancelled else "internal error of the hub"
         source = "hub"
     return {"success": False, "error": {"code": code, "message": message, "source": source}}
 

@@ -165,8 +165,8 @@ class KeptResults:
 
 def _build_not_found(uri: str) -> NotFound:
     return NotFound(
-        f'there is no resource "{uri[:200]}": a result is kept for a few minutes only, and for the '
-        "caller whose call it came of; call the tool again"
+        f'there is no resource "{uri[:200]}": a result is kept for a few minutes, and only for the '
+        "client that made the call; call the tool again"
     )
 
 
@@ -175,13 +175,12 @@ def _parse_range(uri: str) -> tuple[int, int | None]:
     found = parse_query(uri.partition("?")[2])
     if unknown := found.keys() - {"offset", "limit"}:
         raise InvalidInput(
-            f'"{min(unknown)[:100]}" is nothing to choose by; there are offset and limit, both in '
-            "characters"
+            f'unknown parameter "{min(unknown)[:100]}": use offset and limit, both in characters'
         )
     offset, limit = found.get("offset", "0"), found.get("limit")
     numbers = [offset] if limit is None else [offset, limit]
     if not all(_NUMBER.fullmatch(number) for number in numbers):
         raise InvalidInput(
-            f'"{uri[:200]}" is no part of a result: write ?offset=0&limit=50000, both in characters'
+            f'invalid range in "{uri[:200]}": write ?offset=0&limit=50000, both in characters'
         )
     return int(offset), None if limit is None else int(offset) + int(limit)

@@ -56,7 +56,9 @@ class NameClaims:
         except StorageFailed as error:
             # Fails closed: with unknown owners, tools have their canonical names alone.
             self._readable = False
-            log.error("listed names belong to nobody: %s", error)
+            log.error(
+                "claims to names cannot be read, so only canonical names are listed: %s", error
+            )
 
     def find_owner(self, kind: str, name: str) -> str | None:
         """Finds the canonical name of the tool that owns `name`; None if unclaimed."""
@@ -97,7 +99,7 @@ class NameClaims:
             self._store.save_names(list(self._unsaved.values()))
             self._unsaved = {}
         except StorageFailed as error:  # retried with the next claim
-            log.error("whose the listed names are could not be recorded: %s", error)
+            log.error("claims to names could not be stored: %s", error)
 
     def release(self, target: str) -> None:
         """Releases the names of a target that was removed."""

@@ -43,7 +43,9 @@ class QuestionHandles:
         text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
         text = f"{id}.{text}"  # the continuing call continues the trace
         if len(text) > MAX_HANDLE:
-            raise BadReply(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
+            raise BadReply(
+                f'"{call.tool.name}" asks a question whose state is larger than {MAX_HANDLE} bytes'
+            )
         return text
 
     def open(self, call: Call) -> str:
@@ -61,16 +63,16 @@ class QuestionHandles:
         nonce, expiry, state = json.loads(body)
         now = self._clock()
         if now > expiry:
-            raise InvalidInput("the question was not answered in time; begin the call again")
+            raise InvalidInput("the question has expired; start the call again")
         used = self._used.setdefault(call.principal, OrderedDict())
         while used and next(iter(used.values())) < now:
             used.popitem(last=False)
         if nonce in used:
-            raise InvalidInput("the question was answered already; begin the call again")
+            raise InvalidInput("the question has already been answered; start the call again")
         if call.answers is FOLLOW:
             return str(state)
         if len(used) >= MAX_USED:
-            raise Overloaded("you are answering too many questions at once; try again shortly")
+            raise Overloaded("too many questions were answered at once; try again shortly")
         used[nonce] = expiry
         return str(state)
 
@@ -84,8 +86,8 @@ class QuestionHandles:
 
 def _build_invalid_handle() -> InvalidInput:
     return InvalidInput(
-        "the handle of the question is none that was given to this caller for this call; "
-        "begin the call again"
+        "invalid question handle: it was not issued to this client for this call; "
+        "start the call again"
     )
 
 

@@ -91,5 +91,5 @@ class Startup:
         if found is None:
             return None
         target, why = found
-        words = f'"{name[:200]}" is not there yet: {why}; nothing was sent, try again'
+        words = f'"{name[:200]}" is not available yet: {why}; nothing was sent, try again'
         return target, Unreachable(words, sent=False)

@@ -39,11 +39,11 @@ def parse_query(query: str) -> dict[str, str]:
             query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"
         )
     except ValueError:
-        raise InvalidInput("what follows the question mark cannot be read") from None
+        raise InvalidInput("invalid query") from None
     found: dict[str, str] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidInput(f'the query names "{name[:100]}" twice; name it once')
+            raise InvalidInput(f'repeated query parameter "{name[:100]}": pass it once')
         found[name] = value
     return found
 

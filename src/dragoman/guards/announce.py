@@ -80,7 +80,7 @@ class Announce:
     def _render_overload(self, call: Call, count: int) -> str:
         if count > self.share:
             busy = (
-                f"{self.share} calls of {call.principal} are under way, half of what all may have"
+                f"{self.share} calls of {call.principal} are under way, half of the limit for all"
             )
         else:
             busy = f"{self.limit} calls are under way"

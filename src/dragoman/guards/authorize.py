@@ -38,7 +38,7 @@ class Authorize:
             return NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
         who = _render_principal(call)
         if decision.errors:
-            why = "whether it is permitted could not be decided; the hub's log says why"
+            why = "the policies could not be evaluated; see the hub's log"
         elif decision.policies:
             why = f"a policy forbids {who} to call it"
         else:

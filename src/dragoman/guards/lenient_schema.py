@@ -128,7 +128,7 @@ def find_misspelt(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> st
     for name in unknown:
         near = difflib.get_close_matches(_fold(name), left, n=1, cutoff=ALIKE)
         if near:
-            found.append(f'"{name[:MAX_NAME]}" is none of its arguments: '
+            found.append(f'unknown argument "{name[:MAX_NAME]}": '
                          f'did you mean "{left[near[0]]}"?')  # fmt: skip
     return "; ".join(found[:MAX_NAMED])
 
@@ -137,7 +137,7 @@ def name_unknown(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str
     """Names the unknown arguments of a call that lacks a required one."""
     _, unknown = _split_names(schema, arguments)
     names = ", ".join(f'"{name[:MAX_NAME]}"' for name in unknown[:MAX_NAMED])
-    return f"{names} {'is' if len(unknown) == 1 else 'are'} none of its arguments" if names else ""
+    return f"unknown {'argument' if len(unknown) == 1 else 'arguments'} {names}" if names else ""
 
 
 def _split_names(

@@ -135,6 +135,6 @@ class _ExtendableTimeout:
 def _build_error(call: Call, seconds: float, setting: str) -> TimedOut:
     kind = TimedOut if call.tool.bridged is None else call.tool.target.traits.timeout_error
     return kind(
-        f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was told to stop; '
+        f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was cancelled; '
         f"raise [limits] {setting} if it needs more"
     )

@@ -163,8 +163,8 @@ class Truncate:
         if shorter is not None:
             return shorter
         return (
-            f'"{call.tool.name}" has done its work, but its structured result of {len(whole)} '
-            f"characters is longer than [limits] data_chars = {most} and has no texts that can be "
+            f'"{call.tool.name}" completed, but its structured result of {len(whole)} '
+            f"characters is longer than [limits] data_chars = {most} and has no text that can be "
             f"cut; ask for less or raise the limit{where}"
         )
 

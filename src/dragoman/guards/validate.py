@@ -69,19 +69,19 @@ class Validate:
         decision = call.notes.decision or Decision(False)
         call.notes.decision = replace(decision, allowed=False, errors=(why,))
         raise AuthorizationError(
-            f'"{call.tool.name}" was refused: {why}. The server should offer a schema that holds '
-            'all of its definitions. With check_arguments = "off" for the server, policies decide '
+            f'"{call.tool.name}" was refused: {why}. The server should offer a schema with all of '
+            'its definitions. With check_arguments = "off" for the server, policies decide '
             "by the values as they are sent, whatever the server takes them for"
         )
 
     def _tolerate(self, call: Call, check: Validator, problem: str) -> None:
         if isinstance(check, LenientCheck):
             if self._reads_arguments(call.tool):
-                problem += " (policies read arguments here, so no other form is taken)"
+                problem += " (policies read arguments here, so they must match the schema exactly)"
             else:
                 problem = check.find_problem(call.arguments, problem)
         if problem:
-            raise InvalidInput(f'the arguments of "{call.tool.name}" do not fit: {problem}')
+            raise InvalidInput(f'invalid arguments for "{call.tool.name}": {problem}')
 
 
 class SchemaCheck:
@@ -240,14 +240,16 @@ def _expanded_size(schema: Mapping[str, Any]) -> int:
                 total += sum(size(target) for target in _targets(node, schema))
             open_.remove(key)
             if total > MAX_EXPANDED:
-                raise ValueError(f"it comes to more than {MAX_EXPANDED} parts with its references")
+                raise ValueError(
+                    f"it expands to more than {MAX_EXPANDED} parts with its references"
+                )
             sizes[key] = total
         return sizes[key]
 
     try:
         return size(schema)
     except RecursionError:
-        raise ValueError("its references lead too deep") from None
+        raise ValueError("its references are nested too deeply") from None
 
 
 def _targets(node: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:

@@ -78,7 +78,7 @@ class OutboundHttp:
             return None
         for judgement in judgements.values():
             if not reach.admits(judgement):
-                return f"leads to {judgement.kind}, where callers may not send the hub"
+                return f"leads to {judgement.kind}, which clients may not make the hub reach"
         return None
 
     async def close(self) -> None:
@@ -219,7 +219,7 @@ class GuardedHttpClient:
                 raise Unreachable(f"{error} (redirected there)") from error
             if exchange.status not in _MOVED:
                 return exchange
-        raise BadReply(f'"{route.rendered}" redirects again; {REDIRECTS} redirects are followed')
+        raise BadReply(f'"{route.rendered}" redirects more than {REDIRECTS} times')
 
     def _remember(self, method: str, text: str) -> RequestRoute:
         try:
@@ -234,7 +234,7 @@ class GuardedHttpClient:
 
     def _route(self, method: str, url: Url) -> RequestRoute:
         if method not in _METHODS:
-            raise ValueError(f"{method!r} is no method that the hub uses")
+            raise ValueError(f"unsupported HTTP method {method!r}")
         start = f"{method} {url.target} HTTP/1.1\r\nhost: {url.authority}\r\n"
         return RequestRoute(
             method,
@@ -263,7 +263,7 @@ class GuardedHttpClient:
         raise Unreachable(
             f'will not connect to "{url.rendered}": only "{configured.rendered}" was configured, '
             "and other ports of a private host are not reached; set allow_private = true for it "
-            "if that is meant",
+            "if that is intended",
             sent=False,
         )
 
@@ -297,7 +297,7 @@ def _resolve_redirect(url: Url, location: str) -> Url:
     try:
         moved = join_url(url, location)
     except BadUrl as problem:
-        raise BadReply(f'"{url.rendered}" redirects to what is no usable URL: {problem}') from None
+        raise BadReply(f'"{url.rendered}" redirects to an invalid URL: {problem}') from None
     if url.origin.scheme == "https" and moved.origin.scheme == "http":
         raise BadReply(f'"{url.rendered}" redirects from https to http, which is refused')
     return moved

@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
             self._feed(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self._done:
-                exchange.fail_reply(self._problem or f"it is no HTTP ({error})")
+                exchange.fail_reply(self._problem or f"it is not HTTP ({error})")
                 return
             self._keep = False  # more data than the response has
         if self._done:
@@ -382,7 +382,7 @@ class Connection(asyncio.Protocol):
             headers.pop("content-length", None)  # which is the compressed length
             self._encoded = True
         elif encoding not in ("", "identity"):
-            self._refuse("it is compressed in a way that was not asked for")
+            self._refuse("its content encoding was not requested")
 
     def _inflate(self, data: bytes) -> bytes:
         if self._inflater is None:
@@ -390,10 +390,10 @@ class Connection(asyncio.Protocol):
         try:
             found = self._inflater.decompress(data, INFLATED_BYTES + 1 - self._inflated)
         except zlib.error as error:
-            self._refuse(f"it is compressed, and not well ({error})")
+            self._refuse(f"its compression is invalid ({error})")
         self._inflated += len(found)
         if self._inflated > INFLATED_BYTES:
-            self._refuse(f"it is compressed, and more than {INFLATED_BYTES >> 20} MB")
+            self._refuse(f"it is larger than {INFLATED_BYTES >> 20} MB after decompression")
         return found
 
     def on_message_complete(self) -> None:
@@ -401,7 +401,7 @@ class Connection(asyncio.Protocol):
             self._interim = False
         elif not self._done:
             if self._inflater is not None and not self._inflater.eof:
-                self._refuse("it is compressed, and ends too early")
+                self._refuse("its compressed data ends too early")
             self._done = True
             self._keep = self._parser.should_keep_alive()
 

@@ -106,7 +106,7 @@ async def list_permitted(url: Url, reach: Reach, resolve: Resolve, seconds: floa
         async with asyncio.timeout(seconds):
             return await _list_permitted(url, reach, resolve)
     except TimeoutError:
-        problem = f"its name was not looked up within {seconds:.2g} s"
+        problem = f"its name was not resolved within {seconds:.2g} s"
     except (OSError, UnicodeError) as error:
         problem = _render_error(error)
     raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
@@ -123,9 +123,9 @@ async def _list_permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]
 def _refusal(url: Url, address: str, judgement: AddressClass) -> Unreachable:
     subject = f"{address} is" if url.literal else f'"{url.origin.host}" resolves to {address},'
     remedy = (
-        "; set allow_private = true for it if that is meant"
+        "; set allow_private = true for it if that is intended"
         if judgement.verdict is Verdict.PRIVATE
-        else ", which is never reached"
+        else ", which is never allowed"
     )
     message = f'will not connect to "{url.rendered}": {subject} {judgement.kind}{remedy}'
     return Unreachable(message, sent=False)
@@ -173,5 +173,5 @@ def _render_error(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     if isinstance(error, socket.gaierror):
-        return f"its name leads to no address ({error.strerror})"
+        return f"its name does not resolve ({error.strerror})"
     return str(error) or type(error).__name__

@@ -48,20 +48,20 @@ def _encode(headers: Mapping[str, str]) -> bytes:
             _accept(name)
     for name, value in headers.items():
         if not value.isprintable() and _CONTROL.search(value):
-            raise InvalidInput(f'the value of header "{name}" has control characters in it')
+            raise InvalidInput(f'the value of header "{name}" contains control characters')
     try:
         return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode(
             "latin-1"
         )
     except UnicodeEncodeError:
-        raise InvalidInput("a header has characters that HTTP cannot carry") from None
+        raise InvalidInput("a header has characters that are not allowed in HTTP") from None
 
 
 def _accept(name: str) -> None:
     if not _TOKEN.fullmatch(name):
-        raise InvalidInput(f"{name[:80]!r} is no name for a header")
+        raise InvalidInput(f"invalid header name {name[:80]!r}")
     if name.lower() in _OURS:
-        raise InvalidInput(f'header "{name}" is written by the hub itself and cannot be set')
+        raise InvalidInput(f'header "{name}" is set by the hub itself and cannot be configured')
     if len(_accepted) < _KNOWN:
         _accepted.add(name)
 

@@ -62,22 +62,22 @@ def parse_url(text: str) -> Url:
         raise BadUrl(f"it is longer than {LONGEST} characters")
     if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
         raise BadUrl(
-            "it has characters that a URL may not have; "
+            "it has characters that are not allowed in a URL; "
             "write names as xn--… and everything else percent-encoded"
         )
     parts = _PARTS.fullmatch(text.partition("#")[0])
     if parts is None:
-        raise BadUrl("only http:// and https:// URLs are reached")
+        raise BadUrl("only http:// and https:// URLs are supported")
     scheme, authority, target = parts[1].lower(), parts[2], parts[3]
     if "@" in authority:
         raise BadUrl("a user name or password in a URL is not accepted; use headers")
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
-        raise BadUrl("it names no host that can be reached")
+        raise BadUrl("it has no valid host")
     host, literal = _normalize_host(match[1].lower())
     port = int(match[2]) if match[2] else _PORTS[scheme]
     if not 0 < port < 65536:
-        raise BadUrl(f"{port} is no port")
+        raise BadUrl(f"invalid port {port}")
     shown = f"[{host}]" if ":" in host else host
     if port != _PORTS[scheme]:
         shown = f"{shown}:{port}"
@@ -92,22 +92,24 @@ def _normalize_host(host: str) -> tuple[str, bool]:
         try:
             return str(IPv6Address(host[1:-1])), True
         except ValueError:
-            raise BadUrl(f"{host} is no IPv6 address") from None
+            raise BadUrl(f"invalid IPv6 address {host}") from None
     labels = host.split(".")
     if _NUMBER.fullmatch(labels[-1]):
         try:
             return str(ip_address(host)), True
         except ValueError:
-            raise BadUrl(f'"{host}" is no IPv4 address; write it as four decimal numbers') from None
+            raise BadUrl(
+                f'invalid IPv4 address "{host}": write it as four decimal numbers'
+            ) from None
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise BadUrl(f'"{host}" is no host name')
+        raise BadUrl(f'invalid host name "{host}"')
     return host, False
 
 
 def join_url(base: Url, location: str) -> Url:
     """Resolves a redirect. `urljoin` drops control characters, so they are refused before."""
     if not location.isascii() or not location.isprintable() or len(location) > LONGEST:
-        raise BadUrl("it has characters that a URL may not have")
+        raise BadUrl("it has characters that are not allowed in a URL")
     try:
         joined = urljoin(base.full, location)
     except ValueError as error:

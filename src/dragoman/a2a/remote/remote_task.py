@@ -498,7 +498,7 @@ def decode_handle(call: Call) -> tuple[str, Conversation]:
         return str(state["task"]), conversation
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidInput(
-            f'the question of "{call.tool.name}" is not open any more; begin the call again'
+            f'the question of "{call.tool.name}" is not open any more; start the call again'
         ) from None
 
 

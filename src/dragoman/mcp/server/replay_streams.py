@@ -1,4 +1,4 @@
-"""Event streams to HTTP clients, the replay of lost events, and keep-alives.
+"""Event streams to HTTP clients, the replay of lost events, and keep-alive comments.
 
 From 2025-03-26 to 2025-11-25 a client whose connection breaks can resume a stream on another:
 events have ids, the latest are kept for a while, and the client names the last one that it has
