@@ -330,4 +330,4 @@ def test_an_agent_of_others_that_cannot_be_used_stops_nobody_and_says_why() -> N
         failed = found.hub.api("/api/status")["agents"]["failed"]
         assert failed["far"].startswith('agent "far" needs the environment variable NOBODY_SET_T')
         refused = Caller(found.hub, "far").ask(SEND, V10.params("hello"))
-        assert "is not there now" in refused.error["message"]
+        assert "is not available" in refused.error["message"]

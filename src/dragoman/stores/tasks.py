@@ -1,8 +1,7 @@
-"""Tasks in the hub's home, or in memory where that is wanted: headers, and logs in pieces.
+"""Stores tasks in the hub's home, or in memory: headers, and logs in pieces.
 
-What is saved at once of one task is one piece: a row, however many entries are in it, unless they
-are long. So the statements of a save grow with the tasks that it tells of, not with what happened
-to them. Knows nothing of what entries say.
+The entries of one task that are saved together are one piece: one row, unless they are long. So the
+statements of a save grow with the number of tasks, not of events. Does not know what entries mean.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, describe_rem
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
 PIECE_BYTES = 256 * 1024
-"""A piece that is longer is made of one entry: so a long log can be read bit by bit."""
+"""A longer piece has one entry, so that a long log can be read bit by bit."""
 
 T = TypeVar("T")
 
@@ -72,66 +71,66 @@ _decode = msgspec.json.Decoder().decode
 _decode_log = msgspec.json.Decoder(list[tuple[int, float, dict[str, Any]]]).decode
 
 
-def _pieces(entries: Sequence[Entry]) -> list[tuple[int, int, bytes]]:
-    """The number of the first entry, how many they are, and what they say."""
+def _build_pieces(entries: Sequence[Entry]) -> list[tuple[int, int, bytes]]:
+    """For each piece: the number of its first entry, the number of entries, the encoded entries."""
     if not entries:
         return []
-    body = _written([(entry.number, entry.at, entry.event) for entry in entries])
+    body = _encode_safely([(entry.number, entry.at, entry.event) for entry in entries])
     if len(body) <= PIECE_BYTES or len(entries) == 1:
         return [(entries[0].number, len(entries), body)]
     half = len(entries) // 2
-    return [*_pieces(entries[:half]), *_pieces(entries[half:])]
+    return [*_build_pieces(entries[:half]), *_build_pieces(entries[half:])]
 
 
-def _written(value: Any) -> bytes:
-    """Agents are other people's code: what is no JSON in what one has made becomes text, so that it
-    cannot keep the tasks of all others from being stored."""
+def _encode_safely(value: Any) -> bytes:
+    """What is not JSON becomes text: agents are other people's code, and what one of them makes
+    must not keep the tasks of all others from being stored."""
     try:
         return _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return _encode(_plain(value))
+        return _encode(_make_plain(value))
 
 
-def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
+def _make_plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     if id(value) not in within and len(within) < MAX_DEPTH:
         within = (*within, id(value))
         if is_dataclass(value):
             value = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Mapping):
-            return {_text(key): _plain(each, within) for key, each in value.items()}
+            return {_render_text(key): _make_plain(each, within) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            return [_plain(each, within) for each in value]
+            return [_make_plain(each, within) for each in value]
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | float):  # of a kind of its own, perhaps, which is no JSON
+    if isinstance(value, int | float):  # a subclass, perhaps, that does not encode
         return int(value) if isinstance(value, int) else float(value)
-    return _text(value)
+    return _render_text(value)
 
 
-def _text(value: Any) -> str:
+def _render_text(value: Any) -> str:
     text = str(value) if isinstance(value, str | int | float) else f"<{type(value).__name__}>"
     return text.encode("utf-8", "replace").decode()
 
 
-def _entries(piece: bytes) -> list[Entry]:
+def _decode_piece(piece: bytes) -> list[Entry]:
     return [Entry(*entry) for entry in _decode_log(piece)]
 
 
-def _behind(entries: list[Entry], after: int) -> list[Entry]:
-    """Without those that share a piece with the first that is wanted."""
+def _drop_up_to(entries: list[Entry], after: int) -> list[Entry]:
+    """Without the entries up to `after` that share a piece with later ones."""
     return [entry for entry in entries if entry.number > after] if after else entries
 
 
 class SqliteTaskStore:
-    """A `TaskStore` in `tasks.db` of the hub's home. Used by the thread of the loop alone."""
+    """A `TaskStore` in `tasks.db` of the hub's home. Only the thread of the event loop uses it."""
 
     def __init__(self, home: Path, *, durable: bool = False) -> None:
         self._path = home / DATABASE
         busy = LOOP_BUSY_SECONDS
         self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=busy)
         self._writer = SqliteWriter(self._db, self._path, busy)
-        self._gone: list[int] = []
-        """Deleted, and not yet so in the database."""
+        self._deleted: list[int] = []
+        """Deleted, but still in the database."""
         self.statements = 0
 
     def load(self) -> list[StoredTask]:
@@ -149,27 +148,27 @@ class SqliteTaskStore:
         size = 0
         try:
             for (body,) in self._db.execute(_ENTRIES, (key, after)):
-                found += self._read(_entries, body)
+                found += self._read(_decode_piece, body)
                 size += len(body)
                 if most is not None and size >= most:
                     break
         except sqlite3.Error as error:
-            raise self._damaged(error) from error
-        return _behind(found, after)
+            raise self._build_damage_error(error) from error
+        return _drop_up_to(found, after)
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise self._damaged(error) from error
+            raise self._build_damage_error(error) from error
 
     def _read(self, read: Callable[[bytes], T], body: bytes) -> T:
         try:
             return read(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self._damaged(error) from error
+            raise self._build_damage_error(error) from error
 
-    def _damaged(self, error: Exception) -> ConfigError:
+    def _build_damage_error(self, error: Exception) -> ConfigError:
         return ConfigError(
             f'"{self._path.name}" cannot be read ({error}); {describe_remedy(self._path)}'
         )
@@ -177,19 +176,22 @@ class SqliteTaskStore:
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         db = self._db
         saved: list[tuple[int, int]] = []
-        written = [(change, _written(change.about), _pieces(change.entries)) for change in changes]
+        encoded = [
+            (change, _encode_safely(change.about), _build_pieces(change.entries))
+            for change in changes
+        ]
         try:
             with self._writer.transaction():
                 self.statements += 2
-                if self._gone:
+                if self._deleted:
                     self._delete()
-                for change, about, pieces in written:
+                for change, about, pieces in encoded:
                     saved.append(self._change(db, change, about, pieces))
         except (sqlite3.Error, OverflowError) as error:
             raise StorageFailed(
                 f"the task cannot be stored ({error}); see {self._path.name}"
             ) from error
-        self._gone.clear()
+        self._deleted.clear()
         return saved
 
     def _change(
@@ -216,10 +218,10 @@ class SqliteTaskStore:
         return key, sum(len(body) for _, _, body in pieces)
 
     def delete(self, key: int) -> None:
-        self._gone.append(key)
+        self._deleted.append(key)
 
     def _delete(self) -> None:
-        keys = [(key,) for key in self._gone]
+        keys = [(key,) for key in self._deleted]
         for table, column in (("tasks", "key"), ("task_log", "task"), ("pushes", "task")):
             self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", keys)
             self.statements += len(keys)
@@ -236,12 +238,12 @@ class SqliteTaskStore:
             push.task, push.id, _encode(push.config), push.cursor, push.attempts, push.next_at,
             push.dead,
         )  # fmt: skip
-        self._one(_PUSH, row)
+        self._execute(_PUSH, row)
 
     def delete_push(self, task: int, id: str) -> None:
-        self._one("DELETE FROM pushes WHERE task = ? AND id = ?", (task, id))
+        self._execute("DELETE FROM pushes WHERE task = ? AND id = ?", (task, id))
 
-    def _one(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         try:
             with self._writer.transaction():
                 self._db.execute(statement, values)
@@ -251,14 +253,14 @@ class SqliteTaskStore:
 
     def close(self) -> None:
         try:
-            if self._gone:
+            if self._deleted:
                 self.save(())
         finally:
             self._db.close()
 
 
 class MemoryTaskStore:
-    """A `TaskStore` that forgets with the hub."""
+    """A `TaskStore` that ends with the hub."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -272,11 +274,11 @@ class MemoryTaskStore:
         size = 0
         for first, count, body in self._logs.get(key, ()):
             if first + count - 1 > after:
-                found += _entries(body)
+                found += _decode_piece(body)
                 size += len(body)
                 if most is not None and size >= most:
                     break
-        return _behind(found, after)
+        return _drop_up_to(found, after)
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         saved = []
@@ -284,7 +286,7 @@ class MemoryTaskStore:
             key = change.key
             if not key:
                 self._last = key = self._last + 1
-            pieces = _pieces(change.entries)
+            pieces = _build_pieces(change.entries)
             if pieces:
                 self._logs.setdefault(key, []).extend(pieces)
             saved.append((key, sum(len(body) for _, _, body in pieces)))
@@ -297,7 +299,7 @@ class MemoryTaskStore:
         return []
 
     def save_push(self, push: StoredPush) -> None:
-        """Whoever pushes knows it already."""
+        """`PushNotifier` keeps it in memory."""
 
     def delete_push(self, task: int, id: str) -> None: ...
 

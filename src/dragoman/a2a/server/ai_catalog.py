@@ -1,8 +1,7 @@
-"""What this hub has to offer to agents, in one document: an AI Catalog, which as it stands is a
-manifest of Agentic Resource Discovery too.
+"""The AI Catalog of this hub, which is also a manifest of Agentic Resource Discovery.
 
-It lists the cards that the hub itself serves, the same to everybody: its own, those of its agents,
-and those of registered agents that are public; all of them while the hub asks for no key.
+It lists the cards that the hub serves, the same for every client: its own, those of its agents, and
+those of registered agents that are public; all of them while the hub needs no key.
 https://ai-catalog.io (specVersion 1.0), https://agenticresourcediscovery.org (0.91, section 5.1).
 """
 
@@ -28,7 +27,7 @@ CARD = "/.well-known/agent-card.json"
 CARD_TYPE = "application/a2a-agent-card+json"
 MAX_ENTRIES = 1_000
 MAX_KEPT = 64
-"""Clients choose by which of the hub's names they come."""
+"""Clients choose the name by which they reach the hub."""
 MAX_TEXT = 500
 MAX_TAGS = 20
 MAX_EXAMPLES = 5
@@ -44,7 +43,7 @@ class AiCatalog:
         base_of: Callable[[HttpRequest], str],
         secured: Callable[[], bool],
     ) -> None:
-        """`secured` says whether callers need a key."""
+        """`secured` says whether clients need a key."""
         self._targets = targets
         self._path = settings.listen_path.rstrip("/")
         self._base_of = base_of
@@ -57,7 +56,7 @@ class AiCatalog:
         return _done()
 
     def _serve(self, request: HttpRequest, public: bool) -> None:
-        """`public`: only what everybody may know."""
+        """`public`: only what clients without a key may see."""
         if request.method not in ("GET", "HEAD"):
             body = encode({"error": {"message": "use GET"}})
             request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
@@ -97,7 +96,7 @@ class AiCatalog:
         }
 
     def _build_entry(self, facts: AgentFacts, base: str) -> dict[str, Any]:
-        """ARD wants a name beside the card; it is the card's own."""
+        """ARD requires a name beside the card: the card's own."""
         url = f"{base}{self._path}/{quote(facts.name, safe='')}{CARD}"
         skills = [one for one in facts.skills if one.get("public", True)]
         tags = dict.fromkeys(str(tag)[:100] for one in skills for tag in one.get("tags") or ())
@@ -118,8 +117,7 @@ class AiCatalog:
 
 
 def build_identifier(base: str, name: str, url: str) -> str:
-    """`urn:air:` is for those who have a domain; elsewhere the card's address will do, which is
-    unique as well."""
+    """`urn:air:` needs a domain; without one it is the card's address, which is unique as well."""
     host = (urlsplit(base).hostname or "").lower()
     if not _DOMAIN.fullmatch(host):
         return url
@@ -127,4 +125,4 @@ def build_identifier(base: str, name: str, url: str) -> str:
 
 
 async def _done() -> None:
-    """It is answered already."""
+    """For a request that has been answered."""

@@ -1,6 +1,7 @@
-"""The cards of the hub's agents, as they are served: made when asked for, kept until the catalog
-changes. The hub's own card shows each caller the tools that this caller may see; to a stranger it
-shows none where a key is needed.
+"""Builds, signs and caches the cards of the hub and its agents, until the catalog changes.
+
+The hub's own card shows each principal the tools that it may see, and none to a client without a
+key where one is needed.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from dragoman.wire.json import encode, is_deeper_than
 
 MAX_KEPT, MAX_LISTED = 256, 16
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-"""Of both together: clients choose by which of the hub's names and ports they come."""
+"""Of both caches together: clients choose the name and port by which they reach the hub."""
 MAX_SKILLS = 1_000
 MAX_SCHEMA_BYTES = 256 * 1024
-"""Of the schemas on a card; beyond it skills are on it without theirs."""
+"""Of all schemas on a card; skills beyond it are listed without theirs."""
 MAX_SCHEMA_DEPTH = MAX_DEPTH - 4
-"""Parameters that are deeper than `MAX_DEPTH` are not read at all."""
+"""Readers reject cards that are nested deeper than `MAX_DEPTH`."""
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
 _Key = tuple[str, Principal | None, str, str, bool, bool]
@@ -64,14 +65,14 @@ class CardService:
         self._bytes = 0
 
     def has_extended_card(self, facts: AgentFacts) -> bool:
-        """Whether there is more to say of the agent to those who are known."""
+        """Whether authenticated clients get another card than the public one."""
         return facts.extended and self._is_secured()
 
     def build_card(
         self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
     ) -> dict[str, Any]:
-        """In the form of 1.0: what `principal` may know; None is anybody. `grpc` says whether it
-        lists gRPC where that is served."""
+        """The card in the form of 1.0, as `principal` may see it; None for the public card. `grpc`
+        says whether it lists gRPC, if that is served."""
         default = self._targets.find_default_agent()
         path = base + self._settings.listen_path
         ours = "" if facts is HUB_FACTS else facts.name
@@ -95,7 +96,7 @@ class CardService:
         return build_card(described, urls=urls, security=self._is_secured())
 
     def _find_grpc_address(self, base: str) -> str | None:
-        """The address of gRPC for those who reach the hub at `base`: the same host."""
+        """The address of gRPC for clients that reach the hub at `base`: on the same host."""
         port = self._find_grpc_port()
         if port is None:
             return None
@@ -113,15 +114,15 @@ class CardService:
         *,
         grpc: bool = False,
     ) -> tuple[bytes, str, str]:
-        """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
-        for an agent that is not there, or not for that caller. With `grpc` it lists that even where
-        other cards do not."""
+        """Returns a card encoded in the shape of `version`, its ETag, and since when it is so.
+        Raises for an agent that is unknown, or unknown to that principal. With `grpc` it lists
+        gRPC even where other cards do not."""
         grpc = grpc or self._settings.grpc_on_cards == "always"
         facts = self._targets.get_visible_facts(principal, agent)
         self._drop_stale()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self._is_secured():
-            principal = None  # the public one is the same for all
+            principal = None  # all clients get the same public card
         key = facts.name, principal, base, wanted, self._is_secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
@@ -140,7 +141,7 @@ class CardService:
         return render_card(self._sign(card) if self._sign is not None else card, version)
 
     def encode_agent_list(self, principal: Principal, base: str, version: str) -> bytes:
-        """Their number and one of each agent, encoded; the hub's own where there is no other."""
+        """Encodes the cards of all agents and their number; the hub's own if there are none."""
         self._drop_stale()
         wanted = version or self._settings.card
         grpc = self._settings.grpc_on_cards == "always"
@@ -159,7 +160,7 @@ class CardService:
         return kept
 
     def _drop_stale(self) -> None:
-        """Of what is out of date, or too much."""
+        """Empties a cache that is out of date or too large."""
         if self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES:
             self._kept.clear()
             self._listed.clear()
@@ -172,7 +173,7 @@ class CardService:
     def _build_extensions(
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
-        """The hub's own names the schemas of its skills, for which a skill has no member."""
+        """The hub's own extension lists the schemas of its skills: a skill has no member for it."""
         if facts is not HUB_FACTS or principal is None:
             return [_render_extension(one) for one in facts.extensions]
         params = {SCHEMAS: _collect_schemas(self._targets.list_skills(principal))}
@@ -197,7 +198,7 @@ class CardService:
 
 
 def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:
-    """The schemas of the first of them, as many as a card may have."""
+    """The schemas of the first tools, as many as fit on a card."""
     found: dict[str, Any] = {}
     size = 0
     for tool in tools:
@@ -215,5 +216,5 @@ def _render_skill(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _render_extension(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not said."""
+    """Without empty members."""
     return {key: value for key, value in one.items() if value or key == "uri"}

@@ -1,8 +1,8 @@
 """A2A over gRPC, on its own port: from a call's metadata and bytes to the A2A server, and back.
 
-Knows no operation beyond its name. Importing this needs the extra `grpc`; whoever configures no
-port does not load it. There is no TLS here: on loopback, or behind a proxy that has it. No browser
-speaks this, so there is no Host or Origin to check.
+Knows no operation beyond its name. Importing this needs the extra `grpc`, and happens only if a
+port is configured. There is no TLS: listen on loopback, or behind a proxy that has it. Browsers do
+not speak gRPC, so there is no Host or Origin to check.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dragoman.core.principal import Principal
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import parse_trace
 
-# The hub starts children; those need nothing of gRPC, which would otherwise hold every fork up, and
-# its own lines on stderr say nothing that is not raised or logged here.
+# The child processes of the hub do not use gRPC, whose fork support would delay every fork. What it
+# prints on stderr is raised or logged here as well.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
@@ -61,37 +61,37 @@ MAX_CALLS = 2000
 MAX_OF_CALLER = 1000
 MAX_CONNECTIONS = 1000
 UNREAD_SECONDS = 60.0
-"""How long an event waits for a client that does not read."""
+"""How long an event waits for a client that does not read it."""
 MAX_EXTENSIONS = 32
 MAX_WORDS = 1024
 MAX_VIOLATIONS = 8
-"""Errors travel in trailers, of which clients take 8 KiB in all."""
+"""Errors travel in trailers, and clients accept 8 KiB of these."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
-    # None but plain messages: up to 1.70 at least, gRPC unpacks one before it looks at its size.
+    # No compression: up to 1.70 at least, gRPC unpacks a message before it checks its size.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", MAX_OF_CALLER),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # A client that vanished is noticed, and one that asks whether we are there is not thrown out.
+    # Detects clients that have vanished, and tolerates pings of others.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Else two hubs could share the port, each getting some of the calls.
+    # Otherwise two hubs could share the port, each getting some of the calls.
     ("grpc.so_reuseport", 0),
 ]
 
 Authenticate = Callable[[Mapping[str, str], str], Principal | None]
-"""Finds the caller by the metadata, whose names are in lower case, and by the peer as gRPC names
-it; None for a caller that the hub does not know."""
+"""Finds the principal by the metadata, whose names are in lower case, and by the peer as gRPC names
+it; None if it is unknown."""
 
 
 class Context(Protocol):
-    """What gRPC hands to whoever answers a call."""
+    """What gRPC passes to the handler of a call."""
 
     def invocation_metadata(self) -> Any: ...
     def peer(self) -> str: ...
@@ -127,11 +127,11 @@ class A2aGrpcServer:
         self._max_calls = max_calls
         self._max_of_caller = max_of_caller
         self._calls: dict[Principal, dict[asyncio.Task[Any], str]] = {}
-        """What is under way for each caller, and why it ends before its time."""
+        """The calls under way of each principal, and why the hub ends one early."""
         self._server: Any = None
 
     async def start(self) -> int:
-        """Listens, and says on which port."""
+        """Listens, and returns the port."""
         if not _is_loopback(self._host) and self._authenticate({}, "") is not None:
             raise ConfigError(
                 f'[server] host = "{self._host}" can be reached from outside, which needs a key'
@@ -156,7 +156,7 @@ class A2aGrpcServer:
         return port
 
     async def stop(self, grace: float) -> None:
-        """Takes no more calls; those under way have `grace` seconds."""
+        """Accepts no more calls; those under way have `grace` seconds."""
         if self._server is not None:
             await self._server.stop(grace)
 
@@ -185,33 +185,33 @@ class A2aGrpcServer:
     ) -> Answer:
         caller: Principal | None = None
         try:
-            metadata = _texts(context.invocation_metadata())
-            caller = self._let_in(metadata, context.peer())
+            metadata = _join_metadata(context.invocation_metadata())
+            caller = self._admit(metadata, context.peer())
             self._check_version(service, metadata.get("a2a-version"))
-            request = await _read(service, method, data)
+            request = await _decode(service, method, data)
             ctx = RequestContext(
                 principal=caller,
-                agent=None,  # or the request's tenant
+                agent=None,  # the tenant of the request may name one
                 version=service.version,
-                extensions=_extensions(metadata),
+                extensions=_read_extensions(metadata),
                 base=self._base,
-                key=_key(metadata),
-                trace_context=parse_trace(_traced(metadata), merge_metadata(request)),
+                key=_read_key(metadata),
+                trace_context=parse_trace(_select_trace(metadata), merge_metadata(request)),
             )
             return await work(service, method, ctx, request, context)
         except asyncio.CancelledError:
             why = self._why_ended(caller)
             if not why:
                 raise
-            await _tell(service, context, A2aError(UNAUTHENTICATED, why))
+            await _abort(service, context, A2aError(UNAUTHENTICATED, why))
         except Exception as error:
-            # Counted until it is told: who does not read may let that wait.
-            await _tell(service, context, error)
+            # The call counts until the error is sent: a client that does not read may delay that.
+            await _abort(service, context, error)
         finally:
             if caller is not None:
-                self._let_out(caller)
+                self._release(caller)
 
-    def _let_in(self, metadata: Mapping[str, str], peer: str) -> Principal:
+    def _admit(self, metadata: Mapping[str, str], peer: str) -> Principal:
         caller = self._authenticate(metadata, peer)
         if caller is None:
             raise A2aError(
@@ -229,7 +229,7 @@ class A2aGrpcServer:
         calls[task] = ""
         return caller
 
-    def _let_out(self, caller: Principal) -> None:
+    def _release(self, caller: Principal) -> None:
         calls, task = self._calls[caller], asyncio.current_task()
         assert task is not None
         del calls[task]
@@ -244,7 +244,7 @@ class A2aGrpcServer:
                     task.cancel(why)
 
     def _why_ended(self, caller: Principal | None) -> str:
-        """Why the call under way ends, if it is the hub that ends it."""
+        """Why the current call ends, if the hub ends it."""
         task = asyncio.current_task()
         if caller is None or task is None or not (why := self._calls[caller][task]):
             return ""
@@ -270,8 +270,8 @@ class A2aGrpcServer:
     ) -> bytes:
         answer = await self._operations.answer(ctx, method.op, request)
         shown = self._operations.cards.shape_card(answer, V10) if method.op == CARD else answer
-        await self._say_extensions(ctx, request, context)
-        return _written(service, method, service.render_result(method.op, shown))
+        await self._send_extensions(ctx, request, context)
+        return _encode(service, method, service.render_result(method.op, shown))
 
     async def _stream(
         self,
@@ -286,9 +286,9 @@ class A2aGrpcServer:
         else:
             events = await self._operations.stream(ctx, request)
         try:
-            await self._say_extensions(ctx, request, context)
+            await self._send_extensions(ctx, request, context)
             async for _, event, final in events:
-                data = _written(service, method, service.render_event(event, final=final))
+                data = _encode(service, method, service.render_event(event, final=final))
                 async with asyncio.timeout(UNREAD_SECONDS):
                     await context.write(data)
         except TimeoutError:
@@ -300,10 +300,10 @@ class A2aGrpcServer:
         finally:
             events.close()
 
-    async def _say_extensions(
+    async def _send_extensions(
         self, ctx: RequestContext, request: Mapping[str, Any], context: Context
     ) -> None:
-        """Those that are in use."""
+        """Names the extensions in use."""
         if ctx.extensions:
             facts = self._operations.router.get_facts(request.get("tenant"))
             used = ctx.extensions & {one["uri"] for one in facts.extensions}
@@ -312,7 +312,7 @@ class A2aGrpcServer:
                 await context.send_initial_metadata((("a2a-extensions", named),))
 
 
-async def _read(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
+async def _decode(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > SMALL:
             plain = await asyncio.to_thread(service.types.decode, method.request_type, data)
@@ -323,19 +323,19 @@ async def _read(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[s
     return service.parse_request(method.op, plain)
 
 
-def _written(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
+def _encode(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
     try:
         return service.types.encode(method.response_type, plain)
     except InvalidMessage as error:
-        log.warning("an answer does not fit into gRPC: %s", error)
+        log.warning("an answer cannot be encoded for gRPC: %s", error)
         raise A2aError(
             INVALID_AGENT_RESPONSE,
-            "what the agent answered cannot be said over gRPC; ask over HTTP instead",
+            "the agent's answer cannot be encoded for gRPC; use HTTP instead",
         ) from None
 
 
-def _texts(metadata: Any) -> dict[str, str]:
-    """What came several times is joined, as HTTP has it: two keys are then none."""
+def _join_metadata(metadata: Any) -> dict[str, str]:
+    """Joins repeated names, as HTTP does: two keys are then an invalid one."""
     found: dict[str, str] = {}
     for name, value in metadata or ():
         if isinstance(value, str):
@@ -344,14 +344,14 @@ def _texts(metadata: Any) -> dict[str, str]:
     return found
 
 
-def _extensions(metadata: Mapping[str, str]) -> frozenset[str]:
+def _read_extensions(metadata: Mapping[str, str]) -> frozenset[str]:
     named = f"{metadata.get('a2a-extensions', '')},{metadata.get('x-a2a-extensions', '')}"  # 0.3's
     found = [uri for part in named.split(",") if 0 < len(uri := part.strip()) <= 512]
     return frozenset(found[:MAX_EXTENSIONS])
 
 
-def _traced(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
-    """What it says of a trace, as headers would."""
+def _select_trace(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
+    """The trace context, as HTTP headers."""
     return {
         name.encode(): metadata[name].encode("latin-1", "replace")
         for name in TRACE_HEADERS
@@ -359,44 +359,44 @@ def _traced(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
     }
 
 
-def _key(metadata: Mapping[str, str]) -> str:
+def _read_key(metadata: Mapping[str, str]) -> str:
     key = metadata.get("idempotency-key", "")
     if len(key) > 256 or not key.isprintable():
         raise A2aError(INVALID_REQUEST, "an idempotency-key has at most 256 characters")
     return key
 
 
-async def _tell(service: GrpcService, context: Context, error: Exception) -> NoReturn:
-    """Ends the call with a status and its details."""
+async def _abort(service: GrpcService, context: Context, error: Exception) -> NoReturn:
+    """The outer boundary: ends the call with a status and its details."""
     if isinstance(error, HubError):
         error = error_from_hub(error)
     if not isinstance(error, A2aError):
-        log.error("a call over gRPC broke the hub's own code", exc_info=error)
-        error = A2aError(INTERNAL, "the hub could not do this, which is a fault of its own")
+        log.error("a call over gRPC crashed", exc_info=error)
+        error = A2aError(INTERNAL, "internal error: see the hub's log")
     code = grpc.StatusCode[error.codes.grpc]
-    words = _cut(service.render_error(error), MAX_WORDS)
-    details = encode_status(code.value[0], words, _details(error))
+    words = _truncate(service.render_error(error), MAX_WORDS)
+    details = encode_status(code.value[0], words, _build_details(error))
     await context.abort(code, words, (("grpc-status-details-bin", details),))
 
 
-def _details(error: A2aError) -> list[tuple[str, dict[str, Any]]]:
+def _build_details(error: A2aError) -> list[tuple[str, dict[str, Any]]]:
     reason = {
         "reason": error.reason,
         "domain": DOMAIN,
         "metadata": {
-            str(name): _cut(str(value), 128)
+            str(name): _truncate(str(value), 128)
             for name, value in [*error.metadata.items()][:MAX_VIOLATIONS]
         },
     }
     violations = [
-        {"field": _cut(field, 128), "description": _cut(description, 128)}
+        {"field": _truncate(field, 128), "description": _truncate(description, 128)}
         for field, description in error.violations[:MAX_VIOLATIONS]
     ]
     bad = [("BadRequest", {"fieldViolations": violations})] if violations else []
     return [("ErrorInfo", reason), *bad]
 
 
-def _cut(text: str, most: int) -> str:
+def _truncate(text: str, most: int) -> str:
     return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
 
 

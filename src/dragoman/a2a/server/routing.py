@@ -1,7 +1,7 @@
-"""What a message reaches: an agent, or one of the hub's tools, and with which arguments.
+"""Routes a message to an agent, or to one of the hub's tools with its arguments.
 
-The agent of the path or tenant, else what the message's metadata names, else the default agent;
-where there is none that is the hub itself, whose skills are its tools.
+The agent is that of the path or tenant, else the one that the message's metadata names, else the
+default agent; without one it is the hub itself, whose skills are its tools.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dragoman.core.tool import AgentFacts, Nowhere, Tool, build_unknown_tool
 from dragoman.core.tool_filter import EVERYTHING
 
 SKILL = "urn:dragoman:a2a:skill:v1"
-"""The extension by which a message names the skill that it is for."""
+"""The extension by which a message names its skill."""
 DOOR = "a2a"
 MAX_NAMED = 20
-"""How many skills are named to one who has named none."""
+"""How many skills the question for a skill lists."""
 MAX_NAME = 256
 REMOTE = "RemoteAgent"
 STRANGER = Principal("stranger", "anybody")
-"""Whoever shows no key where one is needed. Policies decide of which agents it may know, among the
-hub's own and those registered ones that are public."""
+"""A client without a key where one is needed. Policies decide which agents it may discover, among
+the local ones and the registered ones that are public."""
 
 HUB_FACTS = AgentFacts(
     name=HUB,
@@ -62,10 +62,10 @@ HUB_FACTS = AgentFacts(
 @record(frozen=True, slots=True)
 class Destination:
     agent: str
-    """Whose path it is; empty for the hub itself."""
+    """Empty for the hub itself."""
     facts: AgentFacts
     tool: str
-    """What is to be called; empty where that was not said."""
+    """The tool to call; empty if the message names none."""
     skill: str
     is_agent: bool
 
@@ -90,7 +90,7 @@ class MessageRouter:
         self._slugs_at = -1
 
     def list_agents(self, principal: Principal) -> list[Tool]:
-        """Those it may know of: of the configuration first, then those of others."""
+        """The agents that it may discover: the configured ones first, then the registered ones."""
         found = {
             tool.agent.name: tool
             for tool in self._hub.catalog.list_tools()
@@ -117,13 +117,13 @@ class MessageRouter:
         return known
 
     def resolve_slug(self, agent: str) -> str:
-        """The name of the agent that goes by that name or by its slug; itself where none does."""
+        """The name of the agent with that name or slug; `agent` itself if there is none."""
         if self._slugs_at != self._hub.catalog.version:
             self._slugs_at, self._slugs = self._hub.catalog.version, self._find_slugs()
         return self._slugs.get(agent, agent)
 
     def _find_slugs(self) -> dict[str, str]:
-        """Those that stand for one agent alone, and are no agent's name."""
+        """The slugs that stand for one agent only, and are not an agent's name."""
         names = [
             tool.agent.name for tool in self._hub.catalog.list_tools() if tool.agent is not None
         ]
@@ -143,18 +143,18 @@ class MessageRouter:
         if tool is None or tool.agent is None:
             why = self._find_unavailability(name)
             if why is not None:
-                raise A2aError(UNAVAILABLE, f'agent "{name}" is not there now: {why}')
+                raise A2aError(UNAVAILABLE, f'agent "{name}" is not available: {why}')
             raise _unknown_agent_error(name)
         return tool.agent
 
     def find_default_agent(self) -> str:
-        """The name of the agent that answers where none is named; empty for the hub."""
+        """The name of the agent that answers if none is named; empty for the hub."""
         if self._default:
             return self._default
         return next((name for name in self._order if self._find_agent_tool(name) is not None), "")
 
     def list_skills(self, principal: Principal) -> Iterable[Tool]:
-        """The tools that the hub as an agent has to offer to that caller."""
+        """The tools that the hub offers to that principal as its skills."""
         tools = self._hub.list_tools(principal, EVERYTHING, door=DOOR)
         return (tool for tool in tools if tool.agent is None)
 
@@ -163,7 +163,7 @@ class MessageRouter:
         return tool if tool.agent is not None else None
 
     def route(self, agent: str | None, request: Mapping[str, Any]) -> Destination:
-        """Where the message of `request` goes that came by the path of `agent`."""
+        """Returns where the message goes that came by the path of `agent`."""
         named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
@@ -181,16 +181,16 @@ class MessageRouter:
 
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not tool.target.traits.is_published:
-            return False  # a registered agent is published where its operator says so
+            return False  # the operator decides whether a registered agent is published
         return self._hub.authorizer.decide_action(principal, A2A_DISCOVER, tool).allowed
 
     def can_discover_agent(self, principal: Principal, facts: AgentFacts) -> bool:
-        """Whether it may know of that agent."""
+        """Whether it may discover that agent."""
         tool = self._find_agent_tool(facts.name)
         return tool is None or self.can_discover(principal, tool)
 
     def get_visible_facts(self, principal: Principal | None, agent: str | None) -> AgentFacts:
-        """The same as `facts`, for one to whom there is no agent that it may not know of."""
+        """Like `get_facts`; an agent that the principal may not discover does not exist for it."""
         try:
             facts = self.get_facts(agent)
         except A2aError as error:
@@ -202,9 +202,9 @@ class MessageRouter:
         return facts
 
     def find_called_tool(self, tool: str, agent: str, skill: str, principal: Principal) -> str:
-        """What is called for a message to `agent` that names a skill. An agent of others does what
-        it names: so that must be permitted as a call of the skill itself is. Where it is not, or is
-        held, or is none that it has, it is called, and so refused and recorded as that."""
+        """Returns the tool to call for a message to `agent` that names a skill. A remote agent runs
+        the skill that is named, so the call of that skill must be permitted. If it is not, or the
+        skill is quarantined or unknown, the skill itself is called, and so refused and recorded."""
         whole = self._find_agent_tool(agent) if skill and agent else None
         facts = whole.target.traits.facts if whole is not None else None
         if facts is None or facts.type != REMOTE:
@@ -216,11 +216,11 @@ class MessageRouter:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Moves with what there is, and with who may know of it."""
+        """Changes with the catalog and with the policies."""
         return self._hub.catalog.version, self._hub.authorizer.version
 
     def find_visible_tool(self, name: str, principal: Principal) -> Tool:
-        """As far as it may know of it: what it may not see is not there."""
+        """The tool of that name; an unknown one if the principal may not see it."""
         tool = self._hub.find(name, EVERYTHING)
         return (
             tool
@@ -229,7 +229,7 @@ class MessageRouter:
         )
 
     def match_skill(self, words: str, principal: Principal) -> str:
-        """The skill whose id, or else whose name on the card, a text is; empty for another text."""
+        """The skill whose id, or else whose name on the card, the text is; empty if none."""
         words = words.strip()
         if not 0 < len(words) <= MAX_NAME:
             return ""
@@ -240,7 +240,7 @@ class MessageRouter:
         return found.pop() if len(found) == 1 else ""
 
     def ask_for_skill(self, principal: Principal) -> str:
-        """The question to one who has named no skill."""
+        """The question to a client that has named no skill."""
         names = [tool.name for tool in self.list_skills(principal)]
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         listed = ", ".join(names[:MAX_NAMED]) or "there are none yet"
@@ -254,7 +254,7 @@ def _destination_from_tool(tool: Tool, facts: AgentFacts, agent: str, skill: str
 
 
 def _unknown_agent_error(name: str) -> A2aError:
-    return A2aError(INVALID_PARAMS, f'there is no agent "{name[:100]}" here')
+    return A2aError(INVALID_PARAMS, f'agent "{name[:100]}" was not found')
 
 
 def _has_skill(facts: AgentFacts, skill: str) -> bool:
@@ -262,10 +262,10 @@ def _has_skill(facts: AgentFacts, skill: str) -> bool:
 
 
 def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:
-    """The agent and the skill that the metadata names, of the message first."""
+    """The agent and the skill in the metadata; the message's takes precedence."""
     agent = skill = ""
     if "metadata" not in request and "metadata" not in request["message"]:
-        return agent, skill  # as most
+        return agent, skill  # as for most messages
     for holder in (request["message"], request):
         metadata = holder.get("metadata")
         if not metadata:
@@ -289,7 +289,7 @@ def _read_name(value: Any) -> str:
 
 
 def build_agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    """An agent has the text as its message, and all parts beside it where there is more."""
+    """An agent gets the text as its message, and all parts beside it if there is more than text."""
     parts = message["parts"]
     if len(parts) == 1 and len(parts[0]) == 1 and "text" in parts[0]:
         return {MESSAGE: parts[0]["text"]}
@@ -299,8 +299,8 @@ def build_agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
 def build_tool_arguments(
     message: Mapping[str, Any], before: Mapping[str, Any], schema: Any
 ) -> dict[str, Any]:
-    """Data are arguments, and so is a text that is a JSON object; another text is the one string
-    that the tool takes. `before` is what was said earlier."""
+    """Data are arguments, and so is a text that is a JSON object; any other text is the one string
+    that the tool takes. `before` has the arguments of earlier messages."""
     arguments = dict(before)
     texts = []
     for part in message["parts"]:
@@ -327,8 +327,8 @@ def build_tool_arguments(
 
 
 def find_text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str | None:
-    """The one argument that is still missing, of those that are required or else of all, where it
-    takes that text: as a string, or as the number or the yes or no that the text is."""
+    """The one argument that is missing, of the required ones or else of all, if it takes the text:
+    as a string, or as the number or boolean that the text is."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return None
@@ -348,20 +348,21 @@ def find_text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> 
     return None
 
 
-# --- what an agent demands -----------------------------------------------------------------------
+# --- requirements of agents -----------------------------------------------------------------------
 
 
 def check_agent_requirements(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -> None:
-    """Whether one who knows these extensions may ask it that."""
+    """Raises if the agent requires an extension that the client does not declare, or streaming that
+    it does not have."""
     for extension in facts.extensions:
         if extension.get("required") and extension["uri"] not in extensions:
             raise A2aError(
                 EXTENSION_SUPPORT_REQUIRED,
-                f'agent "{facts.name}" is only for those who know the extension '
-                f"{extension['uri']}: send it in A2A-Extensions",
+                f'agent "{facts.name}" requires the extension {extension["uri"]}: declare it in '
+                "A2A-Extensions",
             )
     if streamed and not facts.streaming:
-        raise A2aError(UNSUPPORTED_OPERATION, f'the work of agent "{facts.name}" is not streamed')
+        raise A2aError(UNSUPPORTED_OPERATION, f'agent "{facts.name}" does not support streaming')
 
 
 def check_push_support(facts: AgentFacts) -> None:
@@ -376,14 +377,14 @@ def check_push_support(facts: AgentFacts) -> None:
 
 
 def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raises for a part of a media type that the agent does not take."""
+    """Raises for a part of a media type that the agent does not accept."""
     for part in parts:
         media = find_media_type(part)
         modes = facts.input_modes
         if media not in modes and not any(_matches(media, mode) for mode in modes):
             raise A2aError(
                 CONTENT_TYPE_NOT_SUPPORTED,
-                f'agent "{facts.name}" does not take "{media[:100]}"; it takes '
+                f'agent "{facts.name}" does not accept "{media[:100]}"; it accepts '
                 f"{', '.join(facts.input_modes)}",
             )
 
@@ -402,6 +403,6 @@ def _matches(media: str, mode: str) -> bool:
     if mode in (media, "*/*", "*"):
         return True
     kind, slash, sub = mode.partition("/")
-    if not slash:  # the first dialect's words: text, file, data
+    if not slash:  # 0.1 has text, file and data
         return media.startswith(f"{kind}/")
     return sub == "*" and media.partition("/")[0] == kind

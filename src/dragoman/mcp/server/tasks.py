@@ -1,9 +1,8 @@
-"""The hub's tasks as MCP clients see them, in both forms there are.
+"""Tasks as MCP clients see them, in both forms.
 
-2026-07-28 has an extension (SEP-2663): a client that declares it may be given a task instead of a
-result, which the hub does for a call whose server made a task of it, and for one that takes long.
-In 2025-11-25 the client asks for a task with the call, and has one of any tool. What runs behind
-either is the same: `core.tasks`.
+2026-07-28 has an extension (SEP-2663): a client that declares it may get a task instead of a
+result. The hub does so for a call that the upstream runs as a task, and for one that takes long. In
+2025-11-25 the client requests a task with the call, of any tool. `core.tasks` runs both.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ MAX_LISTENED = 100
 MAX_TTL_MS = 10**12
 MAX_WAITING = 32
 """Requests that wait for the end of one task; with one more the oldest is answered: up to
-2025-11-25 whoever hangs up has not cancelled, and may ask again."""
+2025-11-25 a client that disconnects has not cancelled, and may ask again."""
 RETRY_SECONDS = 1.0
-"""When somebody is told again who did not read."""
+"""How long to wait before a notification is sent again to a client that did not read it."""
 
 Show = Callable[[Result, Revision], dict[str, Any]]
-"""A result of the tool in the words of a revision."""
-Tell = Callable[[str, Mapping[str, Any]], bool]
-"""Sends a notification: its method and its parameters. False when it could not be sent."""
+"""Renders a result of the tool for a revision."""
+Notify = Callable[[str, Mapping[str, Any]], bool]
+"""Sends a notification: its method and its parameters. Returns False if it could not be sent."""
 
 
 class ToolTaskRecord(TaskRecord):
@@ -86,7 +85,7 @@ class ToolTaskRecord(TaskRecord):
         self.features = features
         """What its client can be asked."""
         self.updates = updates
-        """Where the client hears of the call, as long as it may."""
+        """Where the client gets the updates of the call, until the call becomes a task."""
 
     def take_update(self, task: Task[Any], update: Update) -> bool:
         is_news = super().take_update(task, update)
@@ -99,7 +98,7 @@ ToolTaskRegistry: TypeAlias = TaskRegistry[ToolTaskRecord]
 
 
 def declares_tasks(capabilities: Any) -> bool:
-    """Whether a request of the new era says that its sender knows tasks."""
+    """Whether the capabilities of a request declare the tasks extension."""
     extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
     return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
 
@@ -113,7 +112,7 @@ def build_task_registry(
 
 
 Permits = Callable[[ClientState, str, str], bool]
-"""Whether the client may do that with a task of its own that came of calling what is called so."""
+"""Whether policies permit the client the action on its own task of the tool of that name."""
 
 
 class McpTasks:
@@ -127,22 +126,25 @@ class McpTasks:
         self._question_seconds = question_seconds
         self._asking: set[str] = set()
         self._waiting: dict[str, dict[asyncio.Future[bool], None]] = {}
-        """Who waits for the end of each task, the oldest first."""
+        """The requests that wait for the end of each task, the oldest first."""
 
-    # --- making them ---------------------------------------------------------------------------
+    # --- creating --------------------------------------------------------------------------
 
     async def run_call(
         self, task: ToolTask, answers: Mapping[str, Any] | None, handle: str | None
     ) -> Result | dict[str, Any]:
-        """The result of a call by a client that declares the extension, or the task it became.
-        The answers and the handle are those that the request brought."""
+        """Returns the result of a call by a client that declares the extension, or the task that it
+        became. The answers and the handle are those of the request."""
         task.start(answers, handle)
         try:
             kept = not await task.until(_is_lasting_or_moved, self._after) or task.state == WORKING
             if kept:
                 try:
                     self._tasks.insert(task)
-                except (Overloaded, ShuttingDown):  # no room: it has to wait
+                except (
+                    Overloaded,
+                    ShuttingDown,
+                ):  # no room: the request waits
                     kept = False
                     await task.until(lambda task: task.state != WORKING)
         except asyncio.CancelledError as error:
@@ -156,7 +158,7 @@ class McpTasks:
             raise task.error
         result = task.result or task.asked
         if result is None:
-            raise ShuttingDown("the call was stopped: the hub is going down")
+            raise ShuttingDown("the call was stopped: the hub is shutting down")
         return result
 
     def create_task(
@@ -167,7 +169,7 @@ class McpTasks:
         peer: ClientState,
         revision: Revision,
     ) -> bytes:
-        """2025-11-25: a call that is to be a task."""
+        """2025-11-25: starts a call that the client requests as a task."""
         wanted = params.get("task")
         ttl = wanted.get("ttl") if isinstance(wanted, dict) else None
         if isinstance(ttl, bool) or not isinstance(ttl, int | float | None):
@@ -182,19 +184,19 @@ class McpTasks:
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, str | int):
             task.record.updates = _send_progress_to(peer, token, task.id)
-        told = task.state
+        sent = task.state
 
-        def tell() -> None:
-            nonlocal told
-            if task.state != told:
-                told = task.state
+        def notify() -> None:
+            nonlocal sent
+            if task.state != sent:
+                sent = task.state
                 peer.notify(
                     rpc.encode_notification(
                         "notifications/tasks/status", _render_legacy(task, revision)
                     )
                 )
 
-        task.watch(tell)
+        task.watch(notify)
         created = _render_legacy(task, revision)
         task.start()
         return rpc.encode_result(id, {"task": created})
@@ -211,7 +213,7 @@ class McpTasks:
         features: Mapping[str, Any],
         push: Push | None,
     ) -> bytes | Coroutine[Any, Any, bytes]:
-        """`features` are the capabilities that the client declared."""
+        """Handles `tasks/...`. `features` are the capabilities that the client declared."""
         if revision.has_task_extension and not declares_tasks(features):
             return missing_extension_error(id)
         if method == "tasks/list":
@@ -264,7 +266,7 @@ class McpTasks:
         if cursor is not None:
             places = [place for place, task in enumerate(tasks) if task.id == cursor]
             if not places:
-                problem = '"cursor" is none that was given out here, or its task is gone'
+                problem = "invalid cursor: use the nextCursor of the previous page, if not expired"
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             start = places[0]
         page: dict[str, Any] = {
@@ -277,7 +279,7 @@ class McpTasks:
     async def _result(
         self, id: rpc.Id, task: ToolTask, peer: ClientState, revision: Revision, push: Push | None
     ) -> bytes:
-        """Waits for the end, and meanwhile asks the client what the task asks."""
+        """Waits for the end, and meanwhile puts the questions of the task to the client."""
         while not task.finished:
             asks = task.state == INPUT_REQUIRED and task.id not in self._asking
             if asks and push is not None and peer.client:
@@ -309,11 +311,11 @@ class McpTasks:
             task.answer(answers)
         finally:
             self._asking.discard(task.id)
-            for turn in self._waiting.get(task.id, ()):  # it may be another's turn to be asked
+            for turn in self._waiting.get(task.id, ()):  # another request may ask now
                 _resolve(turn, True)
 
     async def _wait_for_change(self, task: ToolTask) -> bool:
-        """Waits until there is something to be done for it; False where others wait instead."""
+        """Waits until the task has changed; False if newer requests wait instead."""
         state = task.state
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -339,25 +341,25 @@ class McpTasks:
     # --- subscriptions/listen --------------------------------------------------------------------
 
     def subscribe(
-        self, ids: Iterable[str], peer: ClientState, features: Mapping[str, Any], tell: Tell
+        self, ids: Iterable[str], peer: ClientState, features: Mapping[str, Any], notify: Notify
     ) -> TaskSubscription:
-        """Of those of the ids that are this client's."""
+        """Follows those of the ids that are tasks of this client."""
         found: list[ToolTask] = []
         for id in dict.fromkeys(ids):
             with contextlib.suppress(NotFound):
                 found.append(self.find_task(peer, id))
-        return TaskSubscription(found, features, tell)
+        return TaskSubscription(found, features, notify)
 
 
 class TaskSubscription:
-    """The tasks that one request to listen is told of: how they are when it begins, and whenever
-    they have moved. To whoever does not read is told later how they are by then."""
+    """The tasks that one `subscriptions/listen` follows: each is sent at the start and whenever it
+    has changed. A client that does not read gets the state at a later time."""
 
-    def __init__(self, tasks: list[ToolTask], features: Mapping[str, Any], tell: Tell) -> None:
+    def __init__(self, tasks: list[ToolTask], features: Mapping[str, Any], notify: Notify) -> None:
         self._tasks = tasks
         self._features = features
-        self._tell = tell
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._notify = notify
+        self._sent: dict[str, tuple[str, ...]] = {}
         self._stops: list[Callable[[], None]] = []
         self._retrying: asyncio.TimerHandle | None = None
 
@@ -378,10 +380,10 @@ class TaskSubscription:
 
     def _look(self, task: ToolTask) -> None:
         now = task.state, *task.questions
-        if self._told.get(task.id) == now:
+        if self._sent.get(task.id) == now:
             return
-        if self._tell("notifications/tasks", render_detailed(task, self._features)):
-            self._told[task.id] = now
+        if self._notify("notifications/tasks", render_detailed(task, self._features)):
+            self._sent[task.id] = now
         elif self._retrying is None:
             loop = asyncio.get_running_loop()
             self._retrying = loop.call_later(RETRY_SECONDS, self._look_again)
@@ -393,7 +395,7 @@ class TaskSubscription:
 
 
 def find_task_ids_error(wanted: Mapping[str, Any]) -> str | None:
-    """What is wrong with the ids of tasks in what a client would like to hear of."""
+    """Returns what is wrong with the task ids of a `subscriptions/listen`; None if nothing is."""
     ids = wanted.get("taskIds", [])
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
         return '"taskIds" must be a list of ids'
@@ -401,7 +403,7 @@ def find_task_ids_error(wanted: Mapping[str, Any]) -> str | None:
 
 
 def missing_extension_error(id: rpc.Id) -> bytes:
-    """For a client that has not said that it knows tasks."""
+    """For a client that does not declare the tasks extension."""
     problem = f'this needs the extension "{TASKS}", which the request does not declare'
     required: dict[str, Any] = {"extensions": {TASKS: {}}}
     return rpc.encode_error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
@@ -423,27 +425,27 @@ def _relate_to_task(task: ToolTask, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _send_progress_to(peer: ClientState, token: str | int, id: str) -> Updates:
-    """2025-11-25: the token of the request is good as long as the task is."""
+    """2025-11-25: the progress token of the request is valid as long as the task."""
 
     def update(update: Update) -> None:
         if not isinstance(update, Progress):
             return
-        told: dict[str, Any] = {"progressToken": token, "progress": update.progress}
+        params: dict[str, Any] = {"progressToken": token, "progress": update.progress}
         if update.total is not None:
-            told["total"] = update.total
+            params["total"] = update.total
         if update.message is not None:
-            told["message"] = update.message
-        told["_meta"] = {RELATED_KEY: {"taskId": id}}
-        peer.notify(rpc.encode_notification("notifications/progress", told))
+            params["message"] = update.message
+        params["_meta"] = {RELATED_KEY: {"taskId": id}}
+        peer.notify(rpc.encode_notification("notifications/progress", params))
 
     return update
 
 
-# --- what they look like -------------------------------------------------------------------------
+# --- rendering -----------------------------------------------------------------------------------
 
 
 def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
-    """What a finished task came to: `result` or `error`, as the call itself would have said it."""
+    """`result` or `error` of a finished task, with what the call itself would have returned."""
     if task.state == COMPLETED and task.result is not None:
         return "result", task.record.show(task.result, revision)
     if task.state == CANCELLED:
@@ -459,7 +461,7 @@ def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, A
 
 
 def _render_modern(task: ToolTask) -> dict[str, Any]:
-    """2026-07-28: what any answer says of a task."""
+    """2026-07-28: the members that every response about a task has."""
     members: dict[str, Any] = {
         "taskId": task.id,
         "status": task.state,
@@ -474,21 +476,21 @@ def _render_modern(task: ToolTask) -> dict[str, Any]:
 
 
 def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
-    """2026-07-28: the task with what it came to, or asks."""
+    """2026-07-28: the task with its outcome or its questions."""
     members = _render_modern(task)
     if task.state == INPUT_REQUIRED:
         asked = client_questions.render_questions(task.questions, None, features)
         members["inputRequests"] = asked["inputRequests"]
     elif task.finished and task.state != CANCELLED:
         member, value = render_outcome(task, LATEST)
-        # What went wrong with a tool is its result: only what is a JSON-RPC error has failed.
+        # The error of a tool is its result: only a JSON-RPC error is a failed task.
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value
     return members
 
 
 def _render_legacy(task: ToolTask, revision: Revision) -> dict[str, Any]:
-    """2025-11-25: a task; a tool that says that it failed is a failed one."""
+    """2025-11-25: a task; a tool that reports an error is a failed task."""
     members: dict[str, Any] = {
         "taskId": task.id,
         "status": task.state,
