@@ -58,7 +58,7 @@ def test_servers_are_added_changed_switched_off_and_removed_without_touching_the
 
         rewrite(running, stays, odd_entry("changes", "plain", enabled=False), added)
         until(lambda: state_of(running, "changes")["state"] == "off", 5)
-        assert state_of(running, "changes")["reason"] == "it is switched off (enabled = false)"
+        assert state_of(running, "changes")["reason"] == "it is disabled (enabled = false)"
         assert tools_of(running, "changes") == []
         assert kind_of(running.call("changes.pid")) == "NotFound"
 

@@ -43,7 +43,7 @@ class Ide(UnixClient):
             else:
                 self.notifications.append(message)
 
-    def tools(self) -> list[str]:
+    def list_tools(self) -> list[str]:
         listed = self.request("tools/list")["result"]["tools"]
         names = [tool["name"] for tool in listed if tool["name"].startswith("mcp_w_")]
         return [name.removeprefix("mcp_w_") for name in names]

@@ -355,6 +355,10 @@ class Upstream:
             value, size = await self._send(session, call, params)
         if self.makes_tasks and kind == TOOL and is_task(value):
             return await self._follow_task(session, call, value)
+        is_complete = type(value) is dict and value.get("resultType", "complete") == "complete"
+        is_plain = is_complete and kind == TOOL and "outputSchema" not in call.tool.definition
+        if is_plain:  # as with most calls
+            return result_from_mcp(value, size, self.name)
         return self._build_result(session, call, value, size)
 
     async def _send(
