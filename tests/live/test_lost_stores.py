@@ -126,7 +126,7 @@ def test_a_storage_failure_is_an_internal_error_and_no_invitation_to_try_again(
     locked = sqlite3.connect(running.home / "pins.db", isolation_level=None, timeout=5)
     locked.execute("BEGIN EXCLUSIVE")
     answer = wire.post(f"{running.url}/api/pins/forget", {"target": "peer"}, running.headers)
-    assert answer.status == 500 and "retry-after" not in answer.headers
+    assert answer.status == 503 and "retry-after" not in answer.headers
     assert answer.json()["error"]["kind"] == "StorageFailed"
     assert "pins.db" in answer.json()["error"]["message"]
     forgotten = running.command("pins", "forget", "peer")

@@ -19,7 +19,7 @@ from dragoman.core.call import (
     WantedUpdates,
     discard_update,
 )
-from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
+from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound, Refused
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
@@ -352,7 +352,7 @@ def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> N
 
 def response_from_error(error: HubError) -> ApiResponse:
     response = build_error(find_status(error), str(error), kind=error.kind, trace=error.trace)
-    if response.status == 503:
+    if isinstance(error, Refused) and response.status == 503:
         response.headers.append((b"retry-after", b"1"))
     return response
 

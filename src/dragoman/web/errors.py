@@ -12,6 +12,7 @@ from dragoman.core.errors import (
     Overloaded,
     Refused,
     ShuttingDown,
+    StorageFailed,
     TargetFailed,
     TimedOut,
     find_row,
@@ -22,6 +23,7 @@ TABLE: dict[type[HubError], int] = {
     Refused: 403,
     Overloaded: 503,
     ShuttingDown: 503,
+    StorageFailed: 503,  # until the operator has fixed it; calls are refused meanwhile
     NotFound: 404,
     InvalidInput: 400,
     AmbiguousName: 409,
