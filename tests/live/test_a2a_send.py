@@ -316,7 +316,7 @@ def test_paths_that_are_none_and_methods_that_do_not_fit_are_told(served: Runnin
     assert wrong.status == 405 and wrong.headers["allow"] == "POST"
     nobody = wire.post(f"{served.url}/a2a/nobody", wire.request(1, "SendMessage", V10.params("x")))
     assert nobody.json()["error"]["code"] == -32602
-    assert 'no agent "nobody"' in nobody.json()["error"]["message"]
+    assert 'agent "nobody" was not found' in nobody.json()["error"]["message"]
     many = served.get("/a2a/tasks/x?" + "&".join(f"a{n}=1" for n in range(40)))
     assert many.status == 400 and "more than 32" in many.json()["error"]["message"]
 

@@ -188,6 +188,8 @@ class Task(Generic[R]):
         """The running call, until its outcome is taken; perhaps still after it was cancelled."""
         self.watchers: list[Callable[[], None]] = []
         self.waiters: list[asyncio.Future[None]] = []
+        """Futures that resolve when the task has ended or waits for its client. Whoever appends one
+        removes it after awaiting it."""
         self.registry: TaskRegistry[R] | None = None
         self.owned: OwnedTasks[R] | None = None
         """Where the registry keeps it, beside the others of its owner."""
@@ -241,15 +243,6 @@ class Task(Generic[R]):
                 self.watchers.remove(watcher)
 
         return stop
-
-    def add_waiter(self) -> asyncio.Future[None] | None:
-        """A future that resolves when the task has ended or waits for its client; None if that is
-        so. Whoever awaits it removes it from `waiters` afterwards, in any case."""
-        if self.finished or self.state in WAITS:
-            return None
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters.append(waiter)
-        return waiter
 
     async def until(self, is_true: Callable[[Task[R]], bool], seconds: float | None = None) -> bool:
         """Waits until `is_true` of the task, for at most `seconds`; returns whether it is."""

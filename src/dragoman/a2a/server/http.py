@@ -135,7 +135,11 @@ class JsonRpcExchange(Exchange):
         if (flaw := rpc.find_flaw(checked)) is not None or "method" not in message:
             raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
-        version = read_version(request)
+        named = request.fields.get(b"a2a-version")
+        if named is not None:
+            version = named.decode("latin-1").strip() or None
+        else:
+            version = read_version(request)
         required = self.transport.require_version
         dialect = self.dialect = dialects.choose(version, method, params, required)
         if version is None and method in dialects.SHARED:

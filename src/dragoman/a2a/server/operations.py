@@ -40,7 +40,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
-from dragoman.core.tasks import is_settled
+from dragoman.core.tasks import WAITS, is_settled
 
 DIRECT_SECONDS = 0.02
 """How long a client waits that does not want to: a direct reply may come at once."""
@@ -149,7 +149,9 @@ class A2aServer:
         configuration = request.get("configuration", NOTHING)
         if configuration.get("returnImmediately"):
             await task.until(is_settled, DIRECT_SECONDS)
-        elif (waiter := task.add_waiter()) is not None:
+        elif not task.finished and task.state not in WAITS:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            task.waiters.append(waiter)
             try:
                 await waiter
             finally:
