@@ -1,6 +1,6 @@
 """kill -9 at random moments under load and during the start, and what must be true afterwards.
 
-One experiment has A2A tasks, whose clients are in tests/live/crash_ground.py; the other has calls,
+One experiment has A2A tasks, whose clients are in tests/live/crashing_hub.py; the other has calls,
 agents that come and go, and policies that change.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.live.crash_ground import (
+from tests.live.crashing_hub import (
     LOST,
     Client,
     Hub,

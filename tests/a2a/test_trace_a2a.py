@@ -17,7 +17,7 @@ from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from tests.a2a.task_builders import build_registry
-from tests.live.a2a_grounds import REST03, REST10, SEND, V01, V03, V10, Way
+from tests.live.a2a_hub import REST03, REST10, SEND, V01, V03, V10, Way
 from tests.web.serving import Sources
 
 from dragoman.a2a.config import A2aSettings

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     CANCEL,
     LIST,
     SEND,
     V10,
     Caller,
     Grounds,
-    a2a_grounds,
     reason,
+    run_a2a_hub,
     steps,
 )
 from tests.peers import wire
@@ -26,7 +26,7 @@ TASK_BYTES = 64 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds() as made:
+    with run_a2a_hub() as made:
         yield made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     CARD,
     REST10,
@@ -18,8 +18,8 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     Way,
-    a2a_grounds,
     agent_entry,
+    run_a2a_hub,
     with_key,
 )
 from tests.live.conftest import RunningHub
@@ -65,7 +65,7 @@ def grounds() -> Iterator[Grounds]:
     )
     servers = [server_entry("r", "rude_server", "ok")]
     config = f'api_key = "{API_KEY}"'
-    with a2a_grounds((shy, *AGENTS), servers, config) as made:
+    with run_a2a_hub((shy, *AGENTS), servers, config) as made:
         made.hub.wait_connected("r")
         yield made
 
@@ -172,7 +172,7 @@ def test_host_and_origin_are_checked_here_too(served: RunningHub) -> None:
 def test_what_was_open_is_closed_with_the_first_key() -> None:
     """The cards that were served before are not served from memory."""
     hidden = agent_entry("shy", "echo", skills=[{"id": "hidden", "public": False}])
-    with a2a_grounds((hidden,), [server_entry("r", "rude_server", "ok")]) as grounds:
+    with run_a2a_hub((hidden,), [server_entry("r", "rude_server", "ok")]) as grounds:
         hub = grounds.hub
         hub.wait_connected("r")
         own, shy = f"/a2a/dragoman{WELL_KNOWN}", f"/a2a/shy{WELL_KNOWN}"

@@ -12,15 +12,15 @@ from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import InvalidSignaturesError, create_signature_verifier
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     V10,
     Caller,
     Grounds,
     a2a_config,
-    a2a_grounds,
     agent_entry,
     agents_env,
+    run_a2a_hub,
 )
 from tests.live.conftest import RunningHub
 from tests.peers import wire
@@ -44,7 +44,7 @@ def grounds() -> Iterator[Grounds]:
     )
     server = '\n[server]\nallowed_hosts = ["hub.example.com"]\n'
     agents = (*AGENTS, skilled, agent_entry("SDK 1-3", "echo"))
-    with a2a_grounds(agents, config=server, a2a={"grpc_port": 0}) as made:
+    with run_a2a_hub(agents, config=server, a2a={"grpc_port": 0}) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from faults.kills import COMPLETED, UNFINISHED
-from tests.live.crash_ground import Client, Hub, Refused, executions, said, write_home
+from tests.live.crashing_hub import Client, Hub, Refused, executions, said, write_home
 
 from dragoman.stores.store_inventory import accept_losses
 

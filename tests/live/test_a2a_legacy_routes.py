@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     V10,
     Caller,
     Grounds,
     a2a_config,
-    a2a_grounds,
     agent_entry,
     agents_env,
+    run_a2a_hub,
     steps,
 )
 from tests.live.conftest import DRAGOMAN, RunningHub
@@ -60,7 +60,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds(EXAMPLE_AGENTS, a2a={"listen_path": "/a2a"}) as made:
+    with run_a2a_hub(EXAMPLE_AGENTS, a2a={"listen_path": "/a2a"}) as made:
         yield made
 
 

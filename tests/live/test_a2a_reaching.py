@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     CANCEL,
     CARD,
@@ -30,9 +30,9 @@ from tests.live.a2a_grounds import (
     WAYS,
     Caller,
     Grounds,
-    a2a_grounds,
     agent_entry,
     reason,
+    run_a2a_hub,
     steps,
     words,
 )
@@ -52,7 +52,7 @@ NOWHERE = "http://127.0.0.1:9/hook"
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds((*AGENTS, *MORE), a2a={"push_private": True}) as made:
+    with run_a2a_hub((*AGENTS, *MORE), a2a={"push_private": True}) as made:
         yield made
 
 
@@ -249,7 +249,7 @@ def test_what_an_agent_should_not_do_hurts_its_own_task_alone(served: RunningHub
 @pytest.mark.promise("J5")
 def test_a_function_that_hangs_keeps_neither_its_task_nor_the_hub(grounds: Grounds) -> None:
     agents = (agent_entry("oddly", "oddly"),)
-    with a2a_grounds(agents) as other:
+    with run_a2a_hub(agents) as other:
         caller = Caller(other.hub)
         one, two = (caller.send("hang", at_once=True)["id"] for _ in range(2))
         for id in (one, two):
@@ -325,7 +325,7 @@ def test_an_agent_of_others_that_cannot_be_used_stops_nobody_and_says_why() -> N
         '[[a2a.external_agents]]\nname = "far"\nurl = "https://far.example"\n'
         'headers = { Authorization = "Bearer ${NOBODY_SET_THIS}" }\n'
     )
-    with a2a_grounds(agents=(*AGENTS, far)) as found:
+    with run_a2a_hub(agents=(*AGENTS, far)) as found:
         assert Caller(found.hub).send("hello")["status"]["state"] == "TASK_STATE_COMPLETED"
         failed = found.hub.api("/api/status")["agents"]["failed"]
         assert failed["far"].startswith('agent "far" needs the environment variable NOBODY_SET_T')

@@ -40,7 +40,7 @@ from a2a.utils.errors import (
 )
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
-from tests.live.a2a_grounds import AGENTS, Grounds, a2a_grounds, agent_entry, steps
+from tests.live.a2a_hub import AGENTS, Grounds, agent_entry, run_a2a_hub, steps
 
 pytestmark = pytest.mark.promise("J3")
 
@@ -59,7 +59,7 @@ def grounds() -> Iterator[Grounds]:
         ),
     )
     settings = {"push_private": True}
-    with a2a_grounds((*AGENTS, *more), config=f'api_key = "{API_KEY}"', a2a=settings) as made:
+    with run_a2a_hub((*AGENTS, *more), config=f'api_key = "{API_KEY}"', a2a=settings) as made:
         yield made
 
 

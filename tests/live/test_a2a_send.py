@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     CANCEL,
     GET,
@@ -28,9 +28,9 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     Way,
-    a2a_grounds,
     agent_entry,
     reason,
+    run_a2a_hub,
     steps,
 )
 from tests.live.conftest import RunningHub
@@ -44,7 +44,7 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=str)
 def grounds() -> Iterator[Grounds]:
     plain = agent_entry("plain", "echo", output_modes=["text/plain"])
     agents = (*AGENTS, agent_entry("maker", "maker"), plain)
-    with a2a_grounds(agents, a2a={"push_private": True}) as made:
+    with run_a2a_hub(agents, a2a={"push_private": True}) as made:
         yield made
 
 
@@ -363,7 +363,7 @@ def test_without_a_version_the_words_decide_unless_it_is_required(grounds: Groun
     assert (
         "task" in wire.post(url, wire.request(1, "SendMessage", V10.params("x"))).json()["result"]
     )
-    with a2a_grounds(a2a={"require_version": True}) as strict:
+    with run_a2a_hub(a2a={"require_version": True}) as strict:
         url = f"{strict.hub.url}/a2a"
         refused = wire.post(url, wire.request(1, "SendMessage", V10.params("x"))).json()
         assert refused["error"]["code"] == -32009

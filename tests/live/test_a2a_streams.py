@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     CANCEL,
     GET,
     NEWER,
@@ -24,7 +24,7 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     Way,
-    a2a_grounds,
+    run_a2a_hub,
     steps,
     words,
 )
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.promise("J3")
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds() as made:
+    with run_a2a_hub() as made:
         yield made
 
 
@@ -276,7 +276,7 @@ def test_one_who_hangs_up_leaves_the_task_at_work(grounds: Grounds, actor: Calle
 @pytest.mark.promise("K2")
 def test_silence_is_filled_streams_have_an_end_and_the_hub_ends_with_them() -> None:
     settings = {"stream_secs": 1, "idle_secs": 0.5}
-    with a2a_grounds(a2a=settings, env={"A2A_QUICK": "1"}) as grounds:
+    with run_a2a_hub(a2a=settings, env={"A2A_QUICK": "1"}) as grounds:
         actor = Caller(grounds.hub, "actor")
         id = actor.send(steps(["wait", "never"]), at_once=True)["id"]
         begun = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     CANCEL,
     GET,
@@ -29,10 +29,10 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     a2a_config,
-    a2a_grounds,
     agent_entry,
     agents_env,
     reason,
+    run_a2a_hub,
     steps,
     with_key,
     words,
@@ -48,7 +48,7 @@ API_KEY = "the key of the configuration"
 def grounds() -> Iterator[Grounds]:
     agents = (*AGENTS, agent_entry("stubborn", "stubborn"))
     config = f'api_key = "{API_KEY}"'
-    with a2a_grounds(agents, config=config, a2a={"push_private": True}) as made:
+    with run_a2a_hub(agents, config=config, a2a={"push_private": True}) as made:
         yield made
 
 
@@ -387,7 +387,7 @@ def test_an_answer_that_is_sent_twice_with_a_key_is_taken_once(actor: Caller) ->
 @pytest.mark.promise("K2")
 def test_at_the_bound_the_oldest_finished_goes_and_none_finished_is_refused() -> None:
     config = f'api_key = "{API_KEY}"'
-    with a2a_grounds(config=config, a2a={"max_tasks": 4, "store": "memory"}) as grounds:
+    with run_a2a_hub(config=config, a2a={"max_tasks": 4, "store": "memory"}) as grounds:
         mine, other = Caller(grounds.hub, "actor"), with_key(grounds.hub, "other", "actor")
         waiting = mine.send(steps(["ask", "?"]))["id"]
         done = [mine.send(str(n))["id"] for n in range(3)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     CANCEL,
     REST10,
@@ -21,9 +21,9 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     a2a_config,
-    a2a_grounds,
     agent_entry,
     agents_env,
+    run_a2a_hub,
     words,
 )
 from tests.live.conftest import RunningHub
@@ -52,7 +52,7 @@ def grounds(logs: dict[str, Log]) -> Iterator[Grounds]:
         server_entry(era, "matrix_server", "--era", era, "--log", logs[era].file, interactive=True)
         for era in ERAS
     ]
-    with a2a_grounds((), servers) as made:
+    with run_a2a_hub((), servers) as made:
         made.hub.wait_connected(*ERAS)
         yield made
 
@@ -336,7 +336,7 @@ def test_every_call_takes_the_one_road(caller: Caller) -> None:
 @pytest.fixture(scope="module")
 def with_agents() -> Iterator[Grounds]:
     agents = (*AGENTS, agent_entry("asking", "asking"), agent_entry("code-reviewer", "echo"))
-    with a2a_grounds(agents) as made:
+    with run_a2a_hub(agents) as made:
         yield made
 
 

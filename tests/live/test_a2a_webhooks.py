@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     PUSH_SET,
     SEND,
     V03,
     V10,
     Caller,
     Grounds,
-    a2a_grounds,
+    run_a2a_hub,
     with_key,
 )
 from tests.live.lasting import until
@@ -69,7 +69,7 @@ def receiving() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds(a2a={"push_private": True}) as found:
+    with run_a2a_hub(a2a={"push_private": True}) as found:
         yield found
 
 
@@ -110,7 +110,7 @@ def test_a_webhook_is_told_in_the_dialect_of_whoever_registered_it(grounds: Grou
 
 @pytest.mark.promise("B11")
 def test_a_webhook_inside_is_refused_when_it_is_registered_and_the_message_is_not_sent() -> None:
-    with a2a_grounds() as found:
+    with run_a2a_hub() as found:
         caller = Caller(found.hub)
         for url in ("http://127.0.0.1:1/", "http://169.254.169.254/latest", "http://[::1]/x"):
             params = V10.params("hello")
@@ -124,7 +124,7 @@ def test_a_webhook_inside_is_refused_when_it_is_registered_and_the_message_is_no
 
 @pytest.mark.promise("K2")
 def test_the_1001st_task_takes_the_place_of_the_oldest_finished_one() -> None:
-    with a2a_grounds(a2a={"store": "memory"}) as found:
+    with run_a2a_hub(a2a={"store": "memory"}) as found:
         caller = Caller(found.hub)
         first, second = caller.send("first"), caller.send("second")
         for number in range(998):
@@ -139,7 +139,7 @@ def test_the_1001st_task_takes_the_place_of_the_oldest_finished_one() -> None:
 
 @pytest.mark.promise("K2")
 def test_a_thousand_unfinished_tasks_refuse_the_next_while_others_are_still_served() -> None:
-    with a2a_grounds(a2a={"store": "memory"}) as found:
+    with run_a2a_hub(a2a={"store": "memory"}) as found:
         mine, theirs = with_key(found.hub, "mine"), with_key(found.hub, "theirs")
         hub = Caller(found.hub, "dragoman", mine.headers)
         for number in range(1_000):  # it waits to hear which skill is meant

@@ -16,7 +16,7 @@ import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
 from google.protobuf.json_format import ParseDict
-from tests.live.a2a_grounds import (
+from tests.live.a2a_hub import (
     AGENTS,
     REST10,
     SEND,
@@ -27,8 +27,8 @@ from tests.live.a2a_grounds import (
     Caller,
     Grounds,
     a2a_config,
-    a2a_grounds,
     agents_env,
+    run_a2a_hub,
     steps,
 )
 from tests.live.conftest import RunningHub
@@ -297,7 +297,7 @@ def check_audit(grounds: Grounds, caller: str, why: str, more: int = 0) -> None:
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
     config = "[mcp]\ntask_after_secs = 0.05\n"
-    with a2a_grounds(AGENTS, config=config, a2a={"grpc_port": 0, "push_private": True}) as found:
+    with run_a2a_hub(AGENTS, config=config, a2a={"grpc_port": 0, "push_private": True}) as found:
         port = found.hub.api("/api/status")["agents"]["grpc_port"]
         (found.gates / "port").write_text(str(port), encoding="utf-8")
         yield found

@@ -1,5 +1,5 @@
-"""`[a2a]`: how the hub serves A2A, and the agents of others that it knows. `[bridge]`: how their
-skills are tools."""
+"""`[a2a]`: how the hub serves A2A, and the external agents it knows. `[bridge]`: how their skills
+become tools."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 HUB = "dragoman"
-"""What the hub itself is called among agents."""
+"""The name of the hub itself among agents."""
 PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
-"""What means something else than an agent where an agent's name may stand in a path."""
+"""Path segments that are not the name of an agent where one may stand."""
 
 Signatures = Literal["ignore", "prefer", "require"]
 Trust = Literal["external", "trusted"]
@@ -23,7 +23,9 @@ RENAMED_WIRES = {"seed": WIRE_SKILL_ONLY}
 
 
 class ExternalAgent(Struct, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=64, description="What it is called here.")]
+    name: Annotated[
+        str, Meta(min_length=1, max_length=64, description="The name of the agent on this hub.")
+    ]
     url: Annotated[str, Meta(min_length=1, description="Where its card is published.")]
     headers: Annotated[
         dict[str, str] | list[str],
@@ -38,16 +40,16 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
     public: Annotated[
         bool,
         Meta(
-            description="Whether its card is published to those who show no key; while the hub "
-            "asks for no key, everybody on this machine sees it."
+            description="Whether its card is published to clients without a key; while the hub "
+            "needs no key, every client on this machine sees it."
         ),
     ] = False
     timeout_secs: Annotated[
-        float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its answers.")
+        float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its responses.")
     ] = 30
     signatures: Annotated[
         Signatures | None,
-        Meta(description="Whether its card must be signed; default: as [a2a] says."),
+        Meta(description="Whether its card must be signed; default: that of [a2a]."),
     ] = None
     keys: Annotated[
         list[str],
@@ -67,15 +69,16 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
     pin: Annotated[
         Literal["strict", "first", "off"],
         Meta(
-            description="Its card and skills are held until they are approved: from the start "
-            "(strict), when they have changed since they were first seen (first), or never (off)."
+            description="Its card and skills are quarantined until they are approved: from the "
+            "start (strict), when they have changed since they were first seen (first), or "
+            "never (off)."
         ),
     ] = "first"
     additions: Annotated[
         Literal["show", "hold"] | None,
         Meta(
             description="What it adds after it was first listed: offered and reported (show), or "
-            "held until it is approved (hold); default: as [policy] says."
+            "quarantined until it is approved (hold); default: that of [policy]."
         ),
     ] = None
     wire: Annotated[
@@ -85,7 +88,7 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
             "message/send with the skill and none of the members that 0.3 added (skill-only)."
         ),
     ] = "auto"
-    enabled: Annotated[bool, Meta(description="Whether to look for it at all.")] = True
+    enabled: Annotated[bool, Meta(description="Whether the hub connects to it.")] = True
 
 
 class BridgeSettings(Struct, frozen=True, kw_only=True):
@@ -99,8 +102,9 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     errors: Annotated[
         Literal["auto", "codes", "result"],
         Meta(
-            description="How a skill's failure is told to MCP clients: as JSON-RPC errors -32201 "
-            "to -32204 and -32003 (codes), as results (result), or as each revision wants it."
+            description="How a skill's failure is reported to MCP clients: as JSON-RPC errors "
+            "-32201 to -32204 and -32003 (codes), as results (result), or as each revision "
+            "requires."
         ),
     ] = "auto"
     list_aliases: Annotated[
@@ -109,7 +113,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     ] = False
     probe_secs: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds between two looks at an agent's health."),
+        Meta(gt=0, le=86_400, description="Seconds between two health checks of an agent."),
     ] = 30
     credential_env: Annotated[
         list[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]],
@@ -147,11 +151,11 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
     ] = "merged"
     require_version: Annotated[
         bool,
-        Meta(description="Whether calls in the words of 1.0 must say A2A-Version, as it wants."),
+        Meta(description="Whether requests of 1.0 must send A2A-Version, as it requires."),
     ] = False
     store: Annotated[
         Literal["sqlite", "memory"],
-        Meta(description="Where tasks are kept; in memory they end with the hub."),
+        Meta(description="Where tasks are stored; in memory they end with the hub."),
     ] = "sqlite"
     max_tasks: Annotated[
         int, Meta(ge=1, le=100_000, description="Tasks kept for one caller; the oldest go first.")
@@ -164,7 +168,7 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
     ] = 512
     idle_secs: Annotated[
         float,
-        Meta(gt=0, description="A task that waits for an answer for so long has failed."),
+        Meta(gt=0, description="Seconds after which a task that waits for an answer fails."),
     ] = 86_400
     stream_secs: Annotated[
         float, Meta(gt=0, le=604_800, description="Seconds after which a stream is ended.")
@@ -195,17 +199,22 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         bool, Meta(description="Whether webhooks may be at private and loopback addresses.")
     ] = False
     push_attempts: Annotated[
-        int, Meta(ge=1, le=100, description="How often a webhook is tried before it is given up.")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="How often a delivery is tried before its webhook is abandoned.",
+        ),
     ] = 8
     push_timeout_secs: Annotated[
-        float, Meta(gt=0, le=300, description="Seconds a webhook may take to answer.")
+        float, Meta(gt=0, le=300, description="Seconds a webhook may take to respond.")
     ] = 10
     push_configs: Annotated[int, Meta(ge=1, le=100, description="Webhooks of one task.")] = 10
     signatures: Annotated[
         Signatures,
         Meta(
-            description="Signed cards of others: ignore signatures, prefer (a bad one is refused) "
-            "or require one by a key that is named."
+            description="Signed cards of external agents: ignore signatures, prefer (a bad one is "
+            "refused) or require one by a key that is named."
         ),
     ] = "ignore"
     external_agents: list[ExternalAgent] = []

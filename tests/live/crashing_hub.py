@@ -1,6 +1,6 @@
 """A hub that is killed while clients send it A2A messages: its agents, its process, its clients.
 
-Whoever is told of a task writes down what he was told. What must be true of it is the test's.
+A client that gets a task writes down what it got. The test says what must be true of it.
 """
 
 from __future__ import annotations

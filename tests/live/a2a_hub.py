@@ -52,7 +52,7 @@ class Grounds:
 
 
 @contextmanager
-def a2a_grounds(
+def run_a2a_hub(
     agents: Sequence[str] = AGENTS,
     servers: Sequence[str] = (),
     config: str = "",
