@@ -17,8 +17,11 @@ from grpc_tools import protoc
 
 FOLDER = Path(__file__).parent.parent / "src/dragoman/a2a/protocol/grpc"
 STATUS = "rpc_status.proto"
-WELL_KNOWN = ("google/protobuf/empty.proto", "google/protobuf/struct.proto")
-WELL_KNOWN += ("google/protobuf/timestamp.proto",)
+WELL_KNOWN = (
+    "google/protobuf/empty.proto",
+    "google/protobuf/struct.proto",
+    "google/protobuf/timestamp.proto",
+)
 
 
 def build_descriptors() -> FileDescriptorSet:

@@ -51,7 +51,12 @@ class ScriptedPolicies:
     def group_of_principal(self, caller: Principal) -> Hashable:
         return caller.label
 
-    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def reads_arguments(self, tool: Tool) -> bool:
+        return False
+
+    def decide_action(
+        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
         return Decision(caller.label in self.admins, ("admins",), "abcd1234")
 
 

@@ -305,9 +305,9 @@ def _find_late_wiring(module: str, tree: ast.Module) -> Iterator[int]:
             yield node.lineno
         if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
             continue
-        name, function = owners.get(id(node), ("", ""))
+        name, method = owners.get(id(node), ("", ""))
         is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
-        in_constructor = function in ("__init__", "__post_init__")
+        in_constructor = method in ("__init__", "__post_init__")
         if not is_own or not (in_constructor or f"{name}.{node.attr}" in LIFECYCLE):
             yield node.lineno
 
@@ -343,9 +343,9 @@ def violations(path: str, source: str) -> list[str]:
         ):
             found.append(f"{path}:{node.lineno} prints")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > MAX_FUNCTION_LINES:
-                found.append(f"{path}:{node.lineno} {node.name} is {lines} lines long")
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                found.append(f"{path}:{node.lineno} {node.name} is {length} lines long")
     for rule, (problem, find) in RULES.items():
         lines = sorted(find(module, tree))
         excepted = EXCEPTIONS.get(rule, {}).get(path.removeprefix("dragoman/"), 0)

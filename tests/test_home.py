@@ -8,6 +8,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def short():
 
 
 def record(**changes) -> DaemonRecord:
-    fields = {
+    fields: dict[str, Any] = {
         "pid": os.getpid(),
         "url": "http://127.0.0.1:50051",
         "socket": "/x/http.sock",
@@ -261,6 +262,7 @@ def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
         ],
         stdout=subprocess.PIPE,
     )
+    assert looker.stdout is not None
     try:
         looker.stdout.readline()
         for _ in range(20):
@@ -290,7 +292,7 @@ def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     homes = [str(tmp_path / ("deep" * 25) / name) for name in "ab"]
-    paths = []
+    paths: list[str] = []
     for home in homes:
         prepare(home)
         paths += find_socket_paths(home)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
@@ -30,7 +31,6 @@ from dragoman.stores.registry import RegistryStore
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.tasks import MemoryTaskStore
 from dragoman.web.app import Under
-from permissive_hub import build_permissive_hub
 
 NOT_FOUND = -32001
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.a2a.odd_agent import OddAgent, Request, card_10, odd_agent
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -22,7 +22,6 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import Validate, compile_schema
 from dragoman.net.client import OutboundHttp
-from permissive_hub import build_permissive_hub
 
 DEPLOY = {
     "id": "deploy",

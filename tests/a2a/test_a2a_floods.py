@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.a2a.task_builders import build_registry, build_task
 from tests.net.raw_server import Talk, listening
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.dialects.operations import SEND
@@ -55,7 +56,6 @@ from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.http.sockets import tcp_socket
-from permissive_hub import build_permissive_hub
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
 BOUND = 10.0

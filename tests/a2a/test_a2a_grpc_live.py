@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.json_format import ParseDict
 from tests.a2a.task_builders import build_registry
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.a2a.cards.signing import sign_card
 from dragoman.a2a.config import A2aSettings
@@ -34,7 +35,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.stores.tasks import MemoryTaskStore
-from permissive_hub import build_permissive_hub
 
 SOON = 10
 KEY = ec.generate_private_key(ec.SECP256R1())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 from tests.peers.process import HttpPeer, read_log, wait_for_log
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -42,7 +42,6 @@ from dragoman.core.trace import MEMBERS
 from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
-from permissive_hub import build_permissive_hub
 
 Peers = Callable[..., HttpPeer]
 

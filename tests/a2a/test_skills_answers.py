@@ -11,7 +11,7 @@ import pytest
 from tests.a2a.odd_agent import Request, task_10
 from tests.a2a.skill_ground import bridged, card_of_10
 from tests.peers.process import HttpPeer
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -32,7 +32,6 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
-from permissive_hub import build_permissive_hub
 
 TEXT, DATA = {"kind": "text", "text": "done"}, {"kind": "data", "data": {"n": 1}}
 FILE = {"kind": "file", "file": {"uri": "https://x.example/a.pdf", "name": "a.pdf"}}

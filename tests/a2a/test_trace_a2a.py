@@ -18,6 +18,7 @@ from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from tests.a2a.task_builders import build_registry
 from tests.live.a2a_hub import REST03, REST10, SEND, V01, V03, V10, Way
+from tests.permissive_hub import build_permissive_hub
 from tests.web.serving import Sources
 
 from dragoman.a2a.config import A2aSettings
@@ -44,7 +45,6 @@ from dragoman.web.app import App, Under
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import build_permissive_hub
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ID = PARENT[3:35]

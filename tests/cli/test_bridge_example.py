@@ -213,7 +213,7 @@ def test_the_first_words_of_a_hub_name_agents_policies_and_what_is_held(terminal
         shutil.copy(BRIDGE / "mine.cedar", terminal.home / "policies" / "mine.cedar")
         child = terminal.start("up", "--port", "0")
         assert child.stderr is not None
-        said = []
+        said: list[str] = []
         while not said or "stop " not in said[-1]:
             said.append(child.stderr.readline())
             assert said[-1], said

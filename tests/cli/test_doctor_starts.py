@@ -35,7 +35,10 @@ def _newer(home: Path) -> None:
 
 
 def _damaged(name: str) -> Callable[[Path], None]:
-    return lambda home: (home / name).write_bytes(b"garbage" * 1_000) and None
+    def change(home: Path) -> None:
+        (home / name).write_bytes(b"garbage" * 1_000)
+
+    return change
 
 
 def _folder(name: str) -> Callable[[Path], None]:
@@ -55,7 +58,10 @@ def _file(name: str) -> Callable[[Path], None]:
 
 
 def _config(text: str) -> Callable[[Path], None]:
-    return lambda home: (home / "config.toml").write_text(text, encoding="utf-8") and None
+    def change(home: Path) -> None:
+        (home / "config.toml").write_text(text, encoding="utf-8")
+
+    return change
 
 
 SITUATIONS: dict[str, tuple[Callable[[Path], None], str]] = {

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.terminal import Terminal
@@ -40,7 +41,7 @@ def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 def test_the_server_speaks_the_revisions_of_the_handshake(revision: str) -> None:
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": {"protocolVersion": revision}},
         {"method": "notifications/initialized"},
         {"id": 2, "method": "ping"},

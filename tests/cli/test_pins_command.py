@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.terminal import Terminal
@@ -12,7 +13,7 @@ from tests.peers.process import server_entry
 CHANGING = Path(__file__).parent.parent / "live" / "changing_server.py"
 
 
-def configured(terminal: Terminal, **keys: str) -> Path:
+def configured(terminal: Terminal, **keys: Any) -> Path:
     form = terminal.user / "form"
     terminal.configure(
         server_entry("changing", "stdio", sys.executable, CHANGING, form, **keys),

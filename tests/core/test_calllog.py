@@ -31,7 +31,12 @@ async def test_a_line_says_verb_caller_outcome_time_depth_and_trace_and_no_argum
     written: list[str] = []
     there = asyncio.Event()
     bus = Bus()
-    CallLog(bus, lambda text: (written.append(text), there.set()))
+
+    def write(text: str) -> None:
+        written.append(text)
+        there.set()
+
+    CallLog(bus, write)
     bus.emit(ended("files.read"))
     bus.emit(ended("files.read", TimedOut("hunter2")))
     await asyncio.wait_for(there.wait(), 5)

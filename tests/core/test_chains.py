@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -377,7 +378,7 @@ def test_a_hub_that_was_started_again_knows_its_words() -> None:
 def test_the_time_of_a_chain_goes_on_while_the_hub_is_down(monkeypatch: Any) -> None:
     road = Road()
     words = told(road.begin(ANN, "a"))
-    wall = module.time()
+    wall = time.time()
     monkeypatch.setattr(module, "time", lambda: wall + 301.5)
     assert "[limits] chain_secs" in refused(Road(), LOCAL, "b", words)
     # A clock that was put back makes a chain younger than it is, but never unborn.

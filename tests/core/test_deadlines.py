@@ -17,9 +17,14 @@ async def test_those_who_are_not_ended_in_time_are_called_back_in_the_order_they
     loop = asyncio.get_running_loop()
     called: list[str] = []
     over = asyncio.Event()
+
+    def end() -> None:
+        called.append("last")
+        over.set()
+
     limits.start(loop, lambda: called.append("first"))
     ended = limits.start(loop, lambda: called.append("ended"))
-    limits.start(loop, lambda: (called.append("last"), over.set())[0])
+    limits.start(loop, end)
     limits.cancel(ended)
     begun = loop.time()
     await until(over)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Progress, Result
@@ -24,7 +25,6 @@ from dragoman.core.tool import (
 )
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import TraceContext, new_trace
-from permissive_hub import build_permissive_hub
 
 
 class Place:
@@ -57,8 +57,8 @@ def hub_of(place: Place, *stages: Stage) -> Hub:
     return build_permissive_hub(catalog, Bus(), stages)
 
 
-async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> Result:
-    return await call_tool(hub, OWNER, name, {"a": 1}, door="test", view=view, **more)  # type: ignore[arg-type]
+async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: Any) -> Result:
+    return await call_tool(hub, OWNER, name, {"a": 1}, door="test", view=view, **more)
 
 
 async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:

@@ -160,9 +160,9 @@ async def test_updates_become_the_message_and_lasting_is_seen_at_once() -> None:
     assert far.updates is not None
     far.updates(Progress(progress=1, total=4))
     far.updates(Progress(progress=2, message="half"))
-    assert not task.lasting
+    before = task.lasting
     far.updates(TaskStarted(message="queued"))
-    assert task.lasting and changes == ["1 of 4", "half", "queued"]
+    assert not before and task.lasting and changes == ["1 of 4", "half", "queued"]
     far.updates(Progress(progress=3, message="x" * 5_000))
     assert len(task.message) == 1_000
     task.cancel()
@@ -316,6 +316,7 @@ async def test_a_task_is_found_by_its_owner_alone() -> None:
             kept.insert(task)
     assert kept.get(ALICE, task.id) is task
     assert (owned(kept, ALICE), owned(kept, BOB)) == ([task], [])
+    wrong: Any
     for wrong in ("", "x", None, 7, ["x"], {}):
         with pytest.raises(NotFound):
             kept.get(ALICE, wrong)

@@ -62,7 +62,8 @@ FIELDS = [
 
 def listening(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
-    for kind in (PreVerb, PostVerb, VerbError):
+    kinds: tuple[type[PreVerb | PostVerb | VerbError], ...] = (PreVerb, PostVerb, VerbError)
+    for kind in kinds:
         road.bus.observe(kind, lambda event: heard.append(render_verb_event(event)))
     return heard
 
@@ -71,7 +72,7 @@ def listening(road: SkillHub) -> list[dict[str, Any]]:
 async def test_a_call_of_a_skill_is_told_with_the_fields_of_the_hook_bus_in_their_order() -> None:
     road = SkillHub()
     heard = listening(road)
-    arguments = {"projectId": "proj_abc", "branch": "main"}
+    arguments: dict[str, Any] = {"projectId": "proj_abc", "branch": "main"}
     await road.call("a2a_vercel_ops_deploy", **arguments)
     before, after = heard
     assert list(before) == FIELDS
@@ -197,11 +198,18 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
     secret = "hunter2-correct-horse"
     road.agent.error = Unreachable(f"no host {secret} here")
     agent = Principal("key", "qa", serves="qa-bot")
-    arguments = {"password": secret, "list": [secret], "deep": {"a": secret}, "n": 5, "b": None}
+    arguments: dict[str, Any] = {
+        "password": secret,
+        "list": [secret],
+        "deep": {"a": secret},
+        "n": 5,
+        "b": None,
+    }
+    unnamed: dict[str, Any] = {"\ud800": True}
     with pytest.raises(Unreachable):
         await road.call(who=agent, **arguments)
     with pytest.raises(NotFound):
-        await road.call("x" * 10_000_000, who=agent, **{"\ud800": True})
+        await road.call("x" * 10_000_000, who=agent, **unnamed)
     assert [one.get("phase", one.get("type")) for one, _ in said[:5]] == [
         "pre-verb",
         "EXEC:TOOL_CALL",
@@ -236,7 +244,8 @@ def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
 
 def agents(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
-    for kind in (ToolCall, ToolResult):
+    kinds: tuple[type[ToolCall | ToolResult], ...] = (ToolCall, ToolResult)
+    for kind in kinds:
         road.bus.observe(kind, lambda event: heard.append(render_exec_event(event)))
     return heard
 

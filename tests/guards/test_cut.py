@@ -102,7 +102,12 @@ async def test_what_is_no_text_is_not_cut(block: Any) -> None:
 async def test_long_texts_in_structured_content_are_cut_and_the_rest_stays() -> None:
     fits = {"k": "x" * (DATA - len('{"k":""}'))}
     assert (await cut(text("short"), structured=fits)).structured == fits
-    value = {"long": "x" * 90_000, "also": ["y" * 30_000, 5, None], "short": "z", "n": 1.5}
+    value: dict[str, Any] = {
+        "long": "x" * 90_000,
+        "also": ["y" * 30_000, 5, None],
+        "short": "z",
+        "n": 1.5,
+    }
     shorter = (await cut(text("short"), structured=value)).structured
     assert shorter.keys() == value.keys()
     assert (shorter["short"], shorter["n"], shorter["also"][1:]) == ("z", 1.5, [5, None])

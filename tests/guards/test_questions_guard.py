@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
@@ -13,9 +15,8 @@ from dragoman.core.question_handles import MAX_QUESTIONS, QuestionHandles
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from permissive_hub import build_permissive_hub
 
-CAN = {"elicitation": {}}
+CAN: dict[str, Any] = {"elicitation": {}}
 
 
 class Asker:

@@ -103,7 +103,7 @@ async def test_a_caller_who_leaves_is_gone_and_not_timed_out() -> None:
         await asyncio.sleep(60)
         raise AssertionError
 
-    task = asyncio.create_task(road(sleeps, 60)(a_call()))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(road(sleeps, 60)(a_call()))
     await asyncio.wait_for(begun.wait(), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

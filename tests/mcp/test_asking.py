@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
@@ -34,7 +35,6 @@ from dragoman.mcp.server.client_questions import parse_capabilities
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 ALL_ABLE = {

@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, LogMessage, Result
@@ -24,7 +25,6 @@ from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, S
 from dragoman.mcp.server import subscriptions
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 ID = META + "subscriptionId"

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -19,7 +20,6 @@ from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revisi
 from dragoman.mcp.server import list_pages
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 MODERN_META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",

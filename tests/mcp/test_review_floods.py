@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -19,7 +20,6 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2607
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, NotifyThrottle
-from permissive_hub import build_permissive_hub
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 

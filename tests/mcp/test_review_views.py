@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -24,7 +24,6 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.tool_filter import EVERYTHING, View
-from permissive_hub import build_permissive_hub
 
 pytestmark = pytest.mark.promise("F3")
 PUB = View(("pub.*",))

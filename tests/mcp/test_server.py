@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Progress, Result
@@ -37,7 +38,6 @@ from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
-from permissive_hub import build_permissive_hub
 
 MODERN_META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import (
@@ -43,7 +44,6 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.server import tasks as task_face
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(20)]
 

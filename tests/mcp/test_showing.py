@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, LogMessage, Progress, Result
@@ -27,7 +28,6 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META: dict[str, Any] = {

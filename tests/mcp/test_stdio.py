@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import ROOTS, Call, LogMessage, Progress, Question, Result
@@ -25,7 +26,6 @@ from dragoman.mcp.server import socket_transport
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.socket_transport import UNREAD_BYTES, SocketConnection
 from dragoman.wire import rpc
-from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}

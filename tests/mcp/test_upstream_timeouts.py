@@ -18,10 +18,10 @@ from tests.mcp.upstream_hub import (
     until,
 )
 from tests.peers.process import HttpPeer
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.errors import BadReply, TimedOut
 from dragoman.guards.timeout import Timeout
-from permissive_hub import build_permissive_hub
 
 ANSWER_SECS = 1.5
 LONGER = {"seconds": 2.0}

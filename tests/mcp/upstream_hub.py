@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.peers.process import command
-from tests.permissive_hub import call_tool
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Result, Update, WantedUpdates
@@ -38,7 +38,6 @@ from dragoman.mcp.config import (
     StdioTransport,
 )
 from dragoman.net.client import OutboundHttp
-from permissive_hub import build_permissive_hub
 
 EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_cases import AGENTS, agent, call, key, policies, skill, snapshot, tool
+from tests.policy.policy_cases import AGENTS, agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.call import Call
 from dragoman.core.ports import Decision
@@ -315,17 +315,19 @@ def test_what_is_listed_is_what_may_be_listed_and_called(
         assert engine.can_list(caller, one) is listed
 
 
-def test_a_decision_is_made_once_for_all_that_no_policy_tells_apart() -> None:
+def test_a_decision_is_made_once_for_all_that_no_policy_tells_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = policies(load_policies(None))
     asked = 0
     ask = engine._active.evaluator._ask
 
-    def counted(*args: object) -> object:
+    def counted(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return ask(*args)
 
-    engine._active.evaluator._ask = counted
+    monkeypatch.setattr(engine._active.evaluator, "_ask", counted)
     for caller in (key("a"), key("b"), key("c")):
         for name in ("fs.read", "fs.write", "git.log"):
             for trace in ("1" * 32, "2" * 32):

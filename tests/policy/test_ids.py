@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from policy_cases import call, key, policies, snapshot, tool
+from tests.policy.policy_cases import call, key, policies, snapshot, tool
 
 from dragoman.policy.ids import fold_entity_id, fold_text
 from dragoman.policy.loader import check_texts

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from policy_cases import call, key, policies, snapshot, tool
+from tests.policy.policy_cases import call, key, policies, snapshot, tool
 
 from dragoman.core.errors import ConfigError
 from dragoman.policy import loader

@@ -115,7 +115,7 @@ class Board:
         self.decided: list[PinDecision] = []
         self.people = PinApprovals(self.pins, self.changed.append, self.decided.append)
 
-    def held(self, *tools: Tool, target: str = "files") -> dict[str, str]:
+    def held(self, *tools: Tool, target: str = "files") -> Mapping[str, str]:
         admitted, held, _ = self.pins.review(target, tools)
         assert {one.name for one in admitted} | held.keys() == {one.name for one in tools}
         assert not {one.name for one in admitted} & held.keys()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from policy_cases import agent, call, key, policies, skill, snapshot, tool
+from tests.policy.policy_cases import agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal

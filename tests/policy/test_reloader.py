@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from policy_cases import call, key, policies, tool
+from tests.policy.policy_cases import call, key, policies, tool
 
 from dragoman.policy.loader import PolicyError, load_policies
 from dragoman.policy.policy_set import PolicySet

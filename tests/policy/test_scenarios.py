@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from cedarpy import Entities
-from policy_cases import agent, call, key, policies, skill, snapshot, tool
+from tests.policy.policy_cases import agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ

@@ -286,7 +286,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     audit = SqliteAuditLog(tmp_path)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    seqs = []
+    seqs: list[int] = []
     with pytest.raises(StorageFailed, match="locked"):
         while len(seqs) < 1000:
             seqs.append(audit.intend(entry("x" * 20_000)))

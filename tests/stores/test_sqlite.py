@@ -81,7 +81,7 @@ def test_a_store_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -
         lambda whole: whole[:100] + b"\xff" * (len(whole) - 100),
     ],
 )
-def test_a_damaged_store_is_refused_with_what_to_do(damage, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_store_is_refused_with_what_to_do(damage, tmp_path: Path) -> None:
     path = tmp_path / "bad.db"
     open_store(path, [ONE]).close()
     path.write_bytes(damage(path.read_bytes()))

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.permissive_hub import build_permissive_hub
+
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
@@ -27,7 +29,6 @@ from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import ServerEvent, SseParser
-from permissive_hub import build_permissive_hub
 
 ALICE, BOB = "alice", "bob"
 BOTH = "application/json, text/event-stream"

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 from tests.web.test_listener import Plain
 
 from dragoman.core.access import WhyEnded
@@ -26,7 +27,6 @@ from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.http import HttpRequest
-from permissive_hub import build_permissive_hub
 
 pytestmark = pytest.mark.promise("O1")
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.permissive_hub import PermitAll, complete_catalogs
 from tests.web.serving import Answer, Place, Sources
 
 from dragoman.core.bus import Bus
@@ -30,7 +31,6 @@ from dragoman.web.app import App
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import PermitAll, complete_catalogs
 
 
 class AliceAlone(PermitAll):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -27,7 +28,6 @@ from dragoman.web.errors import TABLE
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import build_permissive_hub
 
 
 class Plain:

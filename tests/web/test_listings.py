@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.permissive_hub import PermitAll, complete_catalogs
 from tests.web.test_connections import Peer
 
 from dragoman.core.bus import Bus
@@ -28,7 +29,6 @@ from dragoman.web.app import App
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import PermitAll, complete_catalogs
 
 COUNT = 2_000
 SERVERS = ("one", "two")

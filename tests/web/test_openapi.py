@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import jsonschema
 import pytest
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
@@ -21,7 +22,6 @@ from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.openapi import build_document as described
-from permissive_hub import build_permissive_hub
 
 MOUNTED = {("GET", "/api/events")}
 """What is served beside the API's own routes."""
