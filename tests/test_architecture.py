@@ -158,8 +158,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "policy/context.py": 1,
     },
     "tasks": {
-        "a2a/client/grpc_channels.py": 1,
-        "a2a/remote/health_watch.py": 2,
         "mcp/server/call_handler.py": 1,
         "web/tool_listing.py": 1,
     },

@@ -199,7 +199,7 @@ async def ground(
         state,
         local,
         RegisteredAgents(),
-        pins,
+        pins.review_card,
         touch_policies=lambda: changes.append(None),
         is_secured=lambda: True,
     )

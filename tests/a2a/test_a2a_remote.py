@@ -124,25 +124,25 @@ def text_of(result: Result) -> str:
 async def test_an_agent_is_offered_as_one_tool_and_one_for_each_skill(sdk: Sdk) -> None:
     async with remote(sdk[0]) as far:
         tools = far.hub.catalog.list_tools()
-        shown = far.agent.snapshot()
+        spoken = far.agent.probed.endpoint if far.agent.probed is not None else None
+        assert "A2A 1.0 over JSONRPC" in str(spoken) and far.agent.reason == ""
         names = ["far-away.message", "far_away.ask", "far_away.echo"]
         assert sorted(tool.name for tool in tools) == names
         tool = far.hub.catalog.find("dragoman_agent_far_away")
         assert tool is far.hub.catalog.find("far-away.message")
         far.agent.withdraw("it is away")
         assert not far.hub.catalog.list_tools()
-        assert (far.agent.state, far.agent.reason) == ("failed", "it is away")
+        assert (far.agent.probed, far.agent.reason) == (None, "it is away")
     assert tool.agent is not None and tool.agent.description == "Does what the first word says."
     assert tool.description.startswith("Does what the first word says. Takes a message")
     assert 'Its skills are also tools, named "far_away.…"' in tool.description
     assert [skill["id"] for skill in tool.agent.skills] == ["echo", "ask"]
     assert tool.definition["inputSchema"]["required"] == ["message"]
-    assert shown["state"] == "connected" and "A2A 1.0 over JSONRPC" in shown["dialect"]
 
 
 def test_an_address_that_is_none_is_told_at_the_start() -> None:
     entry = ExternalAgent(name="x", url="ftp://example.com")
-    with pytest.raises(ConfigError, match='agent "x" is at "ftp:'):
+    with pytest.raises(ConfigError, match=r'invalid address "ftp:[^"]*" of agent "x"'):
         RemoteAgent(
             entry,
             lambda *_: None,

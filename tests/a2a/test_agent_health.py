@@ -101,9 +101,9 @@ async def test_three_failures_in_a_row_take_its_tools_away_and_one_does_not(tmp_
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("knows", "it says that there is one"),
+        ("knows", "it answered with one"),
         ("locked", "HTTP 403"),
-        ("confused", "does not say so but: out of order"),
+        ("confused", "it answered: out of order"),
         ("deaf", "HTTP 503"),
     ],
 )

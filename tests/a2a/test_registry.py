@@ -81,8 +81,8 @@ async def test_ten_at_once_of_the_same_are_one(tmp_path: Path) -> None:
     ("card", "said"),
     [
         (None, "HTTP 404"),
-        (b"<html>", "is no card"),
-        (b"[]", "is no card"),
+        (b"<html>", "is not an agent card"),
+        (b"[]", "is not an agent card"),
         (b"{}", "it has no name"),
     ],
 )

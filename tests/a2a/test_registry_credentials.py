@@ -116,8 +116,8 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
     ("make", "name", "said"),
     [
         (lambda home: None, "tokens/none", "no such file"),
-        (lambda home: (home / "tokens/d").mkdir(), "tokens/d", "no regular file"),
-        (lambda home: os.mkfifo(home / "tokens/pipe", 0o600), "tokens/pipe", "no regular file"),
+        (lambda home: (home / "tokens/d").mkdir(), "tokens/d", "not a regular file"),
+        (lambda home: os.mkfifo(home / "tokens/pipe", 0o600), "tokens/pipe", "not a regular file"),
         (lambda home: (home / "tokens/t").write_text("x"), "tokens/t", "chmod 600"),
         (lambda home: private(home / "tokens/t", "x" * 9_000), "tokens/t", "more than 8192 bytes"),
         (lambda home: private(home / "tokens/t", "two\nlines"), "tokens/t", "visible ASCII"),
@@ -183,7 +183,7 @@ def test_the_operator_may_refer_to_any_file(tmp_path: Path) -> None:
     for name in ("hub.key", "hub.db", "env"):
         private(home / name)
         own = AgentCredentials("ops", f"file:{name}", {}, {}, home, files_below=Path("/"))
-        with pytest.raises(ConfigError, match="hub's own"):
+        with pytest.raises(ConfigError, match="belongs to the hub itself"):
             own.resolve()
 
 
@@ -233,10 +233,10 @@ async def test_a_reference_goes_only_to_the_origin_it_was_first_registered_for(
                 {"token": "file:tokens/ops"},
                 {"token": "file:tokens/.//ops"},
             ):
-                with pytest.raises(InvalidInput, match=f"is kept for {agent.url}"):
+                with pytest.raises(InvalidInput, match=f"is reserved for {agent.url}"):
                     await here.listed.add({"url": thief.url, **given})
             await here.listed.add({"url": f"{agent.url}/", "token": "file:tokens/ops"})
-            with pytest.raises(InvalidInput, match='"url" is none of'):
+            with pytest.raises(InvalidInput, match='unknown setting "url"'):
                 await here.listed.change("moody", {"url": thief.url})
         assert not thief.served.requests
         # The operator says otherwise in config.toml.

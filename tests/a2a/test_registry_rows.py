@@ -60,21 +60,21 @@ def test_the_former_name_of_a_wire_still_works(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"token": "sk-12345678"}, "never as it is.*env:NAME.*file:tokens"),
-        ({"token": "Bearer x"}, "never as it is"),
-        ({"token": "env:NO-NAME"}, "never as it is"),
-        ({"token": 7}, "never as it is"),
-        ({"headers": {"X-Key": "sk-123"}}, r'header "X-Key".*never as it is.*\$\{NAME\}'),
-        ({"headers": {"X-Key": "sk-123${X}"}}, "never as it is"),
-        ({"headers": {"X-Key": "${X}\r\nHost: evil"}}, "never as it is"),
-        ({"headers": {"Host": "${X}"}}, '"Host" is no header'),
-        ({"headers": {"a b": "${X}"}}, '"a b" is no header'),
-        ({"headers": ["X: y"]}, "headers are an object"),
+        ({"token": "sk-12345678"}, "not its value.*env:NAME.*file:tokens"),
+        ({"token": "Bearer x"}, "not its value"),
+        ({"token": "env:NO-NAME"}, "not its value"),
+        ({"token": 7}, "not its value"),
+        ({"headers": {"X-Key": "sk-123"}}, r'header "X-Key".*not its value.*\$\{NAME\}'),
+        ({"headers": {"X-Key": "sk-123${X}"}}, "not its value"),
+        ({"headers": {"X-Key": "${X}\r\nHost: evil"}}, "not its value"),
+        ({"headers": {"Host": "${X}"}}, 'invalid header name "Host"'),
+        ({"headers": {"a b": "${X}"}}, 'invalid header name "a b"'),
+        ({"headers": ["X: y"]}, "headers must be an object"),
         ({"headers": {f"x{n}": "${X}" for n in range(17)}}, "at most 16"),
         ({"token": "env:A", "headers": {"Authorization": "Bearer ${B}"}}, "not both"),
-        ({"trust": "system"}, "trust is one of external, trusted"),
-        ({"pin": "no"}, "pin is one of strict, first, off"),
-        ({"enabled": "yes"}, "enabled is true or false"),
+        ({"trust": "system"}, "trust must be one of external, trusted"),
+        ({"pin": "no"}, "pin must be one of strict, first, off"),
+        ({"enabled": "yes"}, "enabled must be true or false"),
         ({"timeout_secs": 0}, "timeout_secs"),
         ({"timeout_secs": True}, "timeout_secs"),
         ({"name": ""}, 'cannot be called ""'),
@@ -83,11 +83,11 @@ def test_the_former_name_of_a_wire_still_works(caplog: pytest.LogCaptureFixture)
         ({"name": "a/b"}, 'cannot be called "a/b"'),
         ({"name": "x" * 65}, "up to 64"),
         ({"name": "\u043eps"}, "cannot be called"),  # a Cyrillic letter
-        ({"url": "ftp://x"}, "is no address of an agent"),
+        ({"url": "ftp://x"}, "invalid agent address"),
         ({"url": "https://x/?key=secret"}, "has a query, which only"),
-        ({"url": "https://user:secret@x/"}, "is no address"),
+        ({"url": "https://user:secret@x/"}, "invalid agent address"),
         ({"url": None}, "registered by"),
-        ({"colour": "red"}, '"colour" is none of url, name'),
+        ({"colour": "red"}, 'unknown setting "colour": use url, name'),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(more: dict[str, Any], said: str) -> None:
@@ -137,5 +137,5 @@ def test_a_row_is_read_as_it_was_stored_and_one_of_another_version_as_far_as_it_
     newer = {**kept, "entry": {**kept["entry"], "later": 1}}
     assert decode_registration(newer) == row
     for broken in ({}, {**kept, "entry": None}, {**kept, "entry": {}}):
-        with pytest.raises(InvalidInput, match="cannot be read"):
+        with pytest.raises(InvalidInput, match="invalid registration"):
             decode_registration(broken)

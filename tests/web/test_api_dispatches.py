@@ -77,7 +77,7 @@ async def test_the_query_chooses_and_pages(tmp_path: Path) -> None:
         ("from=yesterday", 'from must be a time such as "2026-01-31T12:00:00Z"'),
         ("to=nan", "to must be a time"),
         ("cursor=%25", "there is no such cursor"),
-        ("callr=x", '"callr" is nothing to choose by; there are agentId'),
+        ("callr=x", 'unknown parameter "callr": use agentId'),
     ],
 )
 async def test_what_cannot_be_asked_is_said(query: str, said: str, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             state,
             local,
             registered,
-            catalogs.pins,
+            catalogs.pins.review_card,
             touch_policies=guards.policies.touch,
             is_secured=lambda: mode != "daemon" or auth.is_required,
         )

@@ -17,7 +17,7 @@ from dragoman.a2a.remote.credentials import (
     CredentialHttpClient,
     ReferenceRules,
 )
-from dragoman.a2a.remote.health_watch import CardPins
+from dragoman.a2a.remote.health_watch import ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registration import CONFIG
 from dragoman.a2a.remote.registry import AgentStore, Registry
@@ -110,7 +110,7 @@ def _build_registry(
     variables: Mapping[str, str],
     store: AgentStore,
     registered: RegisteredAgents,
-    pins: CardPins,
+    review_card: ReviewCard,
     touch_policies: Callable[[], None],
 ) -> Registry:
     """External agents are tools even if the hub does not serve A2A."""
@@ -164,8 +164,8 @@ def _build_registry(
         hub.bus,
         others=list_others,
         reserved=("mcp_", "a2a_", f"{slug_from_name(config.mcp.agent_prefix)}_"),
-        pins=pins,
-        changed=touch_policies,
+        review_card=review_card,
+        facts_changed=touch_policies,
         every=config.bridge.probe_secs,
         references=ReferenceRules(config.bridge.credential_env, home),
     )
@@ -336,7 +336,7 @@ def build_agents(
     state: RunState,
     local: LocalAgents,
     registered: RegisteredAgents,
-    pins: CardPins,
+    review_card: ReviewCard,
     *,
     touch_policies: Callable[[], None],
     is_secured: Callable[[], bool],
@@ -344,7 +344,7 @@ def build_agents(
     """`touch_policies` is called when the facts about an agent change; `is_secured` says whether
     clients need a key."""
     registry = _build_registry(
-        home, live, hub, net, variables, stores.registry, registered, pins, touch_policies
+        home, live, hub, net, variables, stores.registry, registered, review_card, touch_policies
     )
 
     def find_unavailability(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`/api/a2a/agents`: the agents of others that the hub knows. To change something needs `admin`."""
+"""`/api/a2a/agents`: the registry of remote agents. Changing it needs `admin`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ IsAllowed = Callable[[Tool], bool]
 
 
 class AgentSource(Protocol):
-    """What is asked here; a key is an id, a slug or a name. Answers are plain JSON objects."""
+    """The registry; a key is an id, a slug or a name. Results are plain JSON objects."""
 
     def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
-        """Those that `may` says yes to; `secret` has by which references they are trusted, and
-        their cards as they came, which may be held."""
+        """Lists the agents that `may` allows. With `secret`, includes the references of their
+        credentials and their cards as received, quarantined or not."""
 
     def get_agent(self, key: str, may: IsAllowed, *, secret: bool) -> dict[str, Any]: ...
 
@@ -50,7 +50,7 @@ class AgentSource(Protocol):
 
 _AGENTS, _AGENT = "/api/a2a/agents", "/api/a2a/agents/{name}"
 OPERATIONS: list[tuple[Any, ...]] = [
-    (_AGENTS, "get", "The agents of others, and how they are", "Object", [404]),
+    (_AGENTS, "get", "The remote agents and their health", "Object", [404]),
     (
         _AGENTS,
         "post",
@@ -71,13 +71,13 @@ OPERATIONS: list[tuple[Any, ...]] = [
         [400, 403, 404],
         "Object",
     ),
-    (_AGENT, "delete", "Forget an agent and its cards", "Object", [400, 403, 404]),
-    (f"{_AGENT}/refetch", "post", "Look at an agent now", "Object", [403, 404], "Object"),
+    (_AGENT, "delete", "Remove an agent and its cards", "Object", [400, 403, 404]),
+    (f"{_AGENT}/refetch", "post", "Check an agent now", "Object", [403, 404], "Object"),
     (
         f"{_AGENT}/cards",
         "get",
-        "The cards it has had; with n, that one and how it differs from the one before it, or from "
-        "the one that the parameter from names",
+        "The cards it had; with n, that one and its diff to the one before it, or to the one that "
+        "the parameter from names",
         "Object",
         [400, 403, 404],
     ),
@@ -86,7 +86,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
 
 class AgentsApi:
     def __init__(self, hub: Hub, source: AgentSource | None, audit: AuditLog) -> None:
-        """`source` is None where agents are not looked for at all."""
+        """`source` is None if the hub has no registry."""
         self._hub = hub
         self._source = source
         self._audit = audit
@@ -137,7 +137,7 @@ class AgentsApi:
     async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)
         cards = self._require_source().list_cards(request.names[0], may)
-        require_admin(self._hub, request.principal)  # they are as they came, held or not
+        require_admin(self._hub, request.principal)  # as received, quarantined or not
         number, other = _parse_number(request, "n"), _parse_number(request, "from")
         if number is None:
             return build_response({"cards": cards, "total": len(cards)})
@@ -149,7 +149,7 @@ class AgentsApi:
         return self._source
 
     def _visibility(self, principal: Principal | None) -> tuple[IsAllowed, bool]:
-        """Which agents this caller may know of, and whether it runs the hub."""
+        """Returns which agents the principal may see, and whether it is an administrator."""
         if principal is None:
             return lambda _: False, False
         may = self._hub.authorizer.decide_action
@@ -162,5 +162,5 @@ def _parse_number(request: ApiRequest, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 4):
-        raise InvalidInput(f"{name} is the number of a card, 1 for the newest")
+        raise InvalidInput(f"{name} must be the number of a card, 1 for the newest")
     return int(text)

@@ -52,9 +52,7 @@ class DispatchesApi:
         principal, query = request.principal, request.query
         assert principal is not None
         if unknown := query.keys() - set(_KNOWN):
-            raise InvalidInput(
-                f'"{min(unknown)[:100]}" is nothing to choose by; there are {", ".join(_KNOWN)}'
-            )
+            raise InvalidInput(f'unknown parameter "{min(unknown)[:100]}": use {", ".join(_KNOWN)}')
         wanted: dict[str, Any] = {_EXACT[name]: query[name] for name in _EXACT if name in query}
         for name, words in _WORDS.items():
             if name in query:
@@ -64,13 +62,13 @@ class DispatchesApi:
         for name, field in _TIMES.items():
             if name in query:
                 wanted[field] = _parse_time(name, query[name])
-        # Who runs the hub sees them all, everybody else their own.
-        all_of_them = self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        # An administrator sees all of them, other principals their own.
+        sees_all = self._hub.authorizer.decide_action(principal, ADMIN).allowed
         found, cursor = await self._store.find(
             _parse_limit(query.get("limit")),
             query.get("cursor"),
             org=principal.org,
-            caller=ALL_CALLERS if all_of_them else principal.label,
+            caller=ALL_CALLERS if sees_all else principal.label,
             **wanted,
         )
         return build_response({"dispatches": found, "nextCursor": cursor})
@@ -87,12 +85,12 @@ def _parse_limit(given: str | None) -> int:
 
 
 def _parse_time(name: str, given: str) -> float:
-    """As ISO 8601, in UTC where it does not say; or in seconds since 1970."""
+    """Parses ISO 8601, in UTC without an offset, or seconds since 1970."""
     try:
         seconds = float(given)
     except ValueError:
         try:
-            at = datetime.fromisoformat(given.replace(" ", "+"))  # a plus that was not quoted
+            at = datetime.fromisoformat(given.replace(" ", "+"))  # a plus sign that was not quoted
             seconds = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             seconds = math.nan

@@ -1,9 +1,8 @@
-"""Where an agent's card is, and whether to believe it.
+"""Finds agent cards and verifies their signatures.
 
-Cards are looked for in the place of 1.0 and in that of the dialects before it, under the path that
-was given and then at the origin; kept as long as their server says, within bounds, and asked for
-again by their ETag; where somebody watches an agent, its card is what he adopts. Knows nothing of
-what is done with a card.
+A card is searched at the well-known paths of 1.0 and of earlier dialects, below the given path and
+then at the origin. It is cached as long as its server allows, within bounds, and revalidated by its
+ETag; for a watched agent, only cards that the watch adopts are used.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ PLACES = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 SECONDS = 30.0
 MAX_KEPT = 256
 SHORTEST, USUAL, LONGEST = 30.0, 300.0, 86_400.0
-"""Seconds a card is believed without asking again, whatever its server says; where it says nothing.
-"""
+"""Bounds of the seconds that a card is cached, and the default."""
 
 IGNORE, PREFER, REQUIRE = "ignore", "prefer", "require"
 POLICIES = (IGNORE, PREFER, REQUIRE)
@@ -46,7 +44,7 @@ class WebOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> WebOrigin | None:
-    """Whose a URL is; None for what is no usable one, which is nobody's."""
+    """Parses the origin of a URL; None for an invalid one, which matches no origin."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -62,7 +60,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_same_origin(one: WebOrigin | None, other: WebOrigin | None) -> bool:
-    """Names of this machine are one: cards say `localhost` where 127.0.0.1 was registered."""
+    """Treats all loopback names alike: cards say `localhost` where 127.0.0.1 was registered."""
     if one is None or other is None:
         return False
     return one == other or (
@@ -73,20 +71,20 @@ def is_same_origin(one: WebOrigin | None, other: WebOrigin | None) -> bool:
 
 
 class CardTrust:
-    """What a card's signature is worth. Keys are pinned to the origin they were given for: what a
-    card itself names as the place of its keys (`jku`) proves nothing and is never looked at."""
+    """Verifies signatures of cards. Keys are pinned to an origin: a key URL in the card itself
+    (`jku`) proves nothing and is never fetched."""
 
     def __init__(
         self, policy: str = IGNORE, pinned: Mapping[WebOrigin, Sequence[Any]] | None = None
     ) -> None:
         if policy not in POLICIES:
-            raise ConfigError(f'signatures = "{policy}" is none of {", ".join(POLICIES)}')
+            raise ConfigError(f'invalid signatures = "{policy}": use {", ".join(POLICIES)}')
         self.policy = policy
         self._keys = dict(pinned or {})
 
     def verify_card(self, url: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """What may be believed of the card that was found at `url`, and what to note of it. Raises
-        `BadReply` where it is refused."""
+        """Returns the trusted part of the card found at `url`, and a finding. Raises `BadReply` for
+        a card that is refused."""
         if self.policy == IGNORE:
             return raw, None
         origin = parse_origin(url)
@@ -96,7 +94,7 @@ class CardTrust:
             checked = check_signatures(raw, keys)
             if checked.why is None:
                 return checked.covered, None
-            problem = why = f"its signature does not hold: {checked.why}"
+            problem = why = f"its signature is invalid: {checked.why}"
         elif signed:
             why = f'it is signed, but no key is pinned for "{render_origin(url)}"'
         else:
@@ -105,27 +103,27 @@ class CardTrust:
             raise BadReply(
                 f'the card at "{render_origin(url)}" is refused: {why} (signatures = '
                 f'"{self.policy}"); '
-                "put the agent's public key into its keys, or ask whoever runs it"
+                "add the agent's public key to its keys, or ask its operator"
             )
         return raw, f"its card is used though {why}"
 
 
 @record(frozen=True, slots=True, kw_only=True)
 class FoundCard:
-    """An agent's card, and where it was."""
+    """An agent's card, and where it was found."""
 
     asked: str
-    """What was asked for, without the name of a card file: the agent's base."""
+    """The requested URL without the name of a card file: the agent's base."""
     url: str
     raw: Mapping[str, Any]
-    """As it came."""
+    """As received."""
     card: Mapping[str, Any]
-    """The same in the words of 1.0."""
+    """In the form of 1.0."""
     findings: tuple[str, ...] = ()
     data: bytes = b""
-    """The bytes it came in."""
+    """The bytes as received."""
     signed: bool = False
-    """Whether a key that was given for its origin has signed it."""
+    """Whether a key that is pinned to its origin signed it."""
 
 
 class _CachedCard:
@@ -134,15 +132,15 @@ class _CachedCard:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.found: FoundCard | None = None
-        """What is gone by."""
+        """The card that is used."""
         self.seen: FoundCard | None = None
-        """What was found last, where somebody watches: it is gone by once it is adopted."""
+        """The latest card of a watched agent: used once it is adopted."""
         self.etag = ""
         self.expires = 0.0
 
 
 class CardDiscovery:
-    """Finds cards by one way out. `headers` are those for the origin of `registered` alone."""
+    """Fetches and caches cards. Sends `headers` to the origin of `registered` alone."""
 
     def __init__(
         self,
@@ -162,7 +160,7 @@ class CardDiscovery:
         self._cache: OrderedDict[str, _CachedCard] = OrderedDict()
 
     async def __call__(self, url: str) -> FoundCard:
-        """The card of the agent at `url`, which may name the card itself."""
+        """Finds the card of the agent at `url`, which may be the address of the card itself."""
         kept = self._find_entry(url)
         async with kept.lock:
             if kept.found is None:
@@ -178,15 +176,15 @@ class CardDiscovery:
             return kept.found
 
     async def refetch(self, url: str) -> FoundCard:
-        """The card as it is now, asked for by its tag; raises where it cannot be had. From then on
-        nothing is gone by but what is adopted: a card that has changed is looked at first."""
+        """Fetches the card by its ETag; raises if it is unavailable. After this, only cards passed
+        to `adopt` are used: a changed card is reviewed first."""
         kept = self._find_entry(url)
         async with kept.lock:
             before = kept.seen or kept.found
             kept.expires = inf
             try:
                 found, reply = await self._refetch(url, kept, before)
-            except _CardGone:  # perhaps it has moved to another place
+            except _CardGone:  # it may have moved
                 found, reply = await self._search(url)
             kept.seen, kept.etag = (
                 found,
@@ -209,7 +207,7 @@ class CardDiscovery:
     def forget(self, url: str) -> None:
         self._cache.pop(url, None)
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- searching -------------------------------------------------------------------------------
 
     async def _search(self, url: str) -> tuple[FoundCard, Reply]:
         tried: list[str] = []
@@ -218,23 +216,23 @@ class CardDiscovery:
             reply = await self._fetch(place, "")
             if reply.status != 200:
                 reply.body.close()
-                tried.append(f'"{_render_card_url(place)}" answers HTTP {reply.status}')
+                tried.append(f'"{_render_card_url(place)}" was answered with HTTP {reply.status}')
                 wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
                 continue
             try:
                 return self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
             except InvalidCard as problem:
-                tried.append(f'"{_render_card_url(place)}" is no card: {problem}')
+                tried.append(f'"{_render_card_url(place)}" is not an agent card: {problem}')
         hint = ""
         if wants_key:
-            held = "its credentials are not accepted" if self._headers else "it wants credentials"
+            held = "its credentials were rejected" if self._headers else "it needs credentials"
             hint = f"; {held}: set its token or headers"
         raise BadReply(
             f'no agent card was found for "{render_origin(url)}": {"; ".join(tried)}{hint}'
         )
 
     async def _refresh(self, url: str, kept: _CachedCard, before: FoundCard) -> None:
-        """A server that is away for a moment has not taken its card back."""
+        """Revalidates the card; keeps it while the server is unreachable."""
         try:
             self._store(kept, *await self._refetch(url, kept, before))
         except _CardRefused:
@@ -242,13 +240,13 @@ class CardDiscovery:
             raise
         except TargetFailed as error:
             place = render_origin(before.url)
-            log.warning('the card at "%s" could not be read again: %s', place, error)
+            log.warning('the card at "%s" could not be fetched again: %s', place, error)
             kept.expires = self._clock() + SHORTEST
 
     async def _refetch(
         self, url: str, kept: _CachedCard, before: FoundCard | None
     ) -> tuple[FoundCard, Reply]:
-        """The same object where nothing has changed: others keep what they made of it."""
+        """Returns the same object if nothing changed: others cache what they derived from it."""
         if before is None:
             return await self._search(url)
         place = before.url
@@ -259,11 +257,11 @@ class CardDiscovery:
         if reply.status != 200:
             reply.body.close()
             kind = _CardGone if reply.status in (404, 410) else BadReply
-            raise kind(f'"{_render_card_url(place)}" answers HTTP {reply.status}')
+            raise kind(f'"{_render_card_url(place)}" was answered with HTTP {reply.status}')
         try:
             found = self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES))
         except InvalidCard as problem:
-            raise BadReply(f'"{_render_card_url(place)}" is no card: {problem}') from None
+            raise BadReply(f'"{_render_card_url(place)}" is not an agent card: {problem}') from None
         return (before if found.data == before.data else found), reply
 
     async def _fetch(self, place: str, etag: str) -> Reply:
@@ -289,7 +287,7 @@ class CardDiscovery:
         if strip_card_path(place) != base:
             findings.append(
                 f'its card was not under "{render_origin(base)}" but at the origin, and may '
-                "be another's"
+                "belong to another agent"
             )
         return FoundCard(
             asked=base,
@@ -315,22 +313,22 @@ class CardDiscovery:
 
 
 class _CardRefused(BadReply):
-    """A card that is there and not believed: the next place would be no better."""
+    """A card that was found and refused: other paths are not tried."""
 
 
 class _CardGone(BadReply):
-    """There is no card any more where it was."""
+    """The card is gone from its address."""
 
 
-# --- where it may be ------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------
 
 
 def list_card_urls(url: str) -> list[str]:
-    """Where the card of the agent at `url` may be, the likeliest first."""
+    """Lists the addresses where the agent's card may be, the likeliest first."""
     if parse_origin(url) is None:
         raise InvalidInput(
-            f'"{render_origin(url)}" is no address of an agent; write http:// or https://, '
-            "a host and perhaps a path"
+            f'invalid agent address "{render_origin(url)}": use http:// or https://, a host and, '
+            "if needed, a path"
         )
     parts = urlsplit(url)
     if parts.path.endswith(".json"):
@@ -341,7 +339,7 @@ def list_card_urls(url: str) -> list[str]:
 
 
 def strip_card_path(url: str) -> str:
-    """The agent's address without the name of a card file."""
+    """Removes the name of a card file from an agent's address."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/")
     if path.endswith(".json"):
@@ -366,6 +364,6 @@ def _read_etag(reply: Reply) -> str:
 
 
 def _render_card_url(place: str) -> str:
-    """Where a card was looked for, with as much of the path as everybody knows."""
+    """Renders the address of a card with its well-known path only."""
     known = next((end for end in PLACES if place.endswith(end)), "")
     return render_origin(place.removesuffix(known)) + known

@@ -1,8 +1,7 @@
-"""Agents that are spoken to over gRPC, 1.0 and 0.3: a request's bytes out, its answer's bytes in.
+"""Requests to agents over gRPC, in 1.0 and 0.3.
 
-Importing this needs the extra `grpc`; a hub whose agents offer something else does not load it.
-gRPC brings its own HTTP/2. So that the hub's rules for addresses hold all the same, the way out
-over HTTP finds and judges the addresses, and a channel goes to those and looks nothing up itself.
+Importing this needs the extra `grpc`. gRPC brings its own HTTP/2, so the hub's HTTP client resolves
+and checks the addresses, and a channel connects to those and resolves nothing itself.
 """
 
 from __future__ import annotations
@@ -41,11 +40,12 @@ from dragoman.a2a.protocol.errors import (
     VERSION_NOT_SUPPORTED,
     A2aError,
 )
+from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.read_pacing import Pace
 from dragoman.core.urls import hide_secrets
 
-# As on the hub's own port: children need nothing of gRPC, and its own lines say nothing new.
+# Child processes do not use gRPC, and its own log lines add nothing.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
@@ -61,12 +61,12 @@ try:
     )
 except ImportError as error:
     raise Unreachable(
-        f'the agent is reached over gRPC, which needs the package "{error.name}": run '
-        "pip install 'dragoman-hub[grpc]'",
+        f"gRPC agents need the package \"{error.name}\": run pip install 'dragoman-hub[grpc]'",
         sent=False,
     ) from None
 
 MAX_CHANNELS = 8
+CLOSE_SECONDS = 5.0
 MAX_WORDS = 1_000
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -82,7 +82,7 @@ OPTIONS = [
 ]
 
 FindAddresses = Callable[[str, float], Awaitable[list[str]]]
-"""A URL and seconds in, the addresses that may be dialled for it out. Raises `Unreachable`."""
+"""Takes a URL and a timeout; returns the addresses that may be dialled. Raises `Unreachable`."""
 
 
 _REASONS = {
@@ -96,7 +96,7 @@ _REASONS = {
 
 
 class _Channel:
-    """A channel and how many calls are under way on it: one that is in use is not closed."""
+    """A channel and the number of its calls: one in use is not closed."""
 
     __slots__ = ("calls", "wire")
 
@@ -106,14 +106,14 @@ class _Channel:
 
 
 class GrpcChannels:
-    """The channels to one agent, each to the judged addresses of one origin."""
+    """The channels to one agent, each to the checked addresses of one origin."""
 
     def __init__(self, find_addresses: FindAddresses) -> None:
         self._find_addresses = find_addresses
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._dropped: set[_Channel] = set()
-        """Those that take no more calls and are closed after the last one."""
-        self._closing: set[asyncio.Task[None]] = set()
+        """Channels that take no more calls and close after the last one."""
+        self._closing = Background("gRPC channels")
 
     async def close(self) -> None:
         channels = [*self._channels.values(), *self._dropped]
@@ -121,7 +121,7 @@ class GrpcChannels:
         self._dropped.clear()
         for channel in channels:
             await channel.wire.close()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._closing.close(CLOSE_SECONDS)
 
     async def request(
         self,
@@ -131,7 +131,7 @@ class GrpcChannels:
         headers: Mapping[str, str],
         timeout: float,
     ) -> Any:
-        """The answer to one operation, in the words of 1.0."""
+        """Returns the result of one operation, in the form of 1.0."""
         service, method = _find_method(endpoint, op)
         data = _encode_request(endpoint, service, method, request)
         channel = await self._open_channel(endpoint, timeout)
@@ -163,7 +163,7 @@ class GrpcChannels:
         timeout: float,
         pace: Pace,
     ) -> Events:
-        """The events of one operation. `timeout` is for the stream to begin."""
+        """Returns the events of one operation. `timeout` covers the start of the stream."""
         service, method = _find_method(endpoint, op)
         data = _encode_request(endpoint, service, method, request)
         channel = await self._open_channel(endpoint, timeout)
@@ -178,7 +178,7 @@ class GrpcChannels:
                     )
         except TimeoutError:
             call.cancel()
-            raise TimedOut(f'"{op}" in {endpoint} was not answered within {timeout:g} s') from None
+            raise TimedOut(f'"{op}" in {endpoint} timed out after {timeout:g} s') from None
         except grpc.aio.AioRpcError as error:
             await self._fail(channel, endpoint, op, error, headers, timeout)
         except BaseException as error:
@@ -241,7 +241,7 @@ class GrpcChannels:
         return channel
 
     def _count_call(self, channel: _Channel, call: Any) -> Any:
-        """Counts the call until it is done."""
+        """Counts a call until it is done."""
         channel.calls += 1
         call.add_done_callback(lambda _: self._end_call(channel))
         return call
@@ -257,8 +257,8 @@ class GrpcChannels:
             self._close_unused()
 
     def _close_unused(self, kept: str = "") -> None:
-        """Closes channels without calls, the one used first before the others, until there are no
-        more than there should be. As many as are in use stay, and close when their calls end."""
+        """Closes idle channels, the least recently used first, down to the limit. Channels in use
+        stay, and close when their calls end."""
         for url, channel in list(self._channels.items()):
             if len(self._channels) <= MAX_CHANNELS:
                 return
@@ -274,14 +274,12 @@ class GrpcChannels:
             self._close_soon(channel)
 
     def _close_soon(self, channel: _Channel) -> None:
-        task = asyncio.get_running_loop().create_task(channel.wire.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.spawn(channel.wire.close())
 
     def _drop_unconnected(self, channel: _Channel, endpoint: Endpoint, words: str) -> bool:
-        """Takes no more calls on a channel that has lost its connection: the addresses may be
-        others by now. Returns whether the request did not leave. What the agent itself answers may
-        have the same words; then the connection stands, and other calls go on over it."""
+        """Drops a channel that lost its connection: the addresses may have changed. Returns whether
+        the request was not sent. An agent may answer with the same text over a working connection,
+        which other calls continue to use."""
         state = channel.wire.get_state()
         if state is grpc.ChannelConnectivity.READY:
             return False
@@ -302,16 +300,16 @@ class GrpcChannels:
         headers: Mapping[str, str],
         timeout: float,
     ) -> NoReturn:
-        """Raises what the status of a call stands for."""
+        """Raises the error of a call's status."""
         code = error.code()
         words = " ".join(str(error.details() or code.name).split())[:MAX_WORDS]
         words = hide_secrets(words, endpoint.url, headers.values())
         asked = f'"{op}" in {endpoint}'
         if code is grpc.StatusCode.UNAVAILABLE:
             unsent = self._drop_unconnected(channel, endpoint, words)
-            raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
+            raise Unreachable(f"{asked} could not be sent: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
+            raise TimedOut(f"{asked} timed out after {timeout:g} s") from None
         if code is grpc.StatusCode.CANCELLED:
             raise Unreachable(f"{asked} was ended by the agent: {words}") from None
         reason, words = _find_reason(error, words)
@@ -319,20 +317,19 @@ class GrpcChannels:
             METHOD_NOT_FOUND,
             VERSION_NOT_SUPPORTED,
         ):
-            raise NotUnderstood(f"{asked} is unknown there: {words[:300]}") from None
+            raise NotUnderstood(f"{asked} is not supported: {words[:300]}") from None
         raise A2aError(reason, words) from None
 
 
 def _raise_closed(endpoint: Endpoint, op: str) -> None:
-    """Raises unless the task itself is cancelled: gRPC cancels who waits on a channel that is
-    closed."""
+    """Raises unless the task itself is cancelled: closing a channel cancels its waiting calls."""
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
         raise Unreachable(f'"{op}" in {endpoint} was ended: its connection was closed') from None
 
 
 def _dial(url: str, addresses: list[str]) -> Any:
-    """A channel to addresses of one family, which is what gRPC takes."""
+    """Opens a channel to addresses of one family, as gRPC requires."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     four = [address for address in addresses if ":" not in address]
@@ -349,7 +346,7 @@ def _dial(url: str, addresses: list[str]) -> Any:
 
 @cache
 def _load_roots() -> Any:
-    """The authorities that the hub trusts over HTTPS."""
+    """Loads the certificate authorities that the hub trusts over HTTPS."""
     held = ssl.create_default_context().get_ca_certs(binary_form=True)
     roots = "".join(ssl.DER_cert_to_PEM_cert(one) for one in held).encode()
     return grpc.ssl_channel_credentials(roots or None)
@@ -387,7 +384,7 @@ async def _decode_answer(
             return service.types.decode(method.response_type, data)
         return await asyncio.to_thread(service.types.decode, method.response_type, data)
     except InvalidMessage as problem:
-        raise BadReply(f"{endpoint} answered with what is no message: {problem}") from None
+        raise BadReply(f"{endpoint} answered with an invalid message: {problem}") from None
 
 
 def _convert(endpoint: Endpoint, op: str, read: Callable[..., Any], *value: Any) -> Any:
@@ -411,8 +408,8 @@ async def _error_from_call(call: Any) -> Any:
 
 
 def _find_reason(error: Any, words: str) -> tuple[str, str]:
-    """Which error of A2A a status is: by its details, by the name that 0.3 begins with, by its
-    code."""
+    """Finds the A2A error of a status: by its details, by the name at the start of its text (0.3),
+    or by its code."""
     for name, value in error.trailing_metadata() or ():
         if name == "grpc-status-details-bin" and (found := _reason_from_status(value)):
             return found, words

@@ -3,7 +3,7 @@
 `env:NAME` and `${NAME}` name a variable of the environment or of the home's env file, `file:PATH`
 names a private file. The operator may refer to anything in config.toml; the API may refer only to
 what the operator set aside for agents (`ReferenceRules`). The A2A client sends the headers to the
-registered origin alone; this module fills in their values. No value is ever shown.
+registered origin alone; this module fills in their values. No value is ever rendered.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClie
 
 MAX_FILE_BYTES = 8 * 1024
 PLACEHOLDER = "(held)"
-"""What stands for a value until it leaves."""
+"""Stands for a value until the request is sent."""
 ENV_PREFIX = "DRAGOMAN_AGENT_"
-"""Variables whose names begin so are meant for agents."""
+"""Variables with this prefix are reserved for agents."""
 TOKENS = "tokens"
-"""The folder of the home whose files are meant for agents."""
+"""The folder of the home whose files are reserved for agents."""
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
-"""Files of the home that are somebody else's secrets."""
+"""Files of the home that are never an agent's credential."""
 
 
 class ReferenceRules:
@@ -99,12 +99,12 @@ class AgentCredentials:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Their names, as the client is given them."""
+        """The header names with placeholders, for the client."""
         names = [*self._headers, *(["authorization"] if self._token is not None else [])]
         return dict.fromkeys(names, PLACEHOLDER)
 
     def resolve(self) -> dict[str, str]:
-        """As they are now. Raises `ConfigError` where one cannot be had."""
+        """Resolves all values. Raises `ConfigError` if one is missing."""
         found = {
             name: expand_variables(value, self._lookup, self._whose)
             for name, value in self._headers.items()
@@ -122,7 +122,7 @@ class AgentCredentials:
         )
         if not _VISIBLE.fullmatch(token):
             raise ConfigError(
-                f'{self._whose}: what is at "{reference}" is no token, which has visible ASCII '
+                f'{self._whose}: invalid token at "{reference}": a token has visible ASCII '
                 "characters only"
             )
         return token
@@ -134,13 +134,13 @@ class AgentCredentials:
             if not path.is_relative_to(self._files_below):
                 raise self._build_error(name, f'it is outside of "{self._files_below}"')
             if path.parent == home and (path.name in _HUB_FILES or path.suffix == ".db"):
-                raise self._build_error(name, "it is one of the hub's own")
-            # Not to wait where it turns out to be a pipe.
+                raise self._build_error(name, "it belongs to the hub itself")
+            # Non-blocking, in case it is a pipe.
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 about = os.fstat(file)
                 if not stat.S_ISREG(about.st_mode):
-                    raise self._build_error(name, "it is no regular file")
+                    raise self._build_error(name, "it is not a regular file")
                 if about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0):
                     raise self._build_error(name, "others may read or change it: chmod 600")
                 data = os.read(file, MAX_FILE_BYTES + 1)
@@ -202,7 +202,7 @@ class CredentialHttpClient:
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
         """Implements `wire.http.AddressFinder`."""
         if not isinstance(self._http, AddressFinder):
-            raise Unreachable("there is no way out for gRPC here", sent=False)
+            raise Unreachable("this client supports no gRPC", sent=False)
         return await self._http.find_addresses(url, timeout)
 
     def fill(self, headers: Mapping[str, str]) -> dict[str, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from dragoman.a2a.remote.health_watch import HealthWatch, Watched
+from dragoman.a2a.remote.health_watch import HealthWatch
 from dragoman.a2a.remote.registration import AgentRegistration
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.errors import NotFound
 
 
@@ -14,7 +15,7 @@ class RegisteredAgent:
     def __init__(self, row: AgentRegistration) -> None:
         self.registration = row
         self.watch: HealthWatch | None = None
-        """None for one that is not enabled, or refused."""
+        """None if the agent is disabled or refused."""
         self.refusal = ""
         """Why the hub keeps the agent but does not use it."""
 
@@ -75,7 +76,7 @@ class RegisteredAgents:
         member = self.find_by_name(name)
         return member.registration.entry.additions if member is not None else None
 
-    def find_target(self, name: str) -> Watched | None:
+    def find_target(self, name: str) -> RemoteAgent | None:
         member = self.find_by_name(name)
         return member.watch.agent if member is not None and member.watch is not None else None
 
@@ -85,7 +86,7 @@ class RegisteredAgents:
     def list_names(self) -> list[str]:
         return [member.name for member in self._by_slug.values()]
 
-    def find_absent(self, name: str) -> tuple[Watched, str] | None:
+    def find_absent(self, name: str) -> tuple[RemoteAgent, str] | None:
         """Finds the agent in whose namespace `name` is, of those never reached, and the reason."""
         folded = name.lower().replace("-", "_")
         for member in self._by_slug.values():

@@ -1,4 +1,4 @@
-"""What the registry knows of an agent of others, as it is given, kept and shown. Pure.
+"""The registration of a remote agent: parsed from a request, stored, and rendered. Pure.
 
 Secrets are not among it: a token and the values of headers are references, here and everywhere.
 """
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 CONFIG, API = "config", "api"
 BRIEF, WHOLE = 200, 10_000
-"""Characters of what is said in a list, and where one agent is shown."""
+"""Characters of a text in a list of agents, and of one agent."""
 ORG = "default"
 MAX_NAME = 64
 MAX_URL = 2_048
 MAX_HEADERS = 16
 _SPACE = UUID("6f3c1d0e-6b0a-5c1b-9a55-6d2a5f9a7c11")
-"""The ids of configured agents are the same at every start."""
+"""Namespace of the ids of configured agents, which are the same at every start."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _()-]*")
 _TOKEN = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:[^\x00-\x1f\x7f]{1,500}")
@@ -45,7 +45,7 @@ _CHOICES = {
     "wire": ("auto", WIRE_SKILL_ONLY),
 }
 _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
-"""Other spellings, of the words in which a row is shown."""
+"""The names in rendered registrations, accepted in requests too."""
 CHANGEABLE = (
     *("trust", "enabled", "token", "headers", "pin", "additions", "wire"),
     *("allow_private", "timeout_secs", "public"),
@@ -80,7 +80,7 @@ def create_registration(entry: ExternalAgent, at: float) -> AgentRegistration:
     )
 
 
-# --- kept -----------------------------------------------------------------------------------------
+# --- stored ---------------------------------------------------------------------------------------
 
 
 def encode_registration(row: AgentRegistration) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def encode_registration(row: AgentRegistration) -> dict[str, Any]:
 
 
 def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
-    """Raises `InvalidInput` for what another version has written."""
+    """Raises `InvalidInput` for a registration that another version stored in another form."""
     try:
         known = set(ExternalAgent.__struct_fields__)
         values = {key: value for key, value in kept["entry"].items() if key in known}
@@ -113,14 +113,14 @@ def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
             entry=entry,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"a row of the registry cannot be read: {error!r}") from None
+        raise InvalidInput(f"invalid registration in the registry: {error!r}") from None
 
 
-# --- given ----------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def parse_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What is to be registered; a name may be missing. Raises `InvalidInput`."""
+    """Parses a request to register an agent, perhaps without a name. Raises `InvalidInput`."""
     values = _normalize_keys(body, ("url", "name", *CHANGEABLE))
     if not isinstance(values.get("url"), str):
         raise InvalidInput('an agent is registered by {"url": "https://…"}')
@@ -157,7 +157,7 @@ def _normalize_keys(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str
     values = {_KEYS.get(key, key): value for key, value in body.items()}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise InvalidInput(f'"{unknown[0][:60]}" is none of {", ".join(known)}')
+        raise InvalidInput(f'unknown setting "{unknown[0][:60]}": use {", ".join(known)}')
     return values
 
 
@@ -168,14 +168,14 @@ def _parse_value(key: str, value: Any) -> Any:
         return new
     if key in _CHOICES:
         if value not in _CHOICES[key]:
-            raise InvalidInput(f"{key} is one of {', '.join(_CHOICES[key])}")
+            raise InvalidInput(f"{key} must be one of {', '.join(_CHOICES[key])}")
     elif key in ("enabled", "allow_private", "public"):
         if not isinstance(value, bool):
-            raise InvalidInput(f"{key} is true or false")
+            raise InvalidInput(f"{key} must be true or false")
     elif key == "timeout_secs":
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value <= 86_400:
-            raise InvalidInput("timeout_secs is a number of seconds, at most 86400")
+            raise InvalidInput("timeout_secs must be a number of seconds, at most 86400")
         return float(value)
     elif key == "token":
         _check_token(value)
@@ -187,7 +187,7 @@ def _parse_value(key: str, value: Any) -> Any:
 def _check_token(value: Any) -> None:
     if value is not None and not (isinstance(value, str) and _TOKEN.fullmatch(value)):
         raise InvalidInput(
-            "a token is given by reference, never as it is: put it into the env file in the hub's "
+            "a token must be a reference, not its value: put it into the env file in the hub's "
             "home as DRAGOMAN_AGENT_NAME=… and give env:DRAGOMAN_AGENT_NAME (any env:NAME that is "
             "in [bridge] credential_env will do), or into a private file below tokens/ in its home "
             "and give file:tokens/NAME"
@@ -198,13 +198,13 @@ def _parse_headers(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_HEADERS:
-        raise InvalidInput(f"headers are an object of at most {MAX_HEADERS} names and values")
+        raise InvalidInput(f"headers must be an object of at most {MAX_HEADERS} names and values")
     for name, said in value.items():
         if not _HEADER.fullmatch(name) or name.lower() in _FRAMING:
-            raise InvalidInput(f'"{name[:60]}" is no header that could be sent')
+            raise InvalidInput(f'invalid header name "{name[:60]}"')
         if not isinstance(said, str) or not _VALUE.fullmatch(said):
             raise InvalidInput(
-                f'the value of header "{name}" is given by reference, never as it is: put it into '
+                f'the value of header "{name}" must be a reference, not its value: put it into '
                 "the env file in the hub's home as DRAGOMAN_AGENT_NAME=… and give "
                 "${DRAGOMAN_AGENT_NAME} (any ${NAME} that is in [bridge] credential_env will do), "
                 "perhaps behind a word such as Bearer"
@@ -213,17 +213,17 @@ def _parse_headers(value: Any) -> dict[str, str]:
 
 
 def _parse_url(url: str) -> str:
-    """The address of a card may have a query, as LangGraph's has: it says whose card it is."""
+    """Only the address of a card may have a query: LangGraph's names the agent there."""
     if len(url) > MAX_URL or parse_origin(url) is None or "#" in url:
         raise InvalidInput(
-            f'"{render_origin(url)}" is no address of an agent; give http:// or https://, a '
-            "host and perhaps a path"
+            f'invalid agent address "{render_origin(url)}": use http:// or https://, a host and, '
+            "if needed, a path"
         )
     parts = urlsplit(url)
     if parts.query and not parts.path.endswith(".json"):
         raise InvalidInput(
             f'"{render_origin(url)}" has a query, which only the address of a card may have '
-            "(…/agent-card.json?…); a key belongs into token or headers"
+            "(…/agent-card.json?…); pass a key as token or in headers"
         )
     return url
 
@@ -249,16 +249,13 @@ def is_valid_name(name: str) -> bool:
 
 
 def name_from_card(card: Mapping[str, Any], url: str) -> str:
-    """What an agent is called here that was given no name: as its card says, as far as it can be
-    said in Latin letters, else by its host."""
+    """Chooses a name for an agent: that of its card, transliterated, or else its host."""
     for said in (_transliterate(str(card.get("name", ""))), _name_from_url(url)):
         words = " ".join(re.sub(r"[^A-Za-z0-9 _()-]+", " ", said).split())
         name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
         if is_valid_name(name) and slug_from_name(name):
             return name
-    raise InvalidInput(
-        f'the card of "{render_origin(url)}" has no name that could be used; give one'
-    )
+    raise InvalidInput(f'the card of "{render_origin(url)}" has no usable name; pass a name')
 
 
 _LATIN = str.maketrans({
@@ -268,7 +265,7 @@ _LATIN = str.maketrans({
 
 
 def _transliterate(name: str) -> str:
-    """Without accents. Empty where little would be left of it: a part of a name is no name."""
+    """Removes accents. Returns an empty text if half of the letters would be lost."""
     plain = unicodedata.normalize("NFKD", name.translate(_LATIN))
     kept = "".join(one for one in plain if not unicodedata.combining(one))
     letters = [one for one in kept if one.isalnum()]
@@ -277,7 +274,7 @@ def _transliterate(name: str) -> str:
 
 
 def _name_from_url(url: str) -> str:
-    """`agents.example.com`; of a host that says nothing of an agent, `agent 9000`, by its port."""
+    """Returns the host, or `agent 9000` with its port for an IP address or localhost."""
     origin = parse_origin(url)
     if origin is None:
         return ""
@@ -286,7 +283,7 @@ def _name_from_url(url: str) -> str:
     return origin.host
 
 
-# --- shown ----------------------------------------------------------------------------------------
+# --- rendered -------------------------------------------------------------------------------------
 
 
 def render_time(at: float | None) -> str | None:
@@ -296,8 +293,7 @@ def render_time(at: float | None) -> str | None:
 
 
 def render_registration(row: AgentRegistration, *, secret: bool) -> dict[str, Any]:
-    """What is of the row itself, without how it proves who asks. `secret` has the path of its
-    address."""
+    """Renders a registration without its credentials. `secret` includes the path of its URL."""
     entry = row.entry
     return {
         "id": row.id,
@@ -322,7 +318,7 @@ def render_registration(row: AgentRegistration, *, secret: bool) -> dict[str, An
 def render_card(
     raw: Mapping[str, Any] | None, card: Mapping[str, Any] | None, *, whole: bool
 ) -> dict[str, Any]:
-    """`raw` is the card as it came, `card` the same in the words of 1.0 where it was read."""
+    """`raw` is the card as received, `card` its form of 1.0 if it was parsed."""
     if raw is None:
         return {"card": None, "skills": []}
     said = card if card is not None else raw

@@ -1,7 +1,7 @@
-"""The agents of others: those of the configuration, and those that were registered since.
+"""The registry of remote agents: those in the configuration and those registered by the API.
 
-One row, one target and one watch for each. To register is to find the agent first: what cannot be
-found or understood is not kept. Knows no HTTP: `web` and `assembly` hand on what is asked.
+Each has a registration, a target and a health watch. Registering discovers the agent first: one
+that cannot be found or understood is not stored. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import ReferenceRules
-from dragoman.a2a.remote.health_watch import UNKNOWN, CardPins, HealthWatch, Watched
+from dragoman.a2a.remote.health_watch import UNKNOWN, HealthWatch, ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgent, RegisteredAgents
 from dragoman.a2a.remote.registration import (
     API,
@@ -36,6 +36,7 @@ from dragoman.a2a.remote.registration import (
     parse_request,
     registration_from_config,
 )
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.errors import (
@@ -55,15 +56,15 @@ MAX_AGENTS = 1_000
 MAX_JOINING = 200
 """Registrations under way at once."""
 SECONDS = 30.0
-"""For an agent to be found in, where nothing else is said."""
+"""Default timeout of the discovery."""
 CHANGE_SECONDS = 1.0
 """How long a change in progress may take when the hub stops."""
 _IN_PLACE = frozenset({"trust", "pin", "additions"})
-"""What may change without another connection."""
+"""Settings that change without another connection."""
 
 
 class AgentStore(Protocol):
-    """Where rows and cards are when the hub is not. May raise `StorageFailed`."""
+    """Stores registrations and cards. May raise `StorageFailed`."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
 
@@ -74,12 +75,12 @@ class AgentStore(Protocol):
     def save_card(self, agent: str, digest: str, card: bytes, at: float) -> None: ...
 
     def list_cards(self, agent: str) -> list[tuple[str, float, int]]:
-        """The digest of each, when it was seen, and its bytes; the newest first."""
+        """Lists digest, time and size of each, the newest first."""
 
     def load_card(self, agent: str, digest: str) -> bytes | None: ...
 
     def bind_credential(self, reference: str, origin: str) -> None:
-        """The credential may be sent to that origin. A binding outlives its agent."""
+        """Allows the credential for that origin. A binding outlives its agent."""
 
     def list_bound_origins(self, reference: str) -> list[str]: ...
 
@@ -89,26 +90,26 @@ class Registry:
         self,
         agents: RegisteredAgents,
         store: AgentStore,
-        make: Callable[[ExternalAgent, str], Watched],
+        build_target: Callable[[ExternalAgent, str], RemoteAgent],
         bus: Bus,
         *,
         others: Callable[[], Iterable[tuple[str, str]]],
         reserved: Sequence[str],
-        pins: CardPins,
-        changed: Callable[[], None],
+        review_card: ReviewCard,
+        facts_changed: Callable[[], None],
         every: float,
         references: ReferenceRules,
     ) -> None:
-        """Fills `agents`. `make` builds the target of an entry from its source; `others` lists the
-        kinds and names of the servers and local agents; `reserved` are the prefixes of their listed
-        names; `changed` is called when the facts that policies know of an agent change."""
+        """Fills `agents`. `build_target` takes an entry and its source; `others` lists the kinds
+        and names of servers and local agents; `reserved` are the prefixes of their listed names;
+        `facts_changed` is called when the facts that policies know of an agent change."""
         self._store = store
-        self._build_target = make
+        self._build_target = build_target
         self._bus = bus
         self._others = others
         self._reserved = reserved
-        self._pins = pins
-        self._facts_changed = changed
+        self._review_card = review_card
+        self._facts_changed = facts_changed
         self._every = every
         self._references = references
         self.agents = agents
@@ -117,12 +118,12 @@ class Registry:
         self._background = Background("the agent registry")
         self._running = False
         self.failures: dict[str, str] = {}
-        """The agents that cannot be used, and why."""
+        """The agents that could not be loaded, and why."""
 
-    # --- from start to end ---------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------
 
     def load(self, entries: Iterable[ExternalAgent]) -> None:
-        """Those of the configuration first: a name that is in both is theirs."""
+        """Loads the configured agents first: they win where a name is used twice."""
         now = time.time()
         for entry in entries:
             self._bind(entry)
@@ -137,7 +138,7 @@ class Registry:
             self._load(row, self._find_refusal(row.entry))
 
     def _find_refusal(self, entry: ExternalAgent) -> str:
-        """Why a stored agent is not used: another version of the hub accepted its references."""
+        """Finds why a stored agent is not used: another version allowed its references."""
         try:
             self._check_references(entry)
         except InvalidInput as error:
@@ -160,7 +161,7 @@ class Registry:
                 member.watch.start()
 
     async def wait_until_checked(self) -> None:
-        """Until each has been found once, or has failed once."""
+        """Waits until the first check of each agent is done."""
         watches = [one.watch for one in self.agents if one.watch is not None]
         await asyncio.gather(*(watch.wait_for_first_check() for watch in watches))
 
@@ -171,7 +172,7 @@ class Registry:
         await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
 
     def _join(self, row: AgentRegistration, refusal: str = "") -> RegisteredAgent:
-        """Makes its target and its watch; nothing is done yet."""
+        """Builds its target and its watch, without starting them."""
         member = RegisteredAgent(row)
         member.refusal = refusal
         if row.entry.enabled and not refusal:
@@ -180,10 +181,10 @@ class Registry:
                 agent,
                 row.id,
                 every=self._every,
-                pins=self._pins,
-                keep=lambda found: self._save_card(row.id, found),
-                told=lambda state, reason: self._publish(row.entry.name, state, reason),
-                changed=self._facts_changed,
+                review_card=self._review_card,
+                save_card=lambda found: self._save_card(row.id, found),
+                publish=lambda state, reason: self._publish(row.entry.name, state, reason),
+                facts_changed=self._facts_changed,
             )
         self.agents.put(member)
         return member
@@ -195,23 +196,24 @@ class Registry:
             if not known or known[0][0] != digest:
                 self._store.save_card(id, digest, found.data, time.time())
         except StorageFailed as error:
-            log.error('a card of "%s" is not kept: %s', render_origin(found.url), error)
+            log.error('a card of "%s" could not be saved: %s', render_origin(found.url), error)
 
     def _publish(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))
 
-    # --- credentials -----------------------------------------------------------------------------
+    # --- credentials ------------------------------------------------------------------------------
 
     def _check_references(self, entry: ExternalAgent) -> None:
-        """A reference must be allowed, and goes only to the origin it was first registered for:
-        who may register agents must not be able to have a credential sent to another host."""
+        """Raises `InvalidInput` for a reference that is not allowed, or that was first registered
+        for another origin: whoever may register agents must not be able to send a credential to
+        another host."""
         origin = _render_full_origin(entry.url)
         for reference in self._references.find_in(entry):
             self._references.check(reference)
             bound = self._store.list_bound_origins(reference)
             if bound and origin not in bound:
                 raise InvalidInput(
-                    f'"{reference}" is kept for {" and ".join(bound)}, where it was registered '
+                    f'"{reference}" is reserved for {" and ".join(bound)}, where it was registered '
                     f"first, and is not sent to {origin}: put the credential for {origin} under "
                     "another name, or write the agent into config.toml. See: dragoman docs registry"
                 )
@@ -220,27 +222,26 @@ class Registry:
         for reference in self._references.find_in(entry):
             self._store.bind_credential(reference, _render_full_origin(entry.url))
 
-    # --- names -----------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def _check_free(self, name: str, slug: str, mine: str = "") -> None:
-        """Tools of two owners must not be called alike; `mine` is the id of one that may be."""
+        """Raises `AmbiguousName` if another owner than `mine`, an id, uses the tool prefix."""
         member = self.agents.find_slug(slug)
         if member is not None and member.registration.id != mine:
             raise AmbiguousName(
-                f'agent "{name}" would have its tools under "{slug}.", and so has agent '
-                f'"{member.name}" at {render_origin(member.registration.entry.url)}; give one of '
-                "them another name"
+                f'the tools of agent "{name}" would begin with "{slug}.", as those of agent '
+                f'"{member.name}" at {render_origin(member.registration.entry.url)} do; rename '
+                "one of them"
             )
         for kind, other in self._others():
             if slug_from_name(other) == slug:
                 raise AmbiguousName(
-                    f'agent "{name}" would have its tools under "{slug}.", which is the name of '
-                    f'{kind} "{other}"; give one of '
-                    "them another name"
+                    f'the tools of agent "{name}" would begin with "{slug}.", as those of {kind} '
+                    f'"{other}" do; rename one of them'
                 )
 
     def _check_reserved(self, name: str, slug: str) -> None:
-        """The listed names of others begin so."""
+        """Raises `InvalidInput` if listed names could begin with a reserved prefix."""
         for prefix in self._reserved:
             if f"{slug}_".startswith(prefix) or prefix.startswith(f"{slug}_"):
                 raise InvalidInput(
@@ -249,7 +250,8 @@ class Registry:
                 )
 
     def _check_card_name(self, name: str, slug: str) -> None:
-        """What a card says is its author's choice: its tools must not be listed as another's."""
+        """Raises `InvalidInput` if a name from a card, which is its author's choice, could make its
+        tools look like another's."""
         members = [("agent", member.name) for member in self.agents]
         for kind, other in (*self._others(), *members):
             space = slug_from_name(other)
@@ -259,16 +261,16 @@ class Registry:
                     f'"{other}" could be listed under the same names; pass a name for it'
                 )
 
-    # --- what is asked ---------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------
 
     async def add(self, body: Mapping[str, Any]) -> RegisteredAgent:
-        """Registering what is there already looks at it again."""
+        """Registers an agent; one that is registered already is changed or checked again."""
         values = parse_request(body)
         self._check_references(build_entry(values, _choose_provisional_name(values)))
         known = self._find_same(values["url"], values.get("name"))
         if known is not None:
             return await self._register_again(known, values)
-        if "name" in values:  # or one would wait for an answer that is known
+        if "name" in values:  # refuse before waiting for the agent
             self._check_free(values["name"], slug_from_name(values["name"]))
             self._check_reserved(values["name"], slug_from_name(values["name"]))
         if len(self.agents) >= MAX_AGENTS or self._joining >= MAX_JOINING:
@@ -293,7 +295,7 @@ class Registry:
         return await self.refetch(member.registration.id)
 
     async def _discover_and_join(self, values: dict[str, Any]) -> RegisteredAgent:
-        """The agent is found before it has a name, and with that name it is looked at again."""
+        """Discovers the agent, whose card may name it, then joins and checks it."""
         seconds = values.get("timeout_secs", SECONDS)
         until = asyncio.get_running_loop().time() + seconds
         found = await self._discover(values, seconds)
@@ -302,7 +304,7 @@ class Registry:
             time.time(),
         )
         known = self._find_same(row.entry.url, row.entry.name)
-        if known is not None:  # meanwhile
+        if known is not None:  # registered meanwhile
             return known
         self._check_free(row.entry.name, row.slug)
         self._check_reserved(row.entry.name, row.slug)
@@ -322,7 +324,7 @@ class Registry:
             member.watch.start()
 
     async def _wait_for_first_check(self, member: RegisteredAgent, seconds: float) -> None:
-        """The first look is waited for so long."""
+
         if member.watch is not None and self._running:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -351,8 +353,8 @@ class Registry:
         return None
 
     async def change(self, key: str, body: Mapping[str, Any]) -> RegisteredAgent:
-        """Whoever leaves before it is done has changed it all the same; and nobody who wants to
-        change another waits for an agent that does not answer."""
+        """Changes an agent even if the caller is cancelled. The wait for its check is outside the
+        lock, so that an agent that does not answer blocks no other change."""
         member = await self._background.run_to_completion(self._change(key, body))
         await self._wait_for_first_check(member, member.registration.entry.timeout_secs)
         return member
@@ -381,8 +383,8 @@ class Registry:
             return await self._replace(member, row, refusal)
 
     def _check_change(self, member: RegisteredAgent, entry: ExternalAgent) -> str:
-        """A refused agent may be changed in other respects and stays refused. Raises `InvalidInput`
-        for new references that are not allowed."""
+        """Returns why the agent is still refused: it may be changed in other respects. Raises
+        `InvalidInput` for new references that are not allowed."""
         old = member.registration.entry
         if member.refusal and (entry.token, entry.headers) == (old.token, old.headers):
             return member.refusal
@@ -434,5 +436,5 @@ def _render_full_origin(url: str) -> str:
 
 
 def _choose_provisional_name(values: Mapping[str, Any]) -> str:
-    """What an agent is called in messages before its card has said its name."""
+    """Names an agent in messages before its card is known."""
     return str(values.get("name") or render_origin(values["url"]))

@@ -1,4 +1,4 @@
-"""The registry as the API has it: plain objects, for those who may know of an agent."""
+"""The registry as the API shows it: plain objects, for principals that may see an agent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote.health_watch import REACHED, TRUST, UNKNOWN
+from dragoman.a2a.remote.health_watch import REACHED, UNKNOWN
 from dragoman.a2a.remote.registered_agents import RegisteredAgent
 from dragoman.a2a.remote.registration import render_card, render_registration, render_time
 from dragoman.a2a.remote.registry import AgentStore, Registry
+from dragoman.a2a.remote.remote_agent import TRUST
 from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
@@ -21,10 +22,10 @@ from dragoman.core.urls import render_origin
 from dragoman.wire.json import Malformed, decode
 
 MAX_DIFF_LINES = 5_000
-"""Of a card; to compare longer ones takes long."""
+"""Of a card; comparing longer ones takes too much time."""
 
 IsAllowed = Callable[[Tool], bool]
-"""Whether somebody may know of the agent that a tool stands for."""
+"""Whether a principal may see the agent of a tool."""
 
 
 class RegistryView:
@@ -42,8 +43,8 @@ class RegistryView:
         self._count_active = count_active
 
     def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
-        """`secret` has which credentials an agent is sent, by their references, and its card as it
-        came; else it is told what of the card was approved."""
+        """With `secret`, includes the references of its credentials and its card as received;
+        without, only what was approved of the card."""
         return [
             self._render(member, whole=False, secret=secret)
             for member in self._registry.agents.list_agents()
@@ -68,7 +69,7 @@ class RegistryView:
         return {"removed": member.name, "id": member.registration.id}
 
     def list_cards(self, key: str, may: IsAllowed) -> list[dict[str, Any]]:
-        """The newest first, which is number 1; accepted or not."""
+        """Lists the cards it had, accepted or not; number 1 is the newest."""
         known = self._store.list_cards(self._find(key, may).registration.id)
         return [
             {"n": n, "digest": digest, "seenAt": render_time(at), "bytes": size}
@@ -76,7 +77,7 @@ class RegistryView:
         ]
 
     def get_card(self, key: str, may: IsAllowed, number: int, other: int | None) -> dict[str, Any]:
-        """One of its cards as it came, and how it differs from another: else from the one before
+        """Returns one of its cards as received, and its diff to another, by default the one before
         it."""
         id = self._find(key, may).registration.id
         known = self._store.list_cards(id)
@@ -92,15 +93,15 @@ class RegistryView:
             told |= {"comparedWith": older, "diff": diff_cards(before, text)}
         return told
 
-    # --- parts -----------------------------------------------------------------------------------
+    # --- rendering --------------------------------------------------------------------------------
 
     def _find(self, key: str, may: IsAllowed) -> RegisteredAgent:
-        """One that may not be known of is like one that there is not."""
+        """Finds an agent. One that the principal may not see is reported as missing."""
         try:
             member = self._registry.agents.find(key)
         except NotFound:
             if all(may(_build_tool(one)) for one in self._registry.agents.list_agents()):
-                raise  # with a hint at others
+                raise  # with a hint at similar names
             member = None
         if member is None or not may(_build_tool(member)):
             raise NotFound(f'there is no registered agent "{key[:100]}"')
@@ -128,7 +129,7 @@ class RegistryView:
         return told
 
     def _load_last_card(self, id: str) -> dict[str, Any] | None:
-        """Of one that was not found, or not accepted, since the hub has started."""
+        """Loads the card of an agent that was not found or accepted since the hub started."""
         known = self._store.list_cards(id)
         data = self._store.load_card(id, known[0][0]) if known else None
         try:
@@ -138,7 +139,7 @@ class RegistryView:
         return found if isinstance(found, dict) else None
 
     def list_status(self) -> list[dict[str, Any]]:
-        """In short, for whoever looks at the hub as a whole."""
+        """Lists the agents in short, for the status of the hub."""
         return [
             self._render_status(member)
             for member in self._registry.agents.list_agents()
@@ -166,10 +167,10 @@ class RegistryView:
 
 
 def diff_cards(before: str, after: str) -> str:
-    """Of two cards, whatever the order of their members and their white space."""
+    """Compares two cards, ignoring the order of members and white space."""
     old, new = _card_lines(before), _card_lines(after)
     if max(len(old), len(new)) > MAX_DIFF_LINES:
-        raise InvalidInput("the cards are too long to be compared here; ask for each by itself")
+        raise InvalidInput("the cards are too large to compare; request each of them alone")
     return "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm=""))
 
 
@@ -177,12 +178,12 @@ def _card_lines(card: str) -> list[str]:
     try:
         card = json.dumps(json.loads(card), indent=2, sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
-        pass  # then it is compared as it is
+        pass  # compared as text
     return card.splitlines()
 
 
 class _DisabledTarget:
-    """The target of an agent that is not looked for."""
+    """The target of an agent that is disabled or refused."""
 
     def __init__(self, entry: ExternalAgent) -> None:
         self.name = entry.name
@@ -194,7 +195,7 @@ class _DisabledTarget:
 
 
 def _build_tool(member: RegisteredAgent) -> Tool:
-    """What stands for the agent where it is asked whether somebody may know of it."""
+    """Builds the tool that policies decide on when an agent is shown."""
     name = build_tool_name(member.name)
     target = (
         member.watch.agent
@@ -205,7 +206,7 @@ def _build_tool(member: RegisteredAgent) -> Tool:
 
 
 def _find_approved(offered: Sequence[Tool]) -> dict[str, Any] | None:
-    """What may be told of the card of an agent to those who do not decide about it."""
+    """Finds what was approved of the agent's card."""
     for tool in offered:
         if (facts := tool.agent) is not None:
             said = {"description": facts.description, "version": facts.version}
@@ -229,8 +230,6 @@ def _render_state(member: RegisteredAgent) -> dict[str, Any]:
         "latencyMs": round(health.latency * 1000, 1) if health.latency is not None else None,
         "lastFetchedAt": render_time(watch.fetched_at),
         "lastSeenAt": render_time(watch.seen_at),
-        "dialect": str(probed.endpoint)
-        if probed is not None and probed.endpoint is not None
-        else None,
+        "dialect": str(probed.endpoint) if probed is not None and probed.endpoint else None,
         "findings": list(probed.findings) if probed is not None else [],
     }

@@ -1,10 +1,7 @@
-"""An agent of others as a target: offered as a tool that takes messages and one for each of its
-skills, and called.
+"""A remote agent as a target: its tools, one for messages and one for each skill, and their calls.
 
-Its tasks are followed, by their stream where it has one and by asking where not; what it says
-meanwhile are updates of the call, what it asks is a question of the call. Whoever leaves has its
-task cancelled. Knows no dialect, and not when the agent is there: the registry's watch does, and
-offers or withdraws it.
+The agent's progress becomes updates of the call, its questions become questions of the call. Knows
+no dialect. The registry's health watch offers and withdraws the agent.
 """
 
 from __future__ import annotations
@@ -92,25 +89,25 @@ from dragoman.wire.json import encode
 
 MAX_TAKEN = 10
 AWAY = frozenset((502, 503, 504))
-"""What is answered for a server by whatever stands before it."""
+"""Statuses by which a proxy reports that the agent is unreachable."""
 SOURCES = {
     EXTERNAL: frozenset(("untrusted_agent", "external_network")),
     TRUSTED: frozenset(("external_network",)),
 }
 TRUST = {"external": EXTERNAL, "trusted": TRUSTED}
 SINKS = frozenset(("agent", "net"))
-"""What an agent of others is given leaves the hub."""
+"""What a remote agent receives leaves the hub."""
 TAKES_MESSAGES = (
     "Takes a message in plain words, with files and data, and goes on with a conversation."
 )
 OTHERWISE = "call one of those for exactly that skill, and this for anything else."
 STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
-"""What agents answer to a message of a conversation that they do not know any more."""
+"""Reasons by which agents reject a message of a conversation that they have forgotten."""
 
 NO_CONVERSATION = Conversation()
 
 OpenHttp = Callable[[str, bool], HttpClient]
-"""The way out for one registered url, and whether it may lead to private addresses."""
+"""Opens an HTTP client for a registered URL; the flag allows private addresses."""
 
 
 class RemoteAgent:
@@ -129,16 +126,15 @@ class RemoteAgent:
         timeout: float | None = None,
         conversations: ConversationLimits | None = None,
     ) -> None:
-        """`headers` are the entry's with their values put in; `signatures` holds where the entry
-        says nothing of its own; `place` is where the files of its keys are. `timeout` is how long a
-        skill may take, where that is not what the entry says."""
+        """`headers` have the entry's names and placeholders or values; `signatures` is the default
+        policy; `place` is the folder of its key files; `timeout` overrides the entry's for skills.
+        """
         self.entry = entry
         self.name = entry.name
         self.slug = slug_from_name(entry.name)
-        self.state = "starting"
-        self.reason = "it is being looked for"
-        self.patience = timeout or entry.timeout_secs
-        """Seconds that a skill may take; whoever times it from outside gives more."""
+        self.reason = "it was not checked yet"
+        self.timeout = timeout or entry.timeout_secs
+        """Seconds that a skill may take; the hub's own timeout is longer."""
         self.breaker = CircuitBreaker()
         facts = TargetFacts(
             type="RemoteAgent",
@@ -150,25 +146,25 @@ class RemoteAgent:
         self.traits = TargetTraits(
             facts=facts,
             may_last=True,
-            timeout=self.patience,
+            timeout=self.timeout,
             timeout_error=RemoteA2ATimeoutError,
             ends_questions=True,
             is_published=entry.public,
         )
-        """The watch keeps the facts true."""
+        """The health watch keeps the facts up to date."""
         self.client = A2aClient(
             reach(entry.url, entry.allow_private),
             headers,
             entry.timeout_secs,
             registered=entry.url,
-            trust=_trust(entry, signatures, place),
+            trust=_build_trust(entry, signatures, place),
             wire=entry.wire,
         )
         self.probed: ProbedAgent | None = None
-        """As it is offered: its calls go where this card says, whatever its card says now."""
+        """As offered: calls go to the endpoint of this card, whatever its card says now."""
         self._offered: tuple[ProbedAgent, str, str] | None = None
         self.was_found = False
-        """Whether it was offered since the hub has started."""
+        """Whether it was offered since the hub started."""
         self._forms: Mapping[str, str] = {}
         """How the arguments of each skill are sent."""
         self._is_skill_only = entry.wire == WIRE_SKILL_ONLY
@@ -179,53 +175,42 @@ class RemoteAgent:
         self._tasks = AgentTasks(self.name, self.client)
         self._conversations = Conversations(self.name, conversations)
 
-    # --- what is known of it ----------------------------------------------------------------------
+    # --- offering ---------------------------------------------------------------------------------
 
     def offer(self, probed: ProbedAgent, card_id: str) -> None:
-        """Puts what the peer's card says in the place of what was offered before. Raises
-        `ConfigError` where some of it is called as another's tools are, and offers the rest."""
+        """Replaces its tools by those of the card. Raises `ConfigError` if some names are taken by
+        another target, and offers the rest."""
         offered = (probed, card_id, self.entry.trust)
         if self._offered == offered:
             return
-        tools = self._tools(probed, card_id)
+        tools = self._build_tools(probed, card_id)
         self._offered, self.probed = offered, probed
         self.was_found = True
         self._forms = choose_argument_forms(probed.found.raw, probed.card)
-        self.state, self.reason = "connected", ""
+        self.reason = ""
         try:
             self._catalog.offer(self.name, tools)
         except ConfigError as error:
-            raise ConfigError(self._taken(tools) or str(error)) from None
+            raise ConfigError(self._describe_conflicts(tools) or str(error)) from None
 
     def withdraw(self, why: str) -> None:
         self._catalog.withdraw(self.name)
         self._offered = self.probed = None
-        self.state, self.reason = "failed", why
+        self.reason = why
 
     async def stop(self) -> None:
         self.withdraw("it was stopped")
-        self.state = "stopped"
         await self._tasks.close()
         await self.client.close()
 
-    def snapshot(self) -> dict[str, Any]:
-        probed = self.probed
-        return {
-            "name": self.name,
-            "url": render_origin(self.entry.url),
-            "state": self.state,
-            "reason": self.reason,
-            "dialect": str(probed.endpoint) if probed and probed.endpoint else None,
-            "skills": len(probed.card["skills"]) if probed else 0,
-            "findings": list(probed.findings) if probed else [],
-        }
+    # --- tools ------------------------------------------------------------------------------------
 
-    # --- its tools --------------------------------------------------------------------------------
-
-    def _tools(self, probed: ProbedAgent, card_id: str) -> list[Tool]:
+    def _build_tools(self, probed: ProbedAgent, card_id: str) -> list[Tool]:
         sources = SOURCES[TRUST[self.entry.trust]]
-        whole = build_agent_tool(self, _facts(self.name, probed.card), self._prefix, self._validate)
-        # In the hub's own words: the ids of skills may not have been approved yet.
+        whole = build_agent_tool(
+            self, _build_facts(self.name, probed.card), self._prefix, self._validate
+        )
+        # Names no skill: the ids of skills may not be approved yet.
         description = f"{whole.description.rstrip()} {TAKES_MESSAGES}"
         if self.slug and probed.card.get("skills"):
             description += f' Its skills are also tools, named "{self.slug}.…": {OTHERWISE}'
@@ -238,7 +223,7 @@ class RemoteAgent:
         )
         if not self.slug:
             probed.add_finding(
-                f'its skills are no tools: "{self.name}" has nothing to make names of'
+                f'its skills are not tools: no tool name can be made of "{self.name}"'
             )
             return [whole]
         owner = SkillOwner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
@@ -248,8 +233,8 @@ class RemoteAgent:
             probed.add_finding(finding)
         return [whole, *skills]
 
-    def _taken(self, tools: list[Tool]) -> str:
-        """Which names are another's, and whose."""
+    def _describe_conflicts(self, tools: list[Tool]) -> str:
+        """Lists the names that other targets have; empty if there are none."""
         found = []
         for tool in tools:
             holder = self._catalog.find(tool.name).target
@@ -257,8 +242,8 @@ class RemoteAgent:
                 found.append(f'"{tool.name}" is a tool of "{holder.name}" already')
         names = "; ".join(found[:MAX_TAKEN])
         more = f" and {len(found) - MAX_TAKEN} more" if len(found) > MAX_TAKEN else ""
-        told = f'agent "{self.name}" is not offered whole: {names}{more}; rename one of the two'
-        return told if found else ""
+        problem = f'agent "{self.name}" is offered in part: {names}{more}; rename one of them'
+        return problem if found else ""
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -269,7 +254,7 @@ class RemoteAgent:
             probed = self.probed
             if probed is None or self.breaker.failures:
                 probed = self._require_reachable()
-            seconds = self.patience if call.tool.bridged is not None else None
+            seconds = self.timeout if call.tool.bridged is not None else None
             if call.handle is None:
                 conversation, arguments = self._find_conversation(call)
                 parts = self._build_parts(call, arguments)
@@ -335,7 +320,7 @@ class RemoteAgent:
         return WorkFailed(f'agent "{self.name}" answered: {error.message}')
 
     def _describe_timeout(self, call: Call) -> str:
-        said = f'"{call.tool.name}" took longer than {self.patience:g} s'
+        said = f'"{call.tool.name}" took longer than {self.timeout:g} s'
         task = call.notes.remote_task
         if task is None:
             return f"{said} without an answer; it may or may not have been done"
@@ -446,18 +431,18 @@ def convert_skill_error(error: HubError | A2aError, agent: str) -> HubError:
 
 
 class _NotTried(Unreachable):
-    """Nothing was tried: it says nothing of whether anybody is there."""
+    """Nothing was sent: it does not count as a failure of the agent."""
 
 
-# --- from an entry and a card ---------------------------------------------------------------------
+# --- parsing entries and cards --------------------------------------------------------------------
 
 
-def _trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrust:
+def _build_trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrust:
     origin = parse_origin(entry.url)
     if origin is None:
         raise ConfigError(
-            f'agent "{entry.name}" is at "{render_origin(entry.url)}", which is no http:// or '
-            "https:// address"
+            f'invalid address "{render_origin(entry.url)}" of agent "{entry.name}": use http:// or '
+            "https://"
         )
     keys = [load_public_key(place / path) for path in entry.keys]
     return CardTrust(entry.signatures or signatures, {origin: keys} if keys else None)
@@ -467,27 +452,27 @@ MAX_EXTENSIONS = 32
 _VERSION = re.compile(r"[vV]?[0-9][0-9A-Za-z.+_-]{0,31}")
 
 
-def _version(said: Any) -> str:
-    """A version is not pinned, because it changes with every release: so no other words pass as
-    one."""
+def _read_version(said: Any) -> str:
+    """Reads a version. It is not pinned, since it changes with every release, so it must not carry
+    other text."""
     return said if isinstance(said, str) and _VERSION.fullmatch(said) else "1.0.0"
 
 
-def _facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
+def _build_facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
     return AgentFacts(
         name=name,
         description=card.get("description") or f'The agent "{card.get("name")}".',
-        version=_version(card.get("version")),
+        version=_read_version(card.get("version")),
         skills=card.get("skills") or (),
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),
-        extensions=_extensions(card),
+        extensions=_list_extensions(card),
     )
 
 
-def _extensions(card: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By their names alone: callers who know an extension know what it is, and what an agent says
-    of those that it does not require is not pinned."""
+def _list_extensions(card: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Lists the extensions by URI only: what an agent says about those that it does not require is
+    not pinned."""
     declared = card.get("capabilities", {}).get("extensions") or ()
     return [
         {"uri": one["uri"], "description": "", "required": one.get("required") is True}

@@ -97,7 +97,7 @@ class RemoteTask:
         self._updates = updates
         self._artifacts: dict[str, _ArtifactParts] = {}
 
-    # --- events ----------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def apply_event(self, event: Mapping[str, Any]) -> None:
         """Applies a StreamResponse, or the answer to a message."""
@@ -193,7 +193,7 @@ class RemoteTask:
             before.append(parts)
         return id
 
-    # --- results ---------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def list_artifacts(self) -> list[dict[str, Any]]:
         """Lists its artifacts, in the form of 1.0."""
