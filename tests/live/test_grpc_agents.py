@@ -106,4 +106,4 @@ def test_an_agent_that_goes_away_is_unreachable_and_the_command_line_speaks_grpc
     old.kill()
     session = wire.Session(hub.mcp_url, headers=hub.headers)
     gone = said(session, "old", "say hello")["result"]
-    assert gone["isError"] and "could not be asked" in gone["content"][0]["text"]
+    assert gone["isError"] and "could not be sent" in gone["content"][0]["text"]
