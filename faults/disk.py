@@ -86,7 +86,7 @@ class Writes:
         ).json()
         if "result" in answer:
             self.tasks[answer["result"]["task"]["id"]] = answer["result"]["task"]
-        elif answer["error"]["code"] == -32603 and "cannot be stored" not in str(answer):
+        elif answer["error"]["code"] == -32603 and "StorageFailed" not in str(answer):
             self.odd.append(f"send: {answer}")
         self.seen["send ok" if "result" in answer else "send refused"] += 1
         return "result" in answer
