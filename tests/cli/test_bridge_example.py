@@ -190,7 +190,7 @@ def test_doctor_and_status_tell_what_guards_the_road_and_is_not_as_it_should_be(
         assert done.code == 1
         lines = done.out.splitlines()
         for words in (
-            "FAIL  policies          broken.cedar:1: it cannot be read",
+            "FAIL  policies          broken.cedar:1: cannot be parsed",
             "warn  held              skill print_shop.price of Print Shop",
             'warn  keys              key "x" is for the unknown server or agent "y"',
             "ok    agent Print Shop",

@@ -161,8 +161,8 @@ def test_the_linter_says_what_to_write_for_a_thing_of_another_kind() -> None:
     (finding,) = checked.findings
     assert finding.level == WARNING
     assert finding.words == (
-        'it names Tool::"s.Ask", and what is called so is a prompt: write '
-        'Hub::Tool::"prompt:s.ask"; it is forbidden all the same'
+        'it names Tool::"s.Ask", but that is the name of a prompt: write '
+        'Hub::Tool::"prompt:s.ask"; it is forbidden anyway'
     )
 
 

@@ -79,11 +79,11 @@ def test_why_can_be_asked_of_a_call_that_was_not_made() -> None:
     [
         ("call", None, {}, "name one"),
         ("a2a_invoke", FS, {}, "is called by mcp_call"),
-        ("cal", FS, {}, "there is no action"),
+        ("cal", FS, {}, "unknown action"),
         ("call", FS, {"dept": 1}, 'did you mean "depth"?'),
-        ("call", FS, {"depth": True}, "cannot be True"),
+        ("call", FS, {"depth": True}, 'attribute "depth": True'),
         ("call", FS, {"now": "yesterday"}, "2026-11-15T12:00:00Z"),
-        ("call", FS, {"taints": "secret"}, "cannot be 'secret'"),
+        ("call", FS, {"taints": "secret"}, "attribute \"taints\": 'secret'"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(

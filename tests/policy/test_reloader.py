@@ -54,7 +54,7 @@ async def test_a_bad_set_leaves_the_old_one_and_says_why(tmp_path: Path) -> None
     await made.poll()
     assert not await made.poll()
     assert "b.cedar:1" in made.problem
-    assert "still are" in made.problem
+    assert "stay active" in made.problem
     assert made.findings[0].file == "b.cedar"
     assert may(made, "alice")
     assert changes == []
@@ -89,7 +89,7 @@ async def test_a_folder_that_goes_away_does_not_bring_the_defaults(tmp_path: Pat
     shutil.rmtree(folder)
     await made.poll()
     assert not await made.poll()
-    assert "is gone" in made.problem
+    assert "is missing" in made.problem
     assert not may(made, "bob")
     folder.mkdir()
     (folder / "a.cedar").write_text(BOB)

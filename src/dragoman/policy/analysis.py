@@ -1,7 +1,7 @@
-"""What a policy reads, from Cedar's JSON form of it: attributes, entities it names, the context.
+"""Finds what a policy reads, from its JSON form in Cedar: attributes, named entities, the context.
 
-Decisions may be kept for all requests that agree in what the policies read. So what is not
-understood here counts as reading everything. Knows no entities of its own and does not evaluate.
+Decisions are cached for all requests that agree in what the policies read, so an unknown expression
+counts as reading everything. Does not evaluate policies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Uid = tuple[str, str]
 
 NAMESPACE = "Hub::"
 VOLATILE = frozenset({"trace_id", "now", "args"})
-"""What is another with each call: decisions that depend on it are not kept."""
+"""Attributes that change with every call: decisions that depend on them are not cached."""
 
 _PAIRS = frozenset(
     [
@@ -45,20 +45,20 @@ _TAGS = frozenset({"getTag", "hasTag"})
 @dataclass(frozen=True, slots=True)
 class PolicyReads:
     attributes: frozenset[str] = frozenset()
-    """Names that are read of anything but the context itself, of whatever entity."""
+    """Names of attributes read of any entity, without those of the context itself."""
     context: frozenset[str] = frozenset()
     uids: frozenset[Uid] = frozenset()
-    """The entities it names."""
+    """The named entities."""
     tested: frozenset[Uid] = frozenset()
-    """Those of them that its conditions name."""
+    """The entities named in conditions."""
     paths: frozenset[str] = frozenset()
-    """The same as people write it: `principal.org`, `context.depth`."""
+    """The attributes as paths: `principal.org`, `context.depth`."""
     variables: frozenset[str] = frozenset()
-    """Those of its conditions."""
+    """The variables used in conditions."""
     opaque: bool = False
-    """It reads what cannot be told."""
+    """What it reads is unknown."""
     longest: int = 0
-    """Characters of the longest text in it."""
+    """The length of the longest text in it."""
 
     def __or__(self, other: PolicyReads) -> PolicyReads:
         return PolicyReads(
@@ -90,7 +90,7 @@ class _ReadsCollector:
             left += self._add_node(left.pop())
 
     def _add_node(self, node: Any) -> Iterable[Any]:
-        """Notes what this node reads; returns its parts."""
+        """Records what this node reads; returns its operands."""
         if not isinstance(node, dict) or len(node) != 1:
             self.opaque = True
             return ()
@@ -160,7 +160,7 @@ class _ReadsCollector:
 
 
 def analyze(policy: Mapping[str, Any]) -> PolicyReads:
-    """Of one policy in Cedar's JSON form. Never raises for what it does not know."""
+    """Analyzes one policy in Cedar's JSON form. Never raises for unknown expressions."""
     found = _ReadsCollector()
     try:
         found.scoped.update(_list_scope_uids(policy))
@@ -184,8 +184,8 @@ def _list_scope_uids(policy: Mapping[str, Any]) -> Iterator[Uid]:
 
 
 def can_match(scope: Mapping[str, Any], uid: Uid, ancestors: Collection[Uid]) -> bool:
-    """Whether that part of a policy's head, `principal`, `action` or `resource`, fits an entity.
-    Where it does not, Cedar looks at no condition of the policy."""
+    """Whether a part of a policy's scope, `principal`, `action` or `resource`, matches an entity.
+    If it does not, Cedar evaluates no condition of the policy."""
     op = scope["op"]
     if op == "All":
         return True
@@ -199,7 +199,7 @@ def can_match(scope: Mapping[str, Any], uid: Uid, ancestors: Collection[Uid]) ->
             return False
         inner = scope.get("in")
         return inner is None or can_match({"op": "in", **inner}, uid, ancestors)
-    return True  # not known: let Cedar look
+    return True  # unknown: leave it to Cedar
 
 
 def _parse_uid(entity: Mapping[str, Any]) -> Uid:

@@ -1,4 +1,4 @@
-"""Asks Cedar, and takes everything but a clean yes for a no."""
+"""Evaluates requests with Cedar. Anything but a clean Allow is a denial."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ACTION_UIDS = {action: render_action_uid(action) for action in ACTIONS}
 
 
 class CedarEvaluator:
-    """Of one snapshot. Keeps what it has prepared of entities, and no decisions."""
+    """Evaluates one policy set. Caches prepared entities, and no decisions."""
 
     def __init__(self, snapshot: PolicySet) -> None:
-        import cedarpy  # here: it takes longer to load than all the rest of the hub's start
+        import cedarpy  # imported here: it takes longer to load than the rest of the hub
 
         self.policy_set = snapshot
         self._ask = cedarpy.is_authorized
@@ -54,8 +54,9 @@ class CedarEvaluator:
         what: ResourceEntity,
         context: str,
     ) -> Decision:
-        """A policy names the tool that is called as this prompt, resource or template is. What it
-        forbids of that is forbidden of this too, and a permit that excepts it excepts this."""
+        """A policy names the tool that has the name of this prompt, resource or template. What is
+        forbidden of the tool is forbidden of this too, and a permit with an exception for the tool
+        has it for this."""
         assert what.plain is not None
         plain = replace(what, uid=what.plain, plain=None)
         decision = self._evaluate(self.policy_set.all, who, action, plain, context)
@@ -70,7 +71,7 @@ class CedarEvaluator:
     def decide_in_shadow(
         self, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
     ) -> Decision:
-        """Only the guardrails decide; what all would have said is beside it."""
+        """Decides by the guardrails alone, with the decision of all policies beside it."""
         would = self.decide(who, action, what, context)
         held = self._evaluate(self.policy_set.guardrails, who, action, what, context)
         return Decision(held.allowed, held.policies, held.snapshot, held.errors, would)
@@ -78,7 +79,7 @@ class CedarEvaluator:
     def decide_alone(
         self, policy: Policy, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
     ) -> Decision:
-        """What one policy would say alone: it is among `policies` where it applies."""
+        """Evaluates one policy alone: it is among the decision's `policies` if it applies."""
         from cedarpy import PolicySet
 
         form = {"staticPolicies": {"policy0": policy.form}, "templates": {}, "templateLinks": []}
@@ -98,7 +99,7 @@ class CedarEvaluator:
                 "resource": render_reference(what.uid),
                 "context": context,
             }
-            # With the schema: a context of the wrong type would else only skip a policy.
+            # With the schema: without it, a context of the wrong type would only skip a policy.
             result = self._ask(
                 request, policies, self._prepare_entities(who, what), self.policy_set.schema
             )
@@ -107,7 +108,7 @@ class CedarEvaluator:
             return self._deny(who, action, what, [f"{type(error).__name__}: {error}"])
         errors = said.errors
         if errors or (answer is not self._allow and answer is not self._denied):
-            return self._deny(who, action, what, errors or ["there was no decision"])
+            return self._deny(who, action, what, errors or ["Cedar returned no decision"])
         names = said.id_annotations_by_reason
         reasons = tuple(sorted([names.get(one, one) for one in said.reasons]))
         return Decision(answer is self._allow, reasons, self.policy_set.hash)
@@ -130,7 +131,7 @@ class CedarEvaluator:
         kind, name = what.uid
         name = render_uri(name) if "://" in name else name
         log.warning(
-            "denied, for it could not be decided: %s %s %s: %s",
+            "denied, because the decision failed: %s %s %s: %s",
             render_uid(who.uid), action, render_uid((kind, name)), "; ".join(said),
         )  # fmt: skip
         return Decision(False, (), self.policy_set.hash, said)

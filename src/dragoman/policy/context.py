@@ -1,7 +1,7 @@
-"""What policies may know of a request beside who and what: the chain, the door, the time.
+"""The context of a request that policies see: the chain, the entry point, the time, arguments.
 
-It is written as JSON for Cedar, with what no policy reads left at rest, so that requests which
-agree in what is read are one request.
+It is rendered as JSON for Cedar. Values that no policy reads are constant, so that requests that
+agree in what is read are equal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dragoman.core.fast_dataclass import record
 from dragoman.core.tool_identity import fold_id
 
 MAX_ARGUMENT = 256
-"""Characters of `name=value` that policies can speak of. A longer one is cut, and still longer than
-any text that a policy may have, so that it is equal to none."""
+"""Characters of `name=value` that policies can compare. A longer one is cut, but stays longer than
+any text in a policy, so that it equals none."""
 MAX_ARGUMENTS = 128
 AT_REST = "1970-01-01T00:00:00Z"
 
@@ -31,11 +31,11 @@ _encode = msgspec.json.Encoder().encode
 
 @record(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The defaults are those of a first call."""
+    """The defaults are those of a first call in a chain."""
 
     chain: tuple[str, ...] = ()
     depth: int | None = None
-    """None for as deep as the chain is long."""
+    """None: the length of the chain."""
     max_depth: int
     taints: frozenset[str] = frozenset()
     scopes: frozenset[str] = frozenset()
@@ -47,7 +47,8 @@ class CallContext:
     args: Mapping[str, Any] = field(default_factory=empty_mapping)
 
     def render(self, read: Collection[str], verb: str) -> str:
-        """Of a call of `verb`; `read` is what policies read of what changes with every call."""
+        """Renders the context of a call of `verb`; `read` names the volatile attributes that are
+        read."""
         found: dict[str, Any] = {
             "trace_id": self.trace_id if "trace_id" in read else "",
             "depth": len(self.chain) if self.depth is None else self.depth,
@@ -85,11 +86,13 @@ def context_from_call(call: Call, max_depth: int, now: float) -> CallContext:
 
 
 def list_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Each as `name=value`. None is left out, so that `only these` can be said of all of them."""
+    """Lists each argument as `name=value`. None is omitted, so policies can test them all."""
     if len(arguments) > MAX_ARGUMENTS:
-        raise InvalidInput(f"more than {MAX_ARGUMENTS} arguments, of which policies read some")
+        raise InvalidInput(
+            f"too many arguments: policies read them, and at most {MAX_ARGUMENTS} are supported"
+        )
     for name, value in arguments.items():
-        # Else {"a=b": "c"} could pass for {"a": "b=c"}.
+        # Otherwise {"a=b": "c"} could pass for {"a": "b=c"}.
         text = f"{str(name).replace('%', '%25').replace('=', '%3D')}={_render_argument(value)}"
         yield text if len(text) <= MAX_ARGUMENT else text[: MAX_ARGUMENT + 1]
 
@@ -113,18 +116,18 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 NAMES = (*SETS, *_KINDS, "now", "owner")
 EARLIEST, LATEST = -62_135_596_800, 253_402_300_799
-"""The years 1 to 9999 in seconds since 1970: no calendar here knows others."""
+"""The years 1 to 9999 in seconds since 1970, which Python's calendar supports."""
 
 
 def context_from_input(words: Mapping[str, Any], first: CallContext) -> CallContext:
-    """What somebody says of a call that is not made; the rest is as in `first`. `owner` is not of a
-    call and left alone."""
+    """Builds the context of a hypothetical call from given values; the rest is as in `first`.
+    `owner` is not an attribute of calls and is ignored."""
     found: dict[str, Any] = {name: getattr(first, name) for name in NAMES if name != "owner"}
     for name, value in words.items():
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(NAMES)}"
-            raise InvalidInput(f'"{name}" is nothing that policies know of a call{hint}')
+            hint = f'; did you mean "{near[0]}"?' if near else f"; use {', '.join(NAMES)}"
+            raise InvalidInput(f'unknown context attribute "{name}"{hint}')
         if name != "owner":
             found[name] = _check_value(name, value)
     return CallContext(**found)
@@ -138,11 +141,11 @@ def _check_value(name: str, value: Any) -> Any:
             return tuple(map(fold_id, value)) if name == "chain" else frozenset(value)
     elif name in _KINDS and type(value) in _KINDS[name]:
         return value
-    raise InvalidInput(f'"{name}" of a call cannot be {value!r}')
+    raise InvalidInput(f'invalid value of context attribute "{name}": {value!r}')
 
 
 def _parse_seconds(value: Any) -> float:
-    """Of an RFC 3339 time, or as they are."""
+    """Parses an RFC 3339 time, or seconds since 1970."""
     seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = value

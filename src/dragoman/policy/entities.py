@@ -1,7 +1,7 @@
-"""Who calls and what is called, as the policies see them: entities with attributes and parents.
+"""Principals and resources as policies see them: Cedar entities with attributes and parents.
 
-A `Who` and a `What` are made of a caller or a tool, or written down by somebody who asks what would
-be. Two of them that differ only in what no policy reads have one `key`.
+They are built from a principal or a tool, or from a query or golden test. Entities that differ only
+in what no policy reads have the same key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PrincipalEntity:
     scopes: frozenset[str]
     attributes: Mapping[str, Value]
     number: int = -1
-    """That of its class, where somebody counts."""
+    """The number of its class in the engine's cache."""
 
     @property
     def ancestors(self) -> frozenset[Uid]:
@@ -71,7 +71,7 @@ class PrincipalEntity:
 
 @dataclass(slots=True, eq=False)
 class ResourceEntity:
-    """The resource of a request, and what it belongs to."""
+    """The resource of a request, and its server, agent or organization."""
 
     uid: Uid
     org: str
@@ -80,10 +80,10 @@ class ResourceEntity:
     parent_attributes: Mapping[str, Value] = field(default_factory=dict)
     number: int = -1
     volatile: frozenset[str] = frozenset()
-    """What of the context is read of calls to it and is another with each."""
+    """The volatile context attributes that policies read for calls of it."""
     plain: Uid | None = None
-    """Of what is no tool: the id that a tool of that name has. What is forbidden to that is
-    forbidden to this."""
+    """For prompts, resources and templates: the id of a tool of that name. What is forbidden of the
+    tool is forbidden of this."""
 
     @property
     def name(self) -> str:
@@ -92,13 +92,13 @@ class ResourceEntity:
 
     @property
     def is_short(self) -> bool:
-        """Whether to keep what was made of it: the addresses of resources are the caller's choice,
-        and thousands of long ones would fill the memory."""
+        """Whether to cache it: clients choose the URIs of resources, and thousands of long ones
+        would fill the memory."""
         return len(self.uid[1]) <= LONGEST_KEPT
 
     @property
     def action(self) -> str:
-        """That of a call to it."""
+        """The action of a call of it."""
         return A2A_INVOKE if self.uid[0] == "Skill" else MCP_CALL
 
     @property
@@ -132,11 +132,11 @@ class ResourceEntity:
 
 
 def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> PrincipalEntity:
-    """`facts` are those of the target that the caller serves, if it does."""
+    """`facts` are those of the target whose credential the principal uses, if any."""
     scopes = frozenset(caller.scopes)
     if caller.serves:
         if facts is None:
-            raise LookupError(f'there is no "{caller.serves}" here, whose credential was used')
+            raise LookupError(f'unknown target "{caller.serves}", whose credential was used')
         attributes = {**_build_agent_attributes(facts), "org": ("Org", caller.org)}
         return PrincipalEntity((AGENT, caller.serves), caller.org, caller.roles, scopes, attributes)
     return PrincipalEntity(
@@ -179,7 +179,7 @@ def build_tool_entity(
     destructive: bool,
     digest_ok: bool,
 ) -> ResourceEntity:
-    """A tool of `target`, or a skill. `about` is the kind of what a call of `kind` is about."""
+    """Builds the entity of a tool or skill. `about` is the kind that a call of `kind` refers to."""
     parent = build_target_uid(facts, target)
     attributes: dict[str, Value] = {
         "org": ("Org", facts.org),
@@ -205,7 +205,7 @@ def build_tool_entity(
 
 
 def entity_from_target(name: str, facts: TargetFacts) -> ResourceEntity:
-    """The target as such, to be discovered."""
+    """Builds the entity of a target itself, for its discovery."""
     return ResourceEntity(build_target_uid(facts, name), facts.org, build_target_attributes(facts))
 
 
@@ -215,7 +215,7 @@ def entity_from_org(org: str) -> ResourceEntity:
 
 def build_target_uid(facts: TargetFacts, name: str) -> Uid:
     if facts.type not in KINDS:
-        raise LookupError(f'the target "{name}" is of no known type: {facts.type!r}')
+        raise LookupError(f'the target "{name}" has an unknown type: {facts.type!r}')
     return facts.type, name
 
 
@@ -237,8 +237,8 @@ def _build_agent_attributes(facts: TargetFacts) -> dict[str, Value]:
 
 
 def build_slice(who: PrincipalEntity, what: ResourceEntity) -> list[dict[str, Any]]:
-    """All entities that a request of these two is about, in Cedar's JSON form. Where one is both,
-    an agent that calls itself, it is what the caller is."""
+    """Lists all entities of a request in Cedar's JSON form. If an agent calls itself, its entity is
+    that of the principal."""
     found: dict[Uid, dict[str, Any]] = {}
     for entity in (*who.list_entities(), *what.list_entities()):
         found.setdefault((entity["uid"]["type"], entity["uid"]["id"]), entity)
@@ -246,18 +246,18 @@ def build_slice(who: PrincipalEntity, what: ResourceEntity) -> list[dict[str, An
 
 
 def check_writable(entities: Iterable[Mapping[str, Any]]) -> None:
-    """Raises where it cannot be said to Cedar at all, a name with half a character in it: of what
-    no policy reads that would else be found for some callers only."""
+    """Raises if the entities cannot be encoded for Cedar, such as a name with a lone surrogate. If
+    no policy reads that, it would otherwise fail for some principals only."""
     json.dumps(list(entities), ensure_ascii=False).encode()
 
 
 def render_reference(uid: Uid) -> dict[str, str]:
-    """As a request names it. Never as text, where an id could end its own quotes."""
+    """Renders a uid for a request. Never as text, where an id could end its own quotes."""
     return {"type": NAMESPACE + uid[0], "id": uid[1]}
 
 
 def render_uid(uid: Uid) -> str:
-    """As policies write it, for people."""
+    """Renders a uid as in a policy, for people."""
     quoted = uid[1].replace("\\", "\\\\").replace('"', '\\"')
     return f'{NAMESPACE}{uid[0]}::"{quoted}"'
 
@@ -279,7 +279,7 @@ def _render_value(value: Value) -> Any:
 
 
 def _select_values(attributes: Mapping[str, Value], names: Iterable[str]) -> Hashable:
-    # With their types: True and 1 are one key to Python and two things to Cedar.
+    # With their types: True and 1 are one key in Python and two values in Cedar.
     return frozenset(
         (name, type(attributes[name]), attributes[name]) for name in names if name in attributes
     )

@@ -1,5 +1,5 @@
-"""Golden decisions: what a set of policies must say, written beside it as `[[tests]]` in a TOML
-file. A set that says something else does not come into force.
+"""Golden tests: expected decisions of a policy set, written beside it as `[[tests]]` in a TOML
+file. A set that fails one is not activated.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PERMIT, DENY = "permit", "deny"
 
 
 class TestedResource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is called: attributes of it and of its server or agent."""
+    """The tested resource: its attributes and those of its server or agent."""
 
     org: str = "default"
     target: str = ""
-    """The name of its server or agent; what stands before the first dot, unless said."""
+    """The name of its server or agent; by default the part before the first dot."""
     type: Literal["", "Server", "RemoteAgent", "Agent"] = ""
     kind: str = TOOL
     trust: int = TRUSTED
@@ -61,7 +61,7 @@ class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     caller: str = ""
     """`key:ci`, as in the audit."""
     agent: str = ""
-    """In the place of a caller: the target whose credential is used."""
+    """Instead of a caller: the target whose credential is used."""
     agent_trust: int = TRUSTED
     org: str = "default"
     roles: list[str] = []
@@ -73,7 +73,7 @@ class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resource: TestedResource = TestedResource()
     context: dict[str, Any] = {}
     by: list[str] = []
-    """Ids that must be among those of the policies which decide."""
+    """Ids that must be among the deciding policies."""
 
 
 class _TestFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,14 +86,14 @@ class TestOutcome:
     file: str
     passed: bool
     words: str
-    """What was expected and what came; empty where it passed."""
+    """The expected and the actual decision; empty if it passed."""
 
 
 def parse_tests(text: str) -> list[GoldenTest]:
-    """Raises ValueError for what is no such file."""
+    """Parses a test file. Raises ValueError if it is invalid."""
     found = msgspec.convert(tomllib.loads(text), _TestFile).tests
     if len(found) > MAX_TESTS:
-        raise ValueError(f"it has {len(found)} tests and may have {MAX_TESTS}")
+        raise ValueError(f"too many tests: {len(found)}, and at most {MAX_TESTS} are supported")
     return found
 
 
@@ -124,10 +124,10 @@ def _describe_difference(test: GoldenTest, came: Decision) -> str:
     if came.errors:
         by = f" after an error: {came.errors[0]}"
     if said != test.expect:
-        return f"expected {test.expect}, and it is {said}{by}"
+        return f"expected {test.expect}, got {said}{by}"
     missing = [id for id in test.by if id not in came.policies]
     if missing:
-        return f"expected {said} by {', '.join(missing)}, and it is {said}{by}"
+        return f"expected {said} by {', '.join(missing)}, got {said}{by}"
     return ""
 
 

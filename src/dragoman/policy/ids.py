@@ -1,7 +1,7 @@
-"""The ids by which policies name what is called, and the texts that can equal a name. Pure.
+"""The entity ids by which policies name tools, and the texts that can equal a name. Pure.
 
-A tool or skill goes by its identity, `github.get_user`; the id of a prompt, resource or template
-begins with its kind, `prompt:github.review`, so that a permit for the one is none for the other.
+The id of a tool or skill is its identity, `github.get_user`; that of a prompt, resource or template
+begins with its kind, `prompt:github.review`, so that a permit for one does not cover the other.
 Policies may spell a tool in any way: their ids are folded when they are loaded.
 """
 
@@ -17,20 +17,20 @@ from dragoman.core.tool_identity import fold_id, fold_name
 _TYPES = frozenset({"Hub::Tool", "Hub::Skill"})
 _ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 _ABOUT = {SUBSCRIPTION: RESOURCE, COMPLETION: PROMPT}
-"""What another kind of call is about."""
+"""The kind that another kind of call refers to."""
 _COMPARED = frozenset({"==", "!=", "contains", "containsAll", "containsAny", "in"})
 WILDCARD = "*"
 
 
 def find_catalog_kind(kind: str, definition: Mapping[str, Any]) -> str:
-    """The kind of what a call of `kind` is about: a tool, prompt, resource or template."""
+    """Returns the kind that a call of `kind` refers to: a tool, prompt, resource or template."""
     if kind == COMPLETION and "uriTemplate" in definition:
         return TEMPLATE
     return _ABOUT.get(kind, kind)
 
 
 def build_entity_id(kind: str, name: str) -> str:
-    """The id of what is called `name`, by its kind."""
+    """Returns the entity id of `name`, by its kind."""
     return name if kind == TOOL else f"{kind}:{name}"
 
 
@@ -39,19 +39,19 @@ def id_from_tool(tool: Tool) -> str:
 
 
 def split_id(id: str) -> tuple[str, str]:
-    """The kind and the name in an id."""
+    """Splits an id into kind and name."""
     kind, colon, name = id.partition(":")
     return (kind, name) if colon and kind in (PROMPT, *_ADDRESSED) else (TOOL, id)
 
 
 def fold_entity_id(id: str) -> str:
-    """An id in whatever spelling, folded. Addresses are case-sensitive and stay as they are."""
+    """Folds an id in any spelling. URIs are case-sensitive and are not folded."""
     kind, name = split_id(id)
     return id if kind in _ADDRESSED else build_entity_id(kind, fold_id(name))
 
 
 def fold_form(node: Any) -> Any:
-    """A policy in Cedar's JSON form with all ids of tools and skills folded."""
+    """Folds all ids of tools and skills in the JSON form of a policy."""
     if isinstance(node, list):
         return [fold_form(one) for one in node]
     if not isinstance(node, dict):
@@ -62,7 +62,7 @@ def fold_form(node: Any) -> Any:
 
 
 def list_named_ids(node: Any) -> Iterator[tuple[str, str]]:
-    """The types and ids of the tools and skills that a policy in that form names."""
+    """Lists the types and ids of the tools and skills that such a form names."""
     if isinstance(node, dict) and node.keys() == {"type", "id"} and node["type"] in _TYPES:
         yield str(node["type"]).removeprefix("Hub::"), str(node["id"])
     elif isinstance(node, dict | list):
@@ -75,8 +75,8 @@ def list_named_ids(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def find_unmatched(form: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The texts that a policy compares with a name and that no name can equal, each with what it
-    should be."""
+    """Finds texts that a policy compares with a name and that no name can equal, each with its
+    correction."""
     for condition in form.get("conditions", ()):
         for text in _list_compared(condition.get("body")):
             if (right := fold_text(text)) != text:
@@ -84,8 +84,8 @@ def find_unmatched(form: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def fold_text(text: str) -> str:
-    """A name or a pattern of names as a name can be. What stands before the dot is a server's or
-    an agent's and keeps its spelling; what has a colon may be an address, which does too."""
+    """Folds a name or a pattern of names. The part before the dot is the name of a server or agent
+    and keeps its spelling; a text with a colon may be a URI and keeps it too."""
     if ":" in text:
         return text
     target, dot, name = text.partition(".")
@@ -123,7 +123,7 @@ def _render_part(part: Any) -> str:
 
 
 def _is_name(node: Any) -> bool:
-    """Whether it stands for the name of a tool, or the names of a chain."""
+    """Whether the node reads the name of a tool, or the names of a chain."""
     at = node.get(".") if isinstance(node, dict) else None
     if not isinstance(at, dict):
         return False

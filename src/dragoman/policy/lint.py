@@ -1,6 +1,6 @@
-"""Where the policies of a text begin, and what is wrong with them that Cedar's validator lets pass.
+"""Splits a text into policies, and finds problems that Cedar's validator accepts.
 
-Each rule is one function: a policy in, findings out.
+Each rule is a function from a policy to findings.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dragoman.policy.ids import find_unmatched, fold_entity_id, list_named_ids, 
 from dragoman.policy.policy_set import ERROR, WARNING, PolicyFinding
 
 EntityLookup = Callable[[str, str], bool | str]
-"""Whether there is such an entity here, by its type and id; the id of what is called the same and
-is of another kind, where there is that alone."""
+"""Whether an entity of that type and id exists; the id of an entity of another kind with the same
+name, if only that exists."""
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 MAX_BRACKETS = 30
 MAX_OPERATORS = 400
 MAX_DOTS = 1_000
-"""What Cedar's parser goes down into, and the stack it has ends the whole process: 100 brackets
-within one another do where it is a megabyte."""
+"""Cedar's parser recurses into these, and an exhausted stack kills the process: 100 nested brackets
+suffice for a stack of one megabyte."""
 
 _TOKEN = re.compile(
     r""""(?:\\.|[^"\\])*"|//[^\r\n]*|;|[(\[{]|[)\]}]|&&|\|\||[-+*!.]|\bif\b""", re.DOTALL
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
 
 
 def split_statements(text: str) -> list[Statement]:
-    """The policies of a text, as they stand there."""
+    """Splits a text into its policies."""
     found = []
     begin = 0
     for token in _TOKEN.finditer(text):
@@ -50,15 +50,15 @@ def split_statements(text: str) -> list[Statement]:
 
 
 def find_excess(text: str) -> str:
-    """What is too much of it for Cedar, in words; nothing where it may be parsed."""
+    """Describes what exceeds the limits of Cedar's parser; empty if the text may be parsed."""
     depth = deepest = operators = dots = 0
     for token in _TOKEN.finditer(text):
         sign = token[0]
         if sign in "([{":
             depth += 1
             deepest = max(deepest, depth)
-            dots += sign != "{"  # `a["b"]["c"]` goes as deep as `a.b.c`
-            operators += sign == "{"  # and each `when` is one more `&&`
+            dots += sign != "{"  # `a["b"]["c"]` is as deep as `a.b.c`
+            operators += sign == "{"  # and each `when` counts as `&&`
         elif sign in ")]}":
             depth = max(depth - 1, 0)
         elif sign == ".":
@@ -68,10 +68,10 @@ def find_excess(text: str) -> str:
         elif sign[0] not in '/"':
             operators += 1
         if deepest > MAX_BRACKETS:
-            return f"more than {MAX_BRACKETS} brackets are within one another"
+            return f"too deeply nested: more than {MAX_BRACKETS} brackets"
         if operators > MAX_OPERATORS or dots > MAX_DOTS:
             most = f"{MAX_OPERATORS} operators or {MAX_DOTS} dots and brackets"
-            return f"a policy has more than {most}: divide it"
+            return f"a policy is too large: it has more than {most}; divide it"
     return ""
 
 
@@ -83,11 +83,11 @@ def _cut_statement(text: str, begin: int, end: int) -> Statement:
 
 _OTHER_TYPE = {"Tool": "Skill", "Skill": "Tool"}
 _OWNERS = frozenset({"Server", "RemoteAgent", "Agent"})
-"""Of tools and skills, which have names of their own."""
+"""The owners of tools and skills, which have names of their own."""
 
 
 class ParsedPolicy(NamedTuple):
-    """A policy that Cedar could read."""
+    """A policy that Cedar could parse."""
 
     file: str
     line: int
@@ -96,7 +96,7 @@ class ParsedPolicy(NamedTuple):
     read: PolicyReads
     template: bool
     written: Mapping[str, Any]
-    """The form with its ids as they stand in the text."""
+    """The form with its ids as in the text."""
 
     @property
     def id(self) -> str:
@@ -110,8 +110,8 @@ class ParsedPolicy(NamedTuple):
 def lint(
     policies: Iterable[ParsedPolicy], reserved: Iterable[str], known: EntityLookup | None
 ) -> Iterator[PolicyFinding]:
-    """`reserved` are ids that no policy of these may have."""
-    taken = dict.fromkeys(reserved, "the hub's own guardrails have it")
+    """`reserved` are ids that these policies may not have."""
+    taken = dict.fromkeys(reserved, "a guardrail of the hub has it")
     for policy in policies:
         yield from _check_id(policy, taken)
         yield from _check_names(policy, known)
@@ -122,14 +122,16 @@ def lint(
 def _check_id(policy: ParsedPolicy, taken: dict[str, str]) -> Iterator[PolicyFinding]:
     id = policy.id
     if not id:
-        yield policy.build_finding(ERROR, 'it has no id: write @id("a-short-name") before it')
+        yield policy.build_finding(
+            ERROR, 'the id is missing: write @id("a-short-name") before the policy'
+        )
     elif not ID.fullmatch(id):
         yield policy.build_finding(
             ERROR,
-            f"its id {id!a} may have only letters without accents, digits and . _ : / - in it",
+            f"invalid id {id!a}: use ASCII letters, digits and . _ : / -",
         )
     elif id in taken:
-        yield policy.build_finding(ERROR, f'its id "{id}" is taken: {taken[id]}')
+        yield policy.build_finding(ERROR, f'the id "{id}" already exists: {taken[id]}')
     else:
         taken[id] = f"{policy.file}:{policy.line} has it"
 
@@ -141,24 +143,24 @@ def _check_names(policy: ParsedPolicy, known: EntityLookup | None) -> Iterator[P
         if not id.isascii() or not id.isprintable():
             yield policy.build_finding(
                 ERROR,
-                f"it names {type}::{id!a}, in which are characters that look like others or "
-                "like nothing",
+                f"it names {type}::{id!a}, which has characters that look like others or are "
+                "invisible",
             )
         elif known is None or type in ("Action", "Org") or (there := known(type, found)) is True:
             continue
         elif there:
             kind = split_id(str(there))[0]
-            words = f'it names {type}::"{id}", and what is called so is a {kind}'
-            also = "; it is forbidden all the same" if policy.form["effect"] == "forbid" else ""
+            words = f'it names {type}::"{id}", but that is the name of a {kind}'
+            also = "; it is forbidden anyway" if policy.form["effect"] == "forbid" else ""
             yield policy.build_finding(WARNING, f'{words}: write Hub::{type}::"{there}"{also}')
         else:
-            # "Vercel Ops" has vercel_ops.deploy: whoever takes the agent's name from there forbids
+            # "Vercel Ops" has vercel_ops.deploy: a policy with the name before the dot would forbid
             # nothing.
-            hint = "; it is named as registered, not as its tools are" if type in _OWNERS else ""
+            hint = "; use the name as registered, not as in its tools" if type in _OWNERS else ""
             other = _OTHER_TYPE.get(type)
             if other is not None and known(other, found) is True:
-                hint = f': what is called so is a {other.lower()}; write Hub::{other}::"{id}"'
-            words = f'it names {type}::"{id}", which is not known here{hint}'
+                hint = f': that is the name of a {other.lower()}; write Hub::{other}::"{id}"'
+            words = f'it names an unknown {type}::"{id}"{hint}'
             yield policy.build_finding(WARNING, words)
 
 
@@ -166,9 +168,9 @@ def _check_texts(policy: ParsedPolicy) -> Iterator[PolicyFinding]:
     for text, right in dict.fromkeys(find_unmatched(policy.form)):
         yield policy.build_finding(
             ERROR,
-            f'it compares a name with "{text}", which no name can be: tools are called in lower '
-            f'case, with "_" for all else; write "{right}". For the address of a resource, compare '
-            "with one that has its colon",
+            f'it compares a name with "{text}", which no name can equal: names of tools are lower '
+            f'case, with "_" for other characters; write "{right}". For the URI of a resource, '
+            "compare with a text that contains its colon",
         )
 
 
@@ -176,7 +178,8 @@ def _check_conditions(policy: ParsedPolicy) -> Iterator[PolicyFinding]:
     form, read = policy.form, policy.read
     if policy.template:
         yield policy.build_finding(
-            ERROR, "it is a template: write the principal and the resource in place of ? slots"
+            ERROR,
+            "templates are not supported: write the principal and the resource instead of ? slots",
         )
     conditions = form.get("conditions", [])
     depends = bool(read.variables)
@@ -184,14 +187,14 @@ def _check_conditions(policy: ParsedPolicy) -> Iterator[PolicyFinding]:
     if form["effect"] == "permit" and everything and not depends:
         yield policy.build_finding(
             ERROR,
-            "it permits everything to everybody: name a principal, an action or a resource, or "
-            "give a condition",
+            "it permits everything to everyone: name a principal, an action or a resource, or "
+            "add a condition",
         )
     elif conditions and not depends:
-        yield policy.build_finding(WARNING, "its conditions depend on nothing of the request")
+        yield policy.build_finding(WARNING, "its conditions do not depend on the request")
     if "args" in read.context and read.longest > MAX_ARGUMENT:
         yield policy.build_finding(
             ERROR,
-            f"it compares arguments with a text of {read.longest} characters; {MAX_ARGUMENT} can "
-            "be compared",
+            f"it compares arguments with a text of {read.longest} characters; at most "
+            f"{MAX_ARGUMENT} can be compared",
         )

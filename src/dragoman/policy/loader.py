@@ -1,5 +1,5 @@
-"""From files to a set of policies that may come into force: read, parsed, validated, linted, and
-tried on its golden decisions. Everything that is wrong is said at once, with file, line and policy.
+"""Loads policy files into a policy set: reads, parses, validates and lints them, and runs their
+golden tests. Reports all problems at once, with file, line and policy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHIPPED = {
     "guardrails.cedar": "ab928858fa92655746addea3a89fc85e7c675d3feb4a8a06699034db67f7b747",
     "default.cedar": "cb816a6940496e77d1aeec6389729045d83c0daa48ea15c1ca7dc909aaae2b54",
 }
-"""The hashes of what is shipped: it was validated when they were written here."""
+"""The hashes of the shipped files, which were validated when these were written."""
 GUARDRAILS, DEFAULT = "guardrails.cedar", "default.cedar"
 
 MAX_FILES = 200
@@ -39,25 +39,25 @@ MAX_FINDINGS = 100
 POLICIES, TESTS = ".cedar", ".toml"
 
 ALL_ELSE = '@id("shadow") permit (principal, action, resource);'
-"""Beside the guardrails, where only they are in force."""
+"""Added to the guardrails where only they are in force."""
 
 
 class PolicyError(ConfigError, kind="ConfigError"):
-    """A set of policies cannot be used."""
+    """The policies are invalid."""
 
     def __init__(self, findings: tuple[PolicyFinding, ...]) -> None:
         self.findings = tuple(one for one in findings if one.level == ERROR)
         lines = "\n  ".join(str(one) for one in self.findings)
-        super().__init__(f"the policies cannot be used:\n  {lines}")
+        super().__init__(f"the policies are invalid:\n  {lines}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedPolicies:
     policy_set: PolicySet | None
-    """None where there are errors."""
+    """None if there are errors."""
     findings: tuple[PolicyFinding, ...]
     outcomes: tuple[TestOutcome, ...]
-    """Of the golden decisions."""
+    """Of the golden tests."""
 
 
 def load_policies(folder: Path | None, known: EntityLookup | None = None) -> PolicySet:
@@ -68,18 +68,18 @@ def load_policies(folder: Path | None, known: EntityLookup | None = None) -> Pol
 
 
 def check_folder(folder: Path | None, known: EntityLookup | None = None) -> CheckedPolicies:
-    """Where there is no folder, of the default policies."""
+    """Checks the files in `folder`, or the default policies if there is no folder."""
     try:
         texts = read_texts(folder) if folder is not None and _exists(folder) else None
+        return check_texts(texts, known)
     except PolicyError as error:
         return CheckedPolicies(None, error.findings, ())
-    return check_texts(texts, known)
 
 
 def check_texts(
     texts: Mapping[str, str] | None, known: EntityLookup | None = None
 ) -> CheckedPolicies:
-    """Of files by their names; None for the default policies."""
+    """Checks files by their names; None for the default policies."""
     import cedarpy
 
     shipped = {name: _read_shipped(name) for name in SHIPPED}
@@ -90,7 +90,7 @@ def check_texts(
     found: list[PolicyFinding] = []
     own: list[ParsedPolicy] = []
     for name, text in files.items():
-        wrong = "it is too long" if len(text) > MAX_BYTES else find_excess(text)
+        wrong = "the file is too large" if len(text) > MAX_BYTES else find_excess(text)
         if wrong:
             found.append(PolicyFinding(ERROR, name, 0, "", wrong))
             continue
@@ -102,7 +102,7 @@ def check_texts(
         except (ValueError, RecursionError) as error:
             found += _find_unreadable(name, text, str(error))
     if len(own) > MAX_POLICIES:
-        words = f"there are {len(own)} policies, and there may be {MAX_POLICIES}"
+        words = f"too many policies: {len(own)}, and at most {MAX_POLICIES} are supported"
         found.append(PolicyFinding(ERROR, "", 0, "", words))
     if texts is not None:
         found += lint(own, [one.id for one in guardrails], known)
@@ -140,11 +140,11 @@ def _run_tests(
     return CheckedPolicies(replace(snapshot, warnings=found), found, outcomes)
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def read_texts(folder: Path) -> dict[str, str]:
-    """The files of the folder itself that are policies or tests, by their names."""
+    """Reads the policy and test files directly in the folder, by their names."""
     found: dict[str, str] = {}
     wrong: list[PolicyFinding] = []
     size = 0
@@ -160,12 +160,12 @@ def read_texts(folder: Path) -> dict[str, str]:
             size += len(data)
             found[file.name] = data.decode("utf-8-sig")
         except OSError as error:
-            words = f"it cannot be read: {error.strerror}"
+            words = f"the file cannot be read: {error.strerror}"
             wrong.append(PolicyFinding(ERROR, file.name, 0, "", words))
         except UnicodeDecodeError:
-            wrong.append(PolicyFinding(ERROR, file.name, 0, "", "it is not text in UTF-8"))
+            wrong.append(PolicyFinding(ERROR, file.name, 0, "", "the file is not UTF-8 text"))
         if size > MAX_BYTES or len(files) > MAX_FILES:
-            words = f"there may be {MAX_FILES} files of {MAX_BYTES} bytes together, and are more"
+            words = f"too many files: at most {MAX_FILES} files of {MAX_BYTES} bytes together"
             raise PolicyError((PolicyFinding(ERROR, "", 0, "", words),))
     if wrong:
         raise PolicyError(tuple(wrong))
@@ -173,8 +173,8 @@ def read_texts(folder: Path) -> dict[str, str]:
 
 
 def _exists(folder: Path) -> bool:
-    """A link that leads nowhere is there, and so is what may not be looked at: both are no reason
-    for the defaults, which permit more."""
+    """A dangling link exists, and so does what may not be accessed: neither is a reason to use the
+    defaults, which permit more."""
     try:
         folder.lstat()
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _is_policy_file(file: Path) -> bool:
 def _read_shipped(name: str) -> str:
     text = (Path(__file__).parent / "shipped" / name).read_text("utf-8")
     if sha256(text.encode()).hexdigest() != SHIPPED[name]:
-        words = "it is not the one that this version of the hub came with: install it again"
+        words = "the file differs from the one shipped with this version: install the hub again"
         raise PolicyError((PolicyFinding(ERROR, name, 0, "", words),))
     return text
 
@@ -205,11 +205,11 @@ def _compute_hash(shipped: Mapping[str, str], files: Mapping[str, str]) -> str:
     return sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
 
 
-# --- what it says ---------------------------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------------
 
 
 def _parse_policies(file: str, text: str) -> list[ParsedPolicy]:
-    """Raises ValueError where Cedar cannot read it."""
+    """Raises ValueError if Cedar cannot parse it."""
     import cedarpy
 
     form = json.loads(cedarpy.policies_to_json_str(text))
@@ -217,7 +217,7 @@ def _parse_policies(file: str, text: str) -> list[ParsedPolicy]:
     found: list[tuple[int, ParsedPolicy]] = []
     for kind in ("staticPolicies", "templates"):
         for name, policy in form[kind].items():
-            place = int(name.removeprefix("policy"))  # Cedar counts them as they stand
+            place = int(name.removeprefix("policy"))  # Cedar numbers them in order
             whole, line = places[place] if place < len(places) else ("", 0)
             folded = fold_form(policy)
             parsed = ParsedPolicy(
@@ -228,7 +228,7 @@ def _parse_policies(file: str, text: str) -> list[ParsedPolicy]:
 
 
 def _fold_ids(text: str, parsed: list[ParsedPolicy]) -> str:
-    """The text of a file whose ids are folded; as it stands where they are already."""
+    """Returns the text with folded ids; the same text if they are folded already."""
     import cedarpy
 
     if all(one.form == one.written or one.template for one in parsed):
@@ -239,7 +239,7 @@ def _fold_ids(text: str, parsed: list[ParsedPolicy]) -> str:
 
 
 def _find_unreadable(file: str, text: str, error: str) -> Iterator[PolicyFinding]:
-    """Which of its policies cannot be read: Cedar does not say where it stopped."""
+    """Finds the policies that cannot be parsed: Cedar does not tell where it stopped."""
     import cedarpy
 
     some = False
@@ -248,9 +248,9 @@ def _find_unreadable(file: str, text: str, error: str) -> Iterator[PolicyFinding
             cedarpy.policies_to_json_str(one.text)
         except (ValueError, RecursionError) as own:
             some = True
-            yield PolicyFinding(ERROR, file, one.line, "", f"it cannot be read: {own}")
+            yield PolicyFinding(ERROR, file, one.line, "", f"cannot be parsed: {own}")
     if not some:
-        yield PolicyFinding(ERROR, file, 0, "", f"it cannot be read: {error}")
+        yield PolicyFinding(ERROR, file, 0, "", f"cannot be parsed: {error}")
 
 
 def _find_invalid(file: str, text: str, schema: Any) -> Iterator[PolicyFinding]:
@@ -263,7 +263,7 @@ def _find_invalid(file: str, text: str, schema: Any) -> Iterator[PolicyFinding]:
         id, said = words
         number = id.removeprefix("policy")
         line = places[int(number)].line if number.isdigit() and int(number) < len(places) else 0
-        if id:  # what cannot be read was said before
+        if id:  # parse errors were reported before
             said = said.removeprefix(f"for policy `{id}`, ")
             yield PolicyFinding(ERROR, file, line, names.get(id, ""), said)
 
@@ -276,7 +276,7 @@ def _parse_tests(
         try:
             found[name] = parse_tests(text)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
-            wrong.append(PolicyFinding(ERROR, name, 0, "", f"it cannot be read: {error}"))
+            wrong.append(PolicyFinding(ERROR, name, 0, "", f"cannot be parsed: {error}"))
     return found, wrong
 
 

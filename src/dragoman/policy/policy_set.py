@@ -1,7 +1,4 @@
-"""One set of policies, ready to decide: whatever is asked of it, it stays what it is.
-
-Made by `loading`; what it holds of Cedar is opaque here.
-"""
+"""An immutable policy set, ready for evaluation. Its Cedar handles are opaque."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass(frozen=True, slots=True)
 class PolicyFinding:
-    """Something that is wrong with a set of policies, and where."""
+    """A problem of a policy set, and where it is."""
 
     level: str
     file: str
     line: int
-    """0 where it is not known."""
+    """0 if unknown."""
     policy: str
-    """Its id; empty where it has none."""
+    """Its id; empty if it has none."""
     words: str
 
     def __str__(self) -> str:
@@ -47,7 +44,7 @@ class Policy:
     annotations: Mapping[str, str]
     guardrail: bool
     form: Mapping[str, Any] = field(repr=False)
-    """Cedar's JSON form of it, its ids folded."""
+    """Its JSON form in Cedar, with folded ids."""
     read: PolicyReads = field(repr=False)
 
     @property
@@ -57,13 +54,13 @@ class Policy:
 
     @property
     def uncached(self) -> tuple[str, ...]:
-        """What it reads that keeps decisions from being kept."""
+        """What it reads that prevents the caching of decisions."""
         if self.read.opaque:
             return ("…",)
         return tuple(f"context.{name}" for name in sorted(self.read.context & VOLATILE))
 
     def can_match(self, who: PrincipalEntity | None, action: str, what: ResourceEntity) -> bool:
-        """Whether its head fits; without a caller, whether it does for any."""
+        """Whether its scope matches; without a principal, whether it can match any."""
         form = self.form
         above = [("Action", ANY_CALL)] if action in CALLS else []
         return (
@@ -94,21 +91,22 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySet:
     hash: str
-    """Short; every decision names it."""
+    """Short; part of every decision."""
     policies: tuple[Policy, ...]
     """The guardrails first."""
     default: bool
     warnings: tuple[PolicyFinding, ...] = ()
     read: PolicyReads = field(repr=False)
-    """Of all together."""
+    """Of all policies together."""
     all: Any = field(repr=False)
-    """Cedar's handle on all policies."""
+    """Cedar's handle of all policies."""
     guardrails: Any = field(repr=False)
-    """That on the guardrails and a permit for everything else."""
+    """Cedar's handle of the guardrails and a permit for everything else."""
     schema: Any = field(repr=False)
 
     def find_volatile(self, what: ResourceEntity) -> frozenset[str]:
-        """What of the context changes with every call and is read of calls to `what`."""
+        """Returns the context attributes that change with every call and that policies read for
+        calls of `what`."""
         if self.read.opaque:
             return VOLATILE
         concerned = (one for one in self.policies if one.read.context & VOLATILE)
@@ -117,7 +115,7 @@ class PolicySet:
 
     @property
     def reads_time(self) -> bool:
-        """Whether what is permitted may change by itself."""
+        """Whether decisions may change with the time."""
         return self.read.opaque or "now" in self.read.context
 
 

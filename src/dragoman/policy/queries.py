@@ -1,5 +1,5 @@
-"""Questions about policies: why, who, what, and what would be under others. Nothing is done by
-asking, and all is judged by the code that judges calls.
+"""Queries about policies: why, who can, what can, and what another set would decide. They have no
+effect, and use the engine that decides calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dragoman.policy.policy_set import CALLS, Policy
 
 PERMIT, DENY = "permit", "deny"
 CALL = "call"
-"""The call that fits the tool: `mcp_call` or `a2a_invoke`."""
+"""Stands for the action of a call of the tool: `mcp_call` or `a2a_invoke`."""
 NOTHING: Mapping[str, Any] = {}
 MAX_FLIPS = 1_000
 
@@ -35,12 +35,12 @@ def explain(
     tool: Tool | None,
     context: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any]:
-    """Which policies decide, which would have, and by which attributes."""
+    """Explains a decision: the deciding policies, those that nearly apply, and the attributes."""
     snapshot = policies.policy_set
     try:
         who, what = policies.find_principal(caller), _find_resource(policies, caller, action, tool)
     except LookupError as error:
-        raise InvalidInput(f"nothing can be said of this: {error}") from error
+        raise InvalidInput(f"cannot be explained: {error}") from error
     action = _resolve_action(action, what)
     said = _build_context(policies, caller, action, context)
     text = said.render(VOLATILE, what.name) if isinstance(said, CallContext) else said
@@ -73,7 +73,7 @@ def _find_resource(
     if action == ADMIN:
         return policies.find_org(caller.org)
     if tool is None:
-        raise InvalidInput(f'"{action}" is asked of a tool; name one')
+        raise InvalidInput(f'"{action}" needs a tool: name one')
     if action == A2A_DISCOVER:
         return policies.find_target(tool)
     return policies.find_resource(tool)
@@ -86,7 +86,7 @@ def _resolve_action(action: str, what: ResourceEntity) -> str:
         raise InvalidInput(f"{render_uid(what.uid)} is called by {what.action}, not by {action}")
     known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN)
     if action not in known:
-        raise InvalidInput(f'there is no action "{action}"; there are call, {", ".join(known)}')
+        raise InvalidInput(f'unknown action "{action}"; use call, {", ".join(known)}')
     return action
 
 
@@ -109,13 +109,13 @@ def _applies(
     what: ResourceEntity,
     context: str,
 ) -> bool:
-    """Whether it applies, were it the only one."""
+    """Whether the policy alone would apply."""
     return policy.id in judge.decide_alone(policy, who, action, what, context).policies
 
 
 def _explain_decision(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
     if decision.errors:
-        return f"it could not be decided, and is denied: {decision.errors[0]}"
+        return f"denied, because the decision failed: {decision.errors[0]}"
     if forbids:
         return "; ".join(_describe_policy(one, "forbids") for one in forbids)
     if permits:
@@ -134,7 +134,7 @@ def _collect_attributes(
     what: ResourceEntity,
     context: CallContext | str,
 ) -> dict[str, Any]:
-    """The values of what these policies read."""
+    """Collects the values that these policies read."""
     found: dict[str, Any] = {}
     for path in sorted({path for one in policies for path in one.read.paths}):
         root, _, rest = path.partition(".")
@@ -204,9 +204,9 @@ def replay(
     callers: Callable[[Record], Principal | None],
     tools: Callable[[Record], Tool | None],
 ) -> dict[str, Any]:
-    """Judges recorded calls by a draft and lists what it decides otherwise. `callers` and `tools`
-    find who and what a record means today. Records keep no arguments: where the draft reads them,
-    a flip is unsure."""
+    """Decides recorded calls by a draft and lists the decisions that differ. `callers` and `tools`
+    find the principal and tool of a record as of today. Records have no arguments: if the draft
+    reads them, a flip is unsure."""
     judged = flipped = 0
     skipped: dict[str, int] = {}
     flips: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -246,7 +246,7 @@ def _explain_skip(was: Any, caller: Principal | None) -> str:
 
 
 def _context_from_record(record: Record, first: CallContext) -> CallContext:
-    """The context of a recorded call, as far as it was recorded."""
+    """Builds the context of a recorded call, as far as it was recorded."""
     chain = record.get("chain")
     labels = record.get("labels")
     return CallContext(

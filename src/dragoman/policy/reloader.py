@@ -1,5 +1,5 @@
-"""Looks whether the files of policies have changed, and brings them into force as one, or not at
-all: a set with something wrong leaves the one before it where it is, and says why.
+"""Reloads changed policy files atomically: an invalid set is rejected with its reasons, and the
+previous one stays active.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dragoman.policy.loader import POLICIES, TESTS, CheckedPolicies, PolicyError
 from dragoman.policy.policy_set import ERROR, PolicyFinding, PolicySet
 
 OnPolicyChange = Callable[[PolicySet, PolicySet], None]
-"""The set before and the one now in force."""
+"""Called with the previous and the new policy set."""
 FolderState = tuple[tuple[str, int, int, int, int], ...] | None
-"""Name, time, size, inode and mode of each file; None where there is no folder."""
+"""Name, time, size, inode and mode of each file; None if there is no folder."""
 
 MEANWHILE: FolderState = (("", 0, 0, 0, 0),)
-"""As no folder ever is: it has changed while it was read, and is looked at again."""
+"""Equals the state of no folder: the folder changed while it was read, and is read again."""
 
 
 class PolicyReloader:
@@ -29,21 +29,21 @@ class PolicyReloader:
         self, policies: PolicyEngine, folder: Path, known: EntityLookup, changed: OnPolicyChange
     ) -> None:
         self.problem = ""
-        """Why the files as they are now are not in force; empty when they are."""
+        """Why the current files are not active; empty if they are."""
         self.findings: tuple[PolicyFinding, ...] = policies.policy_set.warnings
-        """Of the last set that was looked at."""
+        """Of the last set that was checked."""
         self._policies, self._folder, self._known = policies, folder, known
         self._changed = changed
         self._loaded = self._seen = read_state(folder)
         self._one = asyncio.Lock()
 
     async def poll(self) -> bool:
-        """Whether other policies have come into force."""
+        """Reloads changed files; returns whether other policies are active now."""
         state = read_state(self._folder)
         if state == self._loaded:
             self._seen = state
             return False
-        if state != self._seen:  # it may still be being written: half of a set may be a set too
+        if state != self._seen:  # it may still be written: half of a set may be a valid set
             self._seen = state
             return False
         try:
@@ -54,18 +54,18 @@ class PolicyReloader:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the folder is another than what was loaded of it, or looked at in vain."""
+        """Whether the folder has changed since it was last loaded or rejected."""
         return read_state(self._folder) != self._loaded
 
     async def reload(self) -> PolicySet:
-        """At once. Raises where they cannot be used; what was in force stays."""
+        """Loads the files now. Raises if they are invalid; the active policies stay."""
         async with self._one:
             state = read_state(self._folder)
             self._seen = self._loaded = state
             before = self._policies.policy_set
             if state is None and not before.default:
-                # Somebody has removed it, or is about to put another there: that nothing is there
-                # for a moment must not bring the defaults into force, which permit more.
+                # The folder was removed, or is just being replaced: a moment without one must not
+                # activate the defaults, which permit more.
                 raise self._reject((_describe_missing(self._folder),))
             checked = await asyncio.to_thread(self._check)
             if read_state(self._folder) != state:
@@ -86,21 +86,19 @@ class PolicyReloader:
             return CheckedPolicies(None, (PolicyFinding(ERROR, "", 0, "", str(exposed)),), ())
         try:
             return check_folder(self._folder, self._known)
-        except PolicyError as error:
-            return CheckedPolicies(None, error.findings, ())
         except Exception as error:
-            words = f"they could not be looked at: {error!r}"
+            words = f"the policies could not be checked: {error!r}"
             return CheckedPolicies(None, (PolicyFinding(ERROR, "", 0, "", words),), ())
 
     def _reject(self, findings: tuple[PolicyFinding, ...]) -> PolicyError:
         error = PolicyError(findings)
         self.findings = findings
-        self.problem = f"{error}\n(those that were in force before still are)"
+        self.problem = f"{error}\n(the previous policies stay active)"
         return error
 
 
 def read_state(folder: Path) -> FolderState:
-    """What the folder has, without reading it."""
+    """Returns the state of the folder without reading its files."""
     try:
         with os.scandir(folder) as entries:
             found = [(".", 0, 0, 0, os.stat(folder).st_mode)]
@@ -123,7 +121,7 @@ def read_state(folder: Path) -> FolderState:
 
 def _describe_missing(folder: Path) -> PolicyFinding:
     words = (
-        f"the folder {folder} is gone or cannot be read: put it back; to have the default "
+        f"the folder {folder} is missing or cannot be read: restore it; to use the default "
         "policies instead, stop the hub and run: dragoman stores accept-loss policies"
     )
     return PolicyFinding(ERROR, "", 0, "", words)
