@@ -46,7 +46,7 @@ def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) ->
     assert done.out.endswith("approved: changing.read\n")
     assert terminal.run("call", "changing.read", "path=x", "mode=text").out == "done\n"
     again = terminal.run("pins", "approve", "changing.read")
-    assert again.code == 2 and "nothing is held" in again.err
+    assert again.code == 2 and "is not quarantined" in again.err
     assert terminal.run("pins", "approve", "--all").out == "nothing was approved\n"
 
 

@@ -390,10 +390,10 @@ def test_only_what_was_looked_at_is_approved(board: Board) -> None:
     seen = board.people.show("files.read_file")["digest"]
     board.held(tool(at(READ, "title", "evil")))
     for code in (seen, seen[:8], "", "12345678"):
-        with pytest.raises(InvalidInput, match="not what you have seen"):
+        with pytest.raises(InvalidInput, match="has changed again"):
             board.people.approve("files.read_file", "ann", code)
     now = board.people.show("files.read_file")["digest"]
-    with pytest.raises(InvalidInput, match="not what you have seen"):
+    with pytest.raises(InvalidInput, match="has changed again"):
         board.people.approve("files.read_file", "ann", now[:7])
     assert board.people.approve("files.read_file", "ann", now[:8])
 
@@ -412,9 +412,9 @@ def test_names_are_found_or_explained(board: Board) -> None:
         board.people.render_diff("files.read_fil")
     with pytest.raises(NotFound, match="dragoman pins list"):
         board.people.approve("x", "ann")
-    with pytest.raises(InvalidInput, match="nothing is held"):
+    with pytest.raises(InvalidInput, match="is not quarantined"):
         board.people.approve("prompt:files.read_file", "ann")
-    with pytest.raises(InvalidInput, match="nothing is held"):
+    with pytest.raises(InvalidInput, match="is not quarantined"):
         board.people.reject("prompt:files.read_file", "ann")
     with pytest.raises(InvalidInput, match='"held" or "all"'):
         board.people.list_pins("x")
@@ -422,7 +422,7 @@ def test_names_are_found_or_explained(board: Board) -> None:
         board.people.forget("nobody", "ann")
     with pytest.raises(NotFound):
         board.people.approve_all("ann", "nobody")
-    assert "is what was approved" in board.people.render_diff("prompt:files.read_file")
+    assert "is as approved" in board.people.render_diff("prompt:files.read_file")
 
 
 def test_a_prompt_is_pinned_beside_a_tool_of_the_same_name(board: Board) -> None:
@@ -507,7 +507,7 @@ def test_a_difference_of_any_size_is_shown_in_bounds() -> None:
     text = render_diff({"inputSchema": {}, **old}, {"inputSchema": many, **new})
     assert time.process_time() - begun < 1
     assert len(text) < 200_000
-    assert "more characters; see --json" in text and "and more; see it whole" in text
+    assert "more characters; see --json" in text and "and more; see all of them" in text
 
 
 # --- in doubt -------------------------------------------------------------------------------------
@@ -786,7 +786,7 @@ def test_shown_texts_have_no_long_runs_of_white_space_and_an_end(board: Board) -
     assert len(cut.definition["description"]) == 16_384
     assert cut.definition["description"].endswith("y…") and cut.description.endswith("y…")
     assert len(cut.definition["inputSchema"]["properties"]["path"]["description"]) == 4_096
-    assert remarks and "is shown cut" in remarks[0]
+    assert remarks and "is truncated" in remarks[0]
 
 
 @given(some.randoms(use_true_random=False))
@@ -848,7 +848,7 @@ def test_only_what_is_offered_now_is_approved(board: Board) -> None:
     board.held(tool(READ, "b"))  # the one is gone, the other is what it was
     assert [one["offered"] for one in board.people.list_pins("held")] == [False]
     assert "is not offered now" in board.people.render_diff("files.read_file")
-    with pytest.raises(InvalidInput, match="is not offered any more"):
+    with pytest.raises(InvalidInput, match="is no longer offered"):
         board.people.approve("files.read_file", "ann")
     assert board.people.approve_all("ann", "files") == ([], ["files.read_file"])
     assert board.held(tool(evil), tool(READ, "b")).keys() == {"files.read_file"}

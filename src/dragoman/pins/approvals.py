@@ -1,4 +1,4 @@
-"""What people see of the pins and say about them: what is held, how it differs, yes or no."""
+"""Lists pins and quarantined changes, renders their diffs, and records approvals and rejections."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ STATES: Mapping[str, tuple[str, ...]] = {
     "all": (HELD, REJECTED, APPROVED, NEW, OFF),
 }
 MAX_WHOLE = 200
-"""Of which it is said how they differ."""
+"""Pins that are listed with a diff."""
 MAX_SHOWN = 20
-"""Decisions about one pin."""
+"""Decisions shown of one pin."""
 MAX_HINTS = 1_000
 
 
@@ -47,24 +47,24 @@ class PinApprovals:
         decided: Callable[[PinDecision], None],
         forgotten: Callable[[str], None] = lambda target: None,
     ) -> None:
-        """After a decision `changed` is told the target, which is to be reviewed again, and
-        `decided` what was decided, for the record. `forgotten` is told of a target of which all is
-        to be forgotten."""
+        """After a decision, `changed` is called with the target, which must be reviewed again, and
+        `decided` with the decision, for the audit log. `forgotten` is called with a target whose
+        pins were deleted."""
         self._pins = pins
         self._store = pins.store
         self._changed = changed
         self._decided = decided
         self._forgotten = forgotten
 
-    # --- to look at -------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def list_pins(
         self, state: str, target: str | None = None, whole: bool = False
     ) -> list[dict[str, Any]]:
-        """`held`: what waits for a decision, or was rejected; `new`: what was added and is offered;
-        `all`: whatever was ever seen. With `whole`, each with its digest and how it differs."""
+        """`held`: quarantined or rejected pins; `new`: offered additions; `all`: every pin. With
+        `whole`, each has its digest and diff."""
         if state not in STATES:
-            raise InvalidInput(f'"{state[:50]}" is no state of pins; ask for "held" or "all"')
+            raise InvalidInput(f'unknown state of pins "{state[:50]}"; use "held", "new" or "all"')
         found = [pin for pin in self._store.load(target) if self._find_state(pin) in STATES[state]]
         found.sort(key=lambda pin: (pin.name, pin.kind))
         if not whole:
@@ -76,7 +76,7 @@ class PinApprovals:
         return f"{shown['summary']}\n\n{shown['diff']}".rstrip()
 
     def show(self, name: str) -> dict[str, Any]:
-        """One of them: what was approved, what is held, and how they differ."""
+        """Returns one pin: the approved and the quarantined definition, and their diff."""
         pin = self._find_pin(name)
         was, now = self._load_bodies(pin)
         return {
@@ -110,33 +110,33 @@ class PinApprovals:
         was, now = self._store.load_bodies(pin)
         return self._decode_body(pin, was), self._decode_body(pin, now)
 
-    # --- to decide --------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def approve(self, name: str, by: str, code: str | None = None) -> list[str]:
-        """What is held under that name, if it is offered now, or what was added under it. With
-        `code`, only if that is how its digest begins: a server may have changed it again since it
-        was looked at."""
+        """Approves the quarantined definition of that name if it is offered now, or an addition.
+        With `code`, only if its digest begins so: a server may have changed it again since it was
+        shown."""
         pin = self._find_pin(name)
         found = self._compute_digest(pin)
         if not self._can_approve(pin):
             raise InvalidInput(_describe_gone(pin))
         if code is not None and not (len(code) >= 8 and found.startswith(code)):
             raise InvalidInput(
-                f'"{pin.name}" is not what you have seen: its digest is {found[:16]} now, and not '
-                f"{code[:64]}; look at it again with `dragoman pins diff`"
+                f'"{pin.name}" has changed again: its digest is {found[:16]} now, not {code[:64]}; '
+                "look at it again with `dragoman pins diff`"
             )
         return self._approve([pin], by)
 
     def approve_all(
         self, by: str, target: str | None, digests: Mapping[str, str] | None = None
     ) -> tuple[list[str], list[str]]:
-        """Whatever waits for a decision and is offered now, of one target or (None) of all; and
-        what was skipped, because it is not offered any more or is not what `digests` say. Those are
-        by kind and name. What was rejected is approved by its name alone."""
+        """Approves all quarantined definitions that are offered now, of one target or (None) all.
+        Returns their names, and the skipped ones, which are no longer offered or differ from
+        `digests` (by kind and name). A rejected definition is only approved by its name."""
         found = sorted(self._store.load(target), key=lambda pin: pin.name)
         pins = [pin for pin in found if self._find_state(pin) in (HELD, NEW)]
         if target is not None and not pins:
-            raise NotFound(f'nothing of "{target[:200]}" is held; see: dragoman pins list')
+            raise NotFound(f'nothing of "{target[:200]}" is quarantined; see: dragoman pins list')
         taken = [
             pin
             for pin in pins
@@ -153,7 +153,7 @@ class PinApprovals:
         return self._find_state(pin) == NEW or self._pins.is_offered(pin)
 
     def reject(self, name: str, by: str) -> list[str]:
-        """It stays held, and so does the same when it comes again."""
+        """Rejects a definition: it stays quarantined, also when it is offered again."""
         pin = self._find_pin(name)
         code, now = self._compute_digest(pin), self._pins.clock()
         if self._find_state(pin) == NEW:
@@ -169,7 +169,7 @@ class PinApprovals:
         return [pin.name]
 
     def forget(self, target: str, by: str) -> list[str]:
-        """All that is known of a target: what it offers then is seen for the first time."""
+        """Deletes all pins of a target: its next definitions count as seen for the first time."""
         pins = self._store.load(target)
         if not pins:
             raise NotFound(f'nothing is pinned of "{target[:200]}"; see: dragoman pins list --all')
@@ -184,7 +184,7 @@ class PinApprovals:
         now = self._pins.clock()
         changes, decisions = [], []
         for pin in pins:
-            if not pin.held_mark:  # it was added, and somebody has looked at it
+            if not pin.held_mark:  # an addition that a person approves
                 decisions.append(_build_decision(pin, now, by, APPROVE, self._compute_digest(pin)))
                 changes.append(PinChange(replace(pin, approved_at=now, approved_by=by)))
                 continue
@@ -202,11 +202,11 @@ class PinApprovals:
         for target in dict.fromkeys(change.pin.target for change in changes):
             self._changed(target)
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _find_pin(self, name: str) -> Pin:
-        """By its name, or by its kind and name where several have it: `prompt:files.read`. In any
-        spelling, unless it is an address."""
+        """Finds a pin by its name, or by kind and name if several have it: `prompt:files.read`. In
+        any spelling, unless it is a URI."""
         pins = self._store.load(None)
         found = [pin for pin in pins if name in (pin.name, f"{pin.kind}:{pin.name}")]
         if not found:
@@ -219,24 +219,26 @@ class PinApprovals:
             return found[0]
         if found:
             several = " or ".join(f'"{pin.kind}:{pin.name}"' for pin in found)
-            raise AmbiguousName(f'"{name}" are several; ask for {several}')
+            raise AmbiguousName(f'"{name}" is ambiguous; use {several}')
         held = [pin.name for pin in pins if pin.held_mark][:MAX_HINTS]
         near = difflib.get_close_matches(name, held, n=1)
         hint = f'did you mean "{near[0]}"?' if near else "see: dragoman pins list --all"
         raise NotFound(f'nothing is pinned under "{name[:200]}"; {hint}')
 
     def _compute_digest(self, pin: Pin) -> str:
-        """Of what there is to decide on."""
+        """Returns the digest of the definition to decide on."""
         body = self._store.load_bodies(pin)[0 if self._find_state(pin) == NEW else 1]
         if not body:
-            raise InvalidInput(f'nothing is held of "{pin.name}": it is what was approved')
+            raise InvalidInput(f'"{pin.name}" is not quarantined: it is as approved')
         return compute_digest(self._decode_body(pin, body))
 
     def _decode_body(self, pin: Pin, body: bytes) -> dict[str, Any]:
         try:
             found: dict[str, Any] = decode_reply(body) if body else {}
         except Malformed as error:
-            raise InvalidInput(f'what is stored of "{pin.name}" is damaged: {error}') from None
+            raise InvalidInput(
+                f'the stored definition of "{pin.name}" is damaged: {error}'
+            ) from None
         return found
 
     def _find_state(self, pin: Pin) -> str:
@@ -267,8 +269,8 @@ def _build_decision(pin: Pin, at: float, by: str, action: str, code: str) -> Pin
 
 def _describe_gone(pin: Pin) -> str:
     return (
-        f'what is held of "{pin.name}" is not offered any more, or the card of its agent is held: '
-        "there is nothing to approve now"
+        f'the quarantined definition of "{pin.name}" is no longer offered, or the card of its '
+        "agent is quarantined: there is nothing to approve now"
     )
 
 
@@ -278,7 +280,7 @@ def _describe_pin(pin: Pin, offered: bool) -> str:
         added = render_date(pin.approved_at)
         return f"{what} was added on {added} and is offered; it was not approved by a person yet"
     if not pin.held_mark:
-        return f"{what} is what was approved on {render_date(pin.approved_at)} by {pin.approved_by}"
+        return f"{what} is as approved on {render_date(pin.approved_at)} by {pin.approved_by}"
     now = "is offered now" if offered else "was offered then and is not offered now"
     if not pin.mark:
         return (

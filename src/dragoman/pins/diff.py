@@ -1,6 +1,6 @@
-"""What has changed between two definitions, for people: member by member, safe for a terminal.
+"""Renders the diff of two definitions, member by member, safe for a terminal. Pure.
 
-Pure. Shows no change where there is none in the sense of `pins.normal`.
+Definitions with the same normalized form have no diff.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from dragoman.pins.sanitize import escape_hidden
 from dragoman.wire.json import encode
 
 MAX_VALUE = 20_000
-"""Characters that are shown of one value."""
+"""Characters rendered of one value."""
 MAX_CHANGES = 300
 MAX_LINES = 400
-"""Texts with more lines are shown one after the other."""
+"""Longer texts are rendered one after the other."""
 MAX_STRANGE = 8
 
 
 class DefinitionChange(NamedTuple):
     path: tuple[str, ...]
     old: Any
-    """ABSENT where there was none."""
+    """ABSENT if there was none."""
     new: Any
 
 
 def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[DefinitionChange]:
-    """Each place where they differ, in order. Lists are compared as a whole."""
+    """Finds each member that differs, in order. Lists are compared as a whole."""
     yield from _find_changes(old, new, normalize(old), normalize(new), ())
 
 
 def _find_changes(
     old: Any, new: Any, was: Any, now: Any, path: tuple[str, ...]
 ) -> Iterator[DefinitionChange]:
-    """`was` and `now` are the normal forms of `old` and `new`."""
+    """`was` and `now` are the normalized forms of `old` and `new`."""
     if not isinstance(was, dict) or not isinstance(now, dict):
         if ABSENT in (was, now) or encode(was) != encode(now):
             yield DefinitionChange(path, old, new)
@@ -54,11 +54,11 @@ def _find_changes(
 
 
 def render_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """A place a paragraph: what was there with `-`, what is there with `+`."""
+    """Renders a paragraph per member: the old value with `-`, the new one with `+`."""
     paragraphs = []
     for count, change in enumerate(find_changes(old, new)):
         if count == MAX_CHANGES:
-            paragraphs.append("… and more; see it whole with --json")
+            paragraphs.append("… and more; see all of them with --json")
             break
         lines = [_render_path(change.path), *(f"  {line}" for line in _render_change(change))]
         if strange := _find_strange(change):
@@ -94,7 +94,7 @@ def _render_text_change(old: list[str], new: list[str]) -> list[str]:
 
 
 def _render_list_change(old: list[Any], new: list[Any]) -> list[str]:
-    """What has gone and what has come; all of it where that is nothing but the order."""
+    """Renders removed and added items; the whole lists if only the order has changed."""
     before, after = ([encode(normalize(item)) for item in side] for side in (old, new))
     gone = [item for item, code in zip(old, before, strict=True) if code not in set(after)]
     come = [item for item, code in zip(new, after, strict=True) if code not in set(before)]
@@ -123,7 +123,7 @@ def _encode_text(value: Any) -> str:
 
 
 def _find_strange(change: DefinitionChange) -> str:
-    """Letters that may look like those that were there before."""
+    """Names new characters outside ASCII, which may look like the previous ones."""
     if change.new is ABSENT:
         return ""
     old = set() if change.old is ABSENT else set(_encode_text(change.old))

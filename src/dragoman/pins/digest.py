@@ -1,8 +1,8 @@
-"""What of a definition is pinned, and when two of them are the same. Pure.
+"""Selects what is pinned of a definition, and computes its digest. Pure.
 
-Of a tool, prompt, resource or skill every member that clients are shown is pinned; of an agent's
-card what it is called, what it says, and where calls go. Keys in another order, sets in another
-order and white space in texts are no change. Knows nothing of who approves what.
+Of a tool, prompt, resource or skill every member that clients see is pinned; of an agent's card its
+names, descriptions and addresses. The order of keys and of sets, and white space in texts, do not
+matter. Knows nothing of approvals.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.wire.json import encode
 
 SKILL, CARD = "skill", "card"
-"""What is pinned beside what the catalogs have."""
+"""Pinned kinds besides those of the catalogs."""
 ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 LASTING = ADDRESSED | {INSTRUCTIONS}
-"""A change of these does not take them away: the text that was approved is shown meanwhile."""
+"""Kinds that stay available when they change: the approved text is shown meanwhile."""
 
 SCHEME = 2
-"""Which members are pinned. In scheme 1 there were fewer; such a pin is compared by those."""
+"""The version of the selection. Scheme 1 had fewer members; an old pin is compared by those."""
 
 _TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _MEMBERS: Mapping[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = {
     PROMPT: ("name", "title", "description", "arguments"),
 }
 _OWN = "execution"
-"""Of a tool: the hub says itself whether it may be called as a task."""
+"""Not pinned: the hub itself decides whether a tool may be called as a task."""
 _TIME = re.compile(r"[0-9][0-9T:.+Zz -]{3,39}")
 _SKILL = frozenset({
     "id", "name", "description", "tags", "examples", "inputmodes", "outputmodes", "inputschema",
@@ -51,15 +51,15 @@ _SETS = frozenset({
     "default_output_modes", "supportedInterfaces", "additionalInterfaces", "extensions",
 })  # fmt: skip
 _SETS_WITHIN = frozenset(("security", "securityRequirements", "dependentRequired"))
-"""There every list is a set, however deep."""
+"""Inside these every list is a set, at any depth."""
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-"""There keys are names, which mean nothing by themselves."""
+"""Inside these keys are names without a meaning of their own."""
 
 
 def select_pinned(
     kind: str, definition: Mapping[str, Any], skill: Any = None, scheme: int = SCHEME
 ) -> dict[str, Any]:
-    """What is pinned of a definition; of a skill's what the card says of it as well."""
+    """Returns the pinned members of a definition, and for a skill also those on the card."""
     names = _MEMBERS.get(kind, ()) if scheme == 1 else definition
     found = {
         name: definition[name]
@@ -74,8 +74,7 @@ def select_pinned(
 
 
 def remove_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """A resource without its size and the time of its last change, which are no words of its
-    server's and change with every write."""
+    """Removes the size and the modification time of a resource, which change with every write."""
     found = {name: value for name, value in definition.items() if name != "size"}
     notes = found.get("annotations")
     if isinstance(notes, Mapping) and "lastModified" in notes:
@@ -86,8 +85,7 @@ def remove_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """A resource as it was approved with the size and the time that it has now, where they are
-    such."""
+    """Returns an approved resource with its current size and modification time, if valid."""
     found = dict(approved)
     if type(size := offered.get("size")) is int:
         found["size"] = size
@@ -99,7 +97,7 @@ def add_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> dic
 
 
 def select_pinned_of_card(card: Mapping[str, Any], scheme: int = SCHEME) -> dict[str, Any]:
-    """The same of a card, of any version of A2A and in whichever spelling."""
+    """Returns the pinned members of a card, of any version of A2A and in any spelling."""
     found = _pick_members(card, _CARD if scheme == 1 else _CARD | _MODES)
     for name, value in _pick_members(card, _INTERFACES).items():
         places = value if isinstance(value, list) else [value]
@@ -112,7 +110,7 @@ def select_pinned_of_card(card: Mapping[str, Any], scheme: int = SCHEME) -> dict
 
 
 def _pick_members(value: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
-    """Both spellings count, `inputModes` and `input_modes`: whoever reads it may take either."""
+    """Picks both spellings, `inputModes` and `input_modes`: a reader may take either."""
     return {
         name: inner
         for name, inner in value.items()
@@ -137,7 +135,7 @@ def _list_required(extensions: Any) -> list[Any]:
 
 
 def normalize(value: Any, key: str = "") -> Any:
-    """The form in which those that are the same are equal; `key` is where it stands."""
+    """Returns a form in which equivalent values are equal; `key` is the member's name."""
     if isinstance(value, str):
         return " ".join(value.split()) if key in _TEXTS else value
     if isinstance(value, Mapping):
@@ -157,5 +155,5 @@ def normalize(value: Any, key: str = "") -> Any:
 
 
 def compute_digest(pinned: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of `members`."""
+    """Returns the SHA-256 of the normalized JSON of the pinned members."""
     return hashlib.sha256(encode(normalize(pinned))).hexdigest()

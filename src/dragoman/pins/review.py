@@ -1,10 +1,9 @@
-"""Looks at every definition before anybody else does: what has changed since it was approved is
-held until somebody approves it.
+"""Reviews every definition before clients see it: one that has changed since it was approved is
+quarantined until it is approved.
 
-`Pins.review` is what a catalog asks, `Pins.card` what the registry asks of an agent's card. What
-was seen is recognised by a hash of the whole definition as it came, which costs next to nothing;
-only what differs from that is compared in earnest. What cannot be read or recorded is held.
-Knows nothing of where definitions come from and where they go.
+Catalogs call `PinReviewer.review`, the registry calls `review_card` for an agent's card. A known
+definition is recognised by a cheap hash of its whole text; only others are compared. What cannot be
+read or recorded is quarantined. Knows neither the origin of definitions nor their clients.
 """
 
 from __future__ import annotations
@@ -51,24 +50,24 @@ from dragoman.wire.json import Malformed, decode_reply, encode
 log = logging.getLogger(__name__)
 
 OFF, FIRST, STRICT = "off", "first", "strict"
-"""Modes: nothing is held; what was never seen is approved. In any other nothing is by itself."""
+"""Modes: off quarantines nothing, first approves what was never seen, others nothing by itself."""
 HOLD = "hold"
-"""What is done with additions: the other is "show"."""
+"""How additions are treated; the other way is "show"."""
 APPROVE, REJECT, FORGET = "approve", "reject", "forget"
 FIRST_SIGHT, ADDITION = "first sight", "first sight, added later"
-"""Who approves what is approved without anybody looking at it: what is in the first list of a
-target, and what comes later."""
+"""Recorded as the approver of what no person approved: the first list of a target, and later
+additions."""
 MAX_PINS, MAX_BYTES = 50_000, 128 * 1024 * 1024
-"""Of one target; resources and templates have as much room beside the rest, and none of its."""
+"""The limits of one target; resources and templates have separate limits of the same size."""
 MAX_REMEMBERED = 1_000
 MAX_SAID = 10
-"""Lines in the log about one review."""
+"""Log lines about one review."""
 
 FindMode = Callable[[str], str]
 OnPinEvent = Callable[[str, str, str], None]
-"""Hears of a target, of what was seen, and why."""
+"""Called with the target, the name and the reason."""
 Key = tuple[str, str]
-"""A kind, and the identity of one of that kind within its target."""
+"""A kind, and an identity of that kind within its target."""
 
 
 class OfferedDefinition(NamedTuple):
@@ -81,7 +80,7 @@ class OfferedDefinition(NamedTuple):
     mark: bytes
     spelling: str
     pinned: Callable[[int], dict[str, Any]]
-    """What is pinned of it, in a scheme."""
+    """Returns its pinned members in a scheme."""
     added: bool = False
     """Whether it was not in the first list of its target."""
 
@@ -90,7 +89,7 @@ class OfferedDefinition(NamedTuple):
         return self.kind, self.id
 
     def build_pin(self) -> Pin:
-        """The pin of one that was never seen."""
+        """Builds the pin of a definition that was never seen."""
         return Pin(
             self.target, self.kind, self.id, self.name, spelling=self.spelling, scheme=SCHEME
         )
@@ -102,9 +101,9 @@ class TargetPins:
     def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
         self.pins: dict[Key, Pin] = {}
         self.listed = set(listed)
-        """The kinds of which it has given a list."""
+        """The kinds that it has listed."""
         self._count, self._bytes = Counter[bool](), Counter[bool]()
-        """Of what has an address, and of all else."""
+        """Of kinds with a URI, and of the others."""
         for pin in pins:
             self.put(pin)
 
@@ -118,7 +117,7 @@ class TargetPins:
         self.pins[pin.kind, pin.id] = pin
 
     def has_spelling(self, tool: Tool) -> bool:
-        """Whether the tool is spelled as it was when it was approved."""
+        """Whether the tool is spelled as when it was approved."""
         pin = self.pins.get(key_from_tool(tool))
         return pin is not None and bool(pin.mark) and pin.spelling == tool.remote_name
 
@@ -131,10 +130,10 @@ class TargetPins:
 
 class PinVerdict(NamedTuple):
     why: str | None
-    """It is held; None where it is not."""
+    """Why it is quarantined; None if it is not."""
     change: PinChange | None = None
     new: bool = False
-    """Whether it is seen for the first time; then it is offered only if that is stored."""
+    """Whether it is seen for the first time; it is offered only once that is stored."""
 
 
 class PinReviewer:
@@ -147,9 +146,9 @@ class PinReviewer:
         holds_additions: Callable[[str], bool] = lambda target: False,
         told_added: OnPinEvent = lambda target, name, why: None,
     ) -> None:
-        """`mode_of` is asked for the mode of a target at every review, `holds_additions` whether
-        what it adds to its first list is held; `told` hears of what is held that was not before,
-        and `told_added` of what was added and is offered."""
+        """`mode_of` returns the mode of a target at every review, `holds_additions` whether its
+        additions are quarantined; `told` is called for each newly quarantined definition, and
+        `told_added` for each addition that is offered."""
         self._told = told
         self._holds_additions = holds_additions
         self._told_added = told_added
@@ -159,16 +158,16 @@ class PinReviewer:
         self._known: dict[str, TargetPins] = {}
         """By target, from its first review on."""
         self.unreviewed: dict[str, str] = {}
-        """The targets of which something is not offered because the store failed, and why. Who
-        reviews them again takes them out."""
+        """The targets with definitions that are not offered because the store failed, and why. A
+        caller that reviews them again removes them."""
         self._waiting: dict[tuple[str, str], dict[Key, bytes]] = {}
-        """What was held in the last review of a target's list of a kind, and its mark."""
+        """What the last review of a target's list of a kind has quarantined, with its marks."""
 
-    # --- what is asked ----------------------------------------------------------------------------
+    # --- reviews ----------------------------------------------------------------------------------
 
     def review(self, target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
-        """For a catalog of `kind`: what may be offered, and why the rest is held. A resource or
-        template whose text has changed is offered with the text that was approved."""
+        """Returns what a catalog of `kind` may offer, and why the rest is quarantined. A resource
+        or template whose text has changed is offered with the approved text."""
         mode = self.mode_of(target)
         self._waiting.pop((target, kind), None)
         if mode == OFF:
@@ -201,7 +200,7 @@ class PinReviewer:
         if kind in ADDRESSED:
             said = remove_measures(tool.definition)
         data = encode(said)
-        if tool.agent is None or kind == SKILL:  # an agent as such is its card
+        if tool.agent is None or kind == SKILL:  # an agent itself is pinned by its card
             mark = hashlib.sha256(data).digest()
             key = key_from_tool(tool)
             pin = known.pins.get(key)
@@ -229,8 +228,8 @@ class PinReviewer:
         review.admitted.append(_sanitize_tool(tool, data, review.remarks))
 
     def _restore_approved(self, tool: Tool, pin: Pin | None) -> Tool:
-        """With the text that was approved; where there is none or it cannot be read, a resource
-        with its address alone, and instructions without a word."""
+        """Returns the tool with the approved text. Without one, or if it cannot be read, a resource
+        has only its URI, and instructions are empty."""
         member = "uriTemplate" if tool.kind == TEMPLATE else "uri"
         said: dict[str, Any] = {}
         if tool.kind in ADDRESSED:
@@ -239,20 +238,20 @@ class PinReviewer:
             body = self.store.load_bodies(pin)[0] if pin is not None and pin.mark else b""
             said = decode_reply(body) if body else said
         except (HubError, Malformed) as error:
-            log.error('what was approved of "%s" cannot be read: %s', tool.name, error)
+            log.error('the approved definition of "%s" cannot be read: %s', tool.name, error)
         definition = add_measures(said, tool.definition)
         return replace(
             tool, definition=definition, description=str(definition.get("description") or "")
         )
 
     def is_offered(self, pin: Pin) -> bool:
-        """Whether what is held of it was in the last list of its target."""
+        """Whether its quarantined definition was in the last list of its target."""
         kind = CARD if pin.kind == CARD else TOOL if pin.kind == SKILL else pin.kind
         waiting = self._waiting.get((pin.target, kind), {})
         return bool(pin.held_mark) and waiting.get((pin.kind, pin.id)) == pin.held_mark
 
     def review_card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
-        """Why an agent's card is held; None where it is not."""
+        """Returns why an agent's card is quarantined; None if it is not."""
         self._waiting.pop((agent, CARD), None)
         if mode == OFF:
             return None
@@ -274,7 +273,7 @@ class PinReviewer:
         if judged.why is not None:
             review.why[agent] = judged.why
             self._waiting[agent, CARD] = {seen.key: mark}
-            self._waiting.pop((agent, TOOL), None)  # its skills are not what this card says
+            self._waiting.pop((agent, TOOL), None)  # its skills are of another card
         self._report(review)
         problem = self._save(agent, review.changes)
         if problem is not None and judged.new:
@@ -298,7 +297,7 @@ class PinReviewer:
     # --- one definition ---------------------------------------------------------------------------
 
     def _judge(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
-        """Of one that is not what was seen last."""
+        """Judges a definition that differs from the last one."""
         try:
             judged = self._compare(pin, seen, mode)
         except (HubError, Malformed) as error:
@@ -315,7 +314,7 @@ class PinReviewer:
         named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
         secretive = has_hidden(body) and has_hidden(
             encode(clean_value(pinned, named))
-        )  # where that must stay
+        )  # in values that must stay
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
                 return PinVerdict(explain_hold(pin, secretive))
@@ -347,8 +346,8 @@ class PinReviewer:
     def _hold(
         self, pin: Pin, seen: OfferedDefinition, pinned: dict[str, Any], body: bytes
     ) -> tuple[Pin | None, bytes | None]:
-        """The pin with what is offered in its place, and what is new to be stored of that. No pin
-        where there is no room."""
+        """Returns the pin with the offered definition quarantined, and the body to store; no pin
+        if there is no room."""
         if pin.held_mark and (pin.held_mark == seen.mark or self._is_same(pin, 1, seen)):
             if pin.scheme == SCHEME or self.store.load_bodies(pin)[1] == body:
                 same = pin.held_mark == seen.mark
@@ -364,8 +363,8 @@ class PinReviewer:
         return pin, body
 
     def _is_same(self, pin: Pin, which: int, seen: OfferedDefinition) -> bool:
-        """Whether what is stored of it, approved (0) or held (1), says the same. A pin of an older
-        scheme is compared by what was pinned then."""
+        """Whether the stored definition, approved (0) or quarantined (1), is equivalent. A pin of
+        an older scheme is compared by the members of that scheme."""
         body = self.store.load_bodies(pin)[which]
         if not body:
             return False
@@ -373,18 +372,18 @@ class PinReviewer:
         return any(code == compute_digest(seen.pinned(one)) for one in {pin.scheme, SCHEME})
 
     def _find_rejection(self, pin: Pin, codes: Collection[str]) -> tuple[str, float]:
-        """Whether somebody has said no to exactly this before, and nobody yes since."""
+        """Returns who rejected exactly this definition, and when, unless it was approved since."""
         for decision in self.store.load_decisions(pin, MAX_REMEMBERED):
             if decision.digest in codes:
                 return (decision.by, decision.at) if decision.action == REJECT else ("", 0.0)
         return "", 0.0
 
-    # --- what is stored ---------------------------------------------------------------------------
+    # --- storage ----------------------------------------------------------------------------------
 
     def save_decisions(
         self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]
     ) -> None:
-        """What people have decided."""
+        """Saves decisions of people."""
         self.store.save(changes, decisions)
         for change in changes:
             self._find_pins(change.pin.target).put(change.pin)
@@ -403,7 +402,7 @@ class PinReviewer:
     def _save(
         self, target: str, changes: Sequence[PinChange], kind: str = ""
     ) -> StorageFailed | None:
-        """Together, and that a list of `kind` was given; why not, where they are not."""
+        """Saves all changes together, and that `kind` was listed; returns the error, if any."""
         first = bool(kind) and kind not in self._known[target].listed
         if not changes and not first:
             return None
@@ -411,8 +410,8 @@ class PinReviewer:
             self.store.save(changes, (), (target, kind) if first else None)
             self._known[target].listed |= {kind} - {""}
         except StorageFailed as error:
-            log.error('what "%s" offers could not be recorded: %s', target, error)
-            del self._known[target]  # it has what is not stored
+            log.error('the definitions of "%s" could not be recorded: %s', target, error)
+            del self._known[target]  # it has changes that are not stored
             self.unreviewed[target] = str(error)
             return error
         return None
@@ -425,7 +424,7 @@ def _release(pin: Pin, **more: Any) -> Pin:
 
 
 def approve_pin(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
-    """With what is held, which says `said`, in the place of what was approved."""
+    """Returns the pin with its quarantined definition, `said`, approved."""
     spelling = said.get("id" if pin.kind == SKILL else "name", "") if pin.kind != CARD else ""
     if pin.kind in LASTING:
         spelling = pin.spelling
@@ -435,7 +434,7 @@ def approve_pin(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
     )  # fmt: skip
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def render_date(when: float) -> str:
@@ -466,7 +465,7 @@ def _explain_uncertainty(name: str, problem: Exception) -> str:
 
 
 def _explain_no_room(seen: OfferedDefinition) -> str:
-    # What nobody can compare again is not approved: so no flood washes away what was.
+    # A definition that cannot be stored is not approved, so that a flood cannot displace pins.
     return (
         f'"{seen.name}" is held: "{seen.target}" has offered more different things than are kept '
         f"of one target; if that is right, begin anew with "
@@ -474,11 +473,11 @@ def _explain_no_room(seen: OfferedDefinition) -> str:
     )
 
 
-# --- what is offered ------------------------------------------------------------------------------
+# --- offered definitions --------------------------------------------------------------------------
 
 
 class _Review:
-    """What one review has come to so far."""
+    """The state of one review."""
 
     def __init__(
         self,
@@ -488,21 +487,21 @@ class _Review:
         skills: Mapping[str, Any] | None = None,
         remarks: list[str] | None = None,
     ) -> None:
-        """`again`: the target has given such a list before."""
+        """`again`: the target has listed this kind before."""
         self.target, self.mode, self.again = target, mode, again
         self.skills = skills or {}
         self.remarks = remarks if remarks is not None else []
         self.admitted: list[Tool] = []
         self.held: dict[str, str] = {}
         self.why: dict[str, str] = {}
-        """Of all that waits for a decision, though it be offered with another text."""
+        """Reasons of all that waits for a decision, even if it is offered with another text."""
         self.waiting: dict[Key, bytes] = {}
         self.changes: list[PinChange] = []
         self.new: set[str] = set()
 
 
 def find_pinned_kind(tool: Tool) -> str:
-    """The kind under which it is pinned."""
+    """Returns the kind under which a tool is pinned."""
     return SKILL if tool.bridged is not None else tool.kind
 
 
@@ -530,7 +529,7 @@ def _build_offered(
 
 
 def _list_skills(tools: Sequence[Tool]) -> dict[str, Any]:
-    """What the agent among them says of its skills, by their ids."""
+    """Returns the skills on the card of the agent among `tools`, by their ids."""
     return {
         skill["id"]: skill
         for tool in tools
@@ -541,19 +540,19 @@ def _list_skills(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
-    """As models may read it; the same object where there is nothing to clean or to cut. `data` is
-    all that the far side says of it."""
+    """Returns the tool as models may read it; the same object if there is nothing to clean or to
+    shorten. `data` is the whole definition of its server or agent."""
     if tool.agent is None and tool.bridged is None and not has_hidden(data) and is_short(data):
         return tool
     named = SHOWN if tool.kind in ADDRESSED else EXACT
     facts, description = tool.agent, clean_text(tool.description)
     definition = shorten(clean_value(tool.definition, named))
-    # What the hub puts before a description does not count.
+    # The prefix that the hub adds to a description does not count.
     most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_find_description(tool)))
     short = shorten_text(description, most)
     if len(short) == most and short != description:
         remarks.append(
-            f'the description of {tool.kind} "{tool.name}" is shown cut: it has '
+            f'the description of {tool.kind} "{tool.name}" is truncated: it has '
             f"{len(description)} characters, and {MAX_DESCRIPTION} are shown"
         )
     if facts is not None:
@@ -572,8 +571,8 @@ def _find_description(tool: Tool) -> str:
 
 
 def _limit_skills(admitted: list[Tool]) -> list[Tool]:
-    """An agent's own list of its skills has those that are admitted: neither what is held, nor what
-    nobody has looked at because it is no tool."""
+    """Limits an agent's list of skills to the admitted ones: not quarantined, and reviewed, which
+    needs a tool."""
     ids = {tool.bridged.skill_id for tool in admitted if tool.bridged is not None}
     found = []
     for tool in admitted:

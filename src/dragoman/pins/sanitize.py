@@ -1,9 +1,9 @@
-"""Takes out of texts what a model reads and a person does not see. Pure.
+"""Removes from texts what a model reads and a person does not see. Pure.
 
-Control characters but for line ends and tabs, what turns the direction of writing, what has no
-width, tag characters, the escapes of terminals. Long runs of white space and endless texts are cut
-short: white space is no change to a pin. What must be said to the far side as it is (names,
-values of an enum, patterns) is left: whether it has such is `hidden`.
+That is control characters except line ends and tabs, direction marks, zero-width and tag
+characters, and terminal escapes. Long runs of white space and very long texts are shortened: white
+space does not change a pin. Values that are sent back (names, enum values, patterns) are kept;
+`has_hidden` tells whether they contain such characters.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]"
 )
 _SELECTORS = re.compile("(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
-"""One behind an emoji is usual; a row of them is a message."""
+"""One after an emoji is usual; a sequence can encode a message."""
 
 _PLAIN = bytes(range(0x7F))
 
 MAX_DESCRIPTION, MAX_NESTED = 16_384, 4_096
-"""Characters that are shown of what something says of itself, and of a text within its schemas."""
+"""Characters shown of a description, and of a text within a schema."""
 MAX_BLANKS, MAX_LINES = 32, 3
-"""In a row: blanks within a line, and line ends."""
+"""The most consecutive blanks within a line, and line ends."""
 CUT = "…"
 _BLANKS = re.compile(rf"[^\S\n]{{{MAX_BLANKS + 1},}}")
 _LINES = re.compile(rf"(?:[^\S\n]*\n){{{MAX_LINES + 1},}}")
 _SPACES = b" " * (MAX_BLANKS + 1)
 _TABS = re.compile(rb"(?: |\\t){%d}" % (MAX_BLANKS + 1))
 _ENDS = re.compile(rb"\\n(?:(?: |\\t)*\\n){%d}" % MAX_LINES)
-"""The same in JSON."""
+"""The same limits in JSON."""
 _TEXTS = frozenset(("description", "title"))
 
 EXACT = frozenset({
     "enum", "const", "pattern", "required", "dependentRequired", "format", "name", "id", "$ref",
     "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "uri", "uriTemplate",
 })  # fmt: skip
-"""What stands under these is used, and not only read."""
+"""The values of these are used, and not only read."""
 SHOWN = EXACT - {"name"}
-"""The same where a name is what people read."""
+"""The same for kinds whose name is only read."""
 
 
 def clean_text(text: str) -> str:
@@ -59,7 +59,7 @@ def clean_text(text: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """With what nobody would see written out, for people and their terminals."""
+    """Replaces invisible characters by their code points, for people and terminals."""
     return _HIDDEN.sub(_escape_match, _SELECTORS.sub(_escape_match, text))
 
 
@@ -68,9 +68,9 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def has_hidden(data: bytes) -> bool:
-    """Whether JSON, as `wire.json.encode` writes it, has anything in it that nobody sees."""
+    """Whether JSON of `wire.json.encode` contains invisible characters."""
     if b"\\u00" in data or b"\\r" in data or b"\\b" in data or b"\\f" in data:
-        left = data.replace(b"\\\\", b"")  # what begins an escape now is one
+        left = data.replace(b"\\\\", b"")  # every remaining backslash begins an escape
         if b"\\u00" in left or b"\\r" in left or b"\\b" in left or b"\\f" in left:
             return True
     if data.isascii():
@@ -82,7 +82,7 @@ def has_hidden(data: bytes) -> bool:
 
 
 def clean_value(value: Any, exact: frozenset[str] = EXACT) -> Any:
-    """`value` without what can be taken out; the same object where there is no such."""
+    """Returns `value` without what can be removed; the same object if there is nothing."""
     return _clean_value(value, exact) if has_hidden(encode(value)) else value
 
 
@@ -92,7 +92,7 @@ def _clean_value(value: Any, exact: frozenset[str], key: str = "") -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, Mapping):
-        named = key in ("properties", "$defs", "definitions")  # what is called "enum" there is none
+        named = key in ("properties", "$defs", "definitions")  # there "enum" is a name
         return {
             name: _clean_value(inner, exact, "" if named else name) for name, inner in value.items()
         }
@@ -102,8 +102,8 @@ def _clean_value(value: Any, exact: frozenset[str], key: str = "") -> Any:
 
 
 def shorten_text(text: str, most: int) -> str:
-    """With no long runs of white space, and not longer than `most`."""
-    # Blanks first: then no run of them is long enough to make the second search slow.
+    """Shortens long runs of white space, and the text to `most` characters."""
+    # Blanks first: long runs of them would make the second search slow.
     if len(text) > MAX_BLANKS and ("  " in text or "\t" in text or not text.isascii()):
         text = _BLANKS.sub(" " * MAX_BLANKS, text)
     if text.count("\n") > MAX_LINES:
@@ -112,15 +112,15 @@ def shorten_text(text: str, most: int) -> str:
 
 
 def is_short(data: bytes) -> bool:
-    """Whether JSON can have nothing in it that `shorten` would change."""
+    """Whether `shorten` certainly changes nothing in this JSON."""
     if len(data) > MAX_NESTED or not data.isascii() or _SPACES in data:
         return False
     return not (b"\\t" in data and _TABS.search(data)) and _ENDS.search(data) is None
 
 
 def shorten(definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A definition with its descriptions, titles and examples shortened; the same object where
-    nothing is too long. What is used, and not only read, stays as it is."""
+    """Shortens the descriptions, titles and examples of a definition; returns the same object if
+    nothing is too long. Values that are used, and not only read, stay unchanged."""
     return _keep_equal(definition, {
         name: shorten_text(value, MAX_DESCRIPTION)
         if name in _TEXTS and isinstance(value, str)
