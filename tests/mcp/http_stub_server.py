@@ -1,4 +1,4 @@
-"""A server over Streamable HTTP, played by a test: each request is handed to a function of its."""
+"""A Streamable HTTP server whose responses a test writes: it gets each request."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Mini:
 
 
 @asynccontextmanager
-async def mini(handle: Handle) -> AsyncIterator[Mini]:
+async def serve_stub(handle: Handle) -> AsyncIterator[Mini]:
     made = Mini()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,7 +96,7 @@ def legacy(request: Request, revision: str = "2025-11-25", **capabilities: Any) 
     """Answers what belongs to the handshake; whether it did."""
     tools = [{"name": "t", "inputSchema": {"type": "object"}}]
     if request.asked == "initialize":
-        info = {"name": "mini", "version": "1"}
+        info = {"name": "serve_stub", "version": "1"}
         found = {"tools": {}, **capabilities}
         result = {"protocolVersion": revision, "capabilities": found, "serverInfo": info}
         request.result(result, mcp_session_id="s1")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.http_stub_server import Mini, Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Mini, Request, legacy, modern, serve_stub
 from tests.mcp.upstream_hub import EVERYTHING_ASKED, http, run_hub, until
 
 from dragoman.core.call import Progress, WantedUpdates
@@ -63,7 +63,7 @@ async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
             times.append(clock())
             request.event(answer(call[0]), id="e9")
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url))
         seen: list[Any] = []
 
@@ -92,7 +92,7 @@ async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
         request.stream()
         request.event(None, id="e1", retry=10)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, timeout_secs=2))
 
         with pytest.raises(Unreachable, match="may or may not have been executed"):
@@ -116,7 +116,7 @@ async def test_the_time_of_a_request_holds_for_all_its_streams_together(short_tm
         request.stream()
         request.event(None, id=f"e{number}", retry=100)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, timeout_secs=1))
 
         with pytest.raises(TimedOut):
@@ -138,7 +138,7 @@ async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_con
             request.event(None, id="e1", retry=10)
 
     for handle in (old, new):
-        async with run_hub(short_tmp) as world, mini(handle) as server:
+        async with run_hub(short_tmp) as world, serve_stub(handle) as server:
             await world.add(http("s", server.url))
             with pytest.raises(Unreachable, match="without a response"):
                 await world.call("s.t")
@@ -170,7 +170,7 @@ async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_
             request.reply(202)
             answered.set()
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, interactive=True))
         await until(lambda: streams)  # that of the shared session
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
@@ -211,7 +211,7 @@ async def test_questions_that_come_at_once_are_asked_together_and_answered_each_
             answered[request.message["id"]] = request.message["result"]["content"]["to"]
             request.reply(202)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, interactive=True))
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
 
@@ -260,7 +260,7 @@ async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
         }.get(request.asked, DONE)
         request.result({"resultType": "complete", **member})
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
         assert [tool.remote_name for tool in world.hub.catalog.list_tools()] == ["marked", "plain"]
         (problem,) = upstream.catalog.problems
@@ -318,7 +318,7 @@ async def test_a_tool_that_wants_other_headers_by_now_is_looked_at_and_called_ag
         else:
             request.result({"resultType": "complete", **DONE})
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url))
         await world.call("s.t", {"region": "r"})
         wanted = True
@@ -344,7 +344,7 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
             await asyncio.sleep(0.2)
         request.event(answer(request))
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, timeout_secs=1))
 
         how: dict[str, Any] = {
@@ -376,7 +376,7 @@ async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
         else:
             request.result(DONE)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
         first = upstream.connection.session
         assert first is not None and first.notifications._keeper is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.http_stub_server import Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Request, legacy, modern, serve_stub
 from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.errors import HubError, Unreachable
@@ -100,7 +100,7 @@ async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_gr
             request.reply(405)
         return None
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
         assert await text(world) == "new" and upstream.connection.version == "2026-07-28"
         is_old = True
@@ -124,7 +124,7 @@ async def test_words_of_the_other_era_do_not_end_a_connection(short_tmp: Path) -
             request.reply(405)
         return None
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
         shared = upstream.connection.session
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Requests and answers over one stream, with the other side played here message by message."""
+"""Requests and responses over one channel, with the server played by the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dragoman.mcp.client.notifications import RequestListener
 from dragoman.mcp.protocol.framing import OversizedFrame
 
 
-class Far(JsonRpcChannel):
+class ScriptedChannel(JsonRpcChannel):
     """A channel to a server that the test plays."""
 
     def __init__(self) -> None:
@@ -41,35 +41,35 @@ class Far(JsonRpcChannel):
 
 
 async def test_answers_find_their_requests_in_any_order() -> None:
-    far = Far()
-    tasks = [far.ask() for _ in range(3)]
+    channel = ScriptedChannel()
+    tasks = [channel.ask() for _ in range(3)]
     await asyncio.sleep(0)
-    assert [message["id"] for message in far.sent] == [1, 2, 3]
+    assert [message["id"] for message in channel.sent] == [1, 2, 3]
     for number in (2, 3, 1):
-        far.say(id=number, result={"n": number})
+        channel.say(id=number, result={"n": number})
     assert [(await task)[0] for task in tasks] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
 async def test_the_size_of_an_answer_is_told() -> None:
-    far = Far()
-    task = far.ask()
+    channel = ScriptedChannel()
+    task = channel.ask()
     await asyncio.sleep(0)
     data = b'{"jsonrpc":"2.0","id":1,"result":{}}'
-    far.receive(data)
+    channel.receive(data)
     assert await task == ({}, len(data))
 
 
 async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -> None:
-    far = Far()
-    task = far.ask()
+    channel = ScriptedChannel()
+    task = channel.ask()
     await asyncio.sleep(0)
-    far.say(id=99, result="nobody's")
+    channel.say(id=99, result="nobody's")
     for odd in (True, 1.0, "1", None, [1], {"a": 1}):
-        far.say(id=odd, result="odd")
-    far.say(id=1, result="first")
-    far.say(id=1, result="second")
+        channel.say(id=odd, result="odd")
+    channel.say(id=1, result="first")
+    channel.say(id=1, result="second")
     assert (await task)[0] == "first"
-    assert far.unsolicited == 8
+    assert channel.unsolicited == 8
 
 
 @pytest.mark.parametrize(
@@ -87,69 +87,72 @@ async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -
 async def test_an_error_reaches_the_one_who_asked(
     message: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
-    far = Far()
-    task = far.ask()
+    channel = ScriptedChannel()
+    task = channel.ask()
     await asyncio.sleep(0)
-    far.say(id=1, **message)
+    channel.say(id=1, **message)
     with pytest.raises(kind, match=words):
         await task
 
 
 async def test_a_batch_is_taken_apart() -> None:
-    far = Far()
-    tasks = [far.ask(), far.ask()]
+    channel = ScriptedChannel()
+    tasks = [channel.ask(), channel.ask()]
     await asyncio.sleep(0)
-    far.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
+    channel.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
     assert [(await task)[0] for task in tasks] == ["a", "b"]
-    assert far.heard == [("n", {})]
+    assert channel.heard == [("n", {})]
 
 
 @pytest.mark.promise("B8")
 async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_cancel() -> None:
-    far = Far()
+    channel = ScriptedChannel()
     with pytest.raises(
         TimedOut, match=r'did not answer "tools/call" within 0\.02 s: .* was cancelled'
     ):
-        await far.ask(timeout=0.02)
-    assert far.sent[-1] == {
+        await channel.ask(timeout=0.02)
+    assert channel.sent[-1] == {
         "jsonrpc": "2.0",
         "method": "notifications/cancelled",
         "params": {"requestId": 1, "reason": "no response within 0.02 s"},
     }
-    far.say(id=1, result="late")  # and hurts nobody
-    task = far.ask()
+    channel.say(id=1, result="late")  # and hurts nobody
+    task = channel.ask()
     await asyncio.sleep(0)
-    far.say(id=2, result="next")
+    channel.say(id=2, result="next")
     assert (await task)[0] == "next"
 
 
 @pytest.mark.promise("B8")
 @pytest.mark.parametrize("method", ["initialize", "server/discover"])
 async def test_a_greeting_is_never_cancelled(method: str) -> None:
-    far = Far()
+    channel = ScriptedChannel()
     with pytest.raises(TimedOut):
-        await far.ask(method, timeout=0.02)
-    assert [message["method"] for message in far.sent] == [method]
+        await channel.ask(method, timeout=0.02)
+    assert [message["method"] for message in channel.sent] == [method]
 
 
 @pytest.mark.promise("B12")
 async def test_a_caller_who_leaves_cancels_the_request() -> None:
-    far = Far()
-    task = far.ask()
+    channel = ScriptedChannel()
+    task = channel.ask()
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert far.sent[-1]["params"] == {"requestId": 1, "reason": "the caller cancelled the request"}
+    assert channel.sent[-1]["params"] == {
+        "requestId": 1,
+        "reason": "the caller cancelled the request",
+    }
 
 
 @pytest.mark.promise("B12")
 async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> None:
-    far = Far()
+    channel = ScriptedChannel()
     seen: list[Any] = []
-    task, other = far.ask(listener=RequestListener(seen.append, progress=True)), far.ask()
+    task, other = channel.ask(listener=RequestListener(seen.append, progress=True)), channel.ask()
     await asyncio.sleep(0)
-    first, second = far.sent
+    first, second = channel.sent
     assert first["params"] == {"name": "x", "_meta": {"progressToken": 1}}
     assert "_meta" not in second["params"]
     for told in (
@@ -162,22 +165,22 @@ async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> 
         {"progressToken": 9, "progress": 7},
         {"progressToken": 1, "progress": 2.5, "total": "x", "message": 5},
     ):
-        far.say(method="notifications/progress", params=told)
-    far.say(id=1, result={})
-    far.say(method="notifications/progress", params={"progressToken": 1, "progress": 9})
-    far.say(id=2, result={})
+        channel.say(method="notifications/progress", params=told)
+    channel.say(id=1, result={})
+    channel.say(method="notifications/progress", params={"progressToken": 1, "progress": 9})
+    channel.say(id=2, result={})
     await asyncio.gather(task, other)
     assert seen == [Progress(progress=1, total=3, message="one"), Progress(progress=2.5)]
-    assert far.heard == []
+    assert channel.heard == []
 
 
 async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_own() -> None:
-    far = Far()
-    tasks = [far.ask(), far.ask()]
+    channel = ScriptedChannel()
+    tasks = [channel.ask(), channel.ask()]
     await asyncio.sleep(0)
-    far.mark_lost("it is over", "; wait")
+    channel.mark_lost("it is over", "; wait")
     errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert far.lost.result() == "it is over"
+    assert channel.lost.result() == "it is over"
     text = 'server "s" was lost: it is over. The request may or may not have been executed; wait'
     assert [str(error) for error in errors] == [text] * 2
     assert all(isinstance(error, Unreachable) and error.sent for error in errors)
@@ -185,26 +188,26 @@ async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_ow
 
 
 async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_behind() -> None:
-    far = Far()
-    far.gone = True
+    channel = ScriptedChannel()
+    channel.gone = True
     with pytest.raises(Unreachable, match="gone") as raised:
-        await far.ask()
+        await channel.ask()
     assert raised.value.sent is False
-    assert not far._pending
+    assert not channel._pending
 
 
 @pytest.mark.promise("B13")
 async def test_a_server_that_asks_is_answered_with_what_was_declared() -> None:
-    far = Far()
-    far.say(id="a", method="ping")
-    far.say(id=7, method="sampling/createMessage", params={})
-    far.say(id=None, method="x" * 1000)
-    ping, sampling, odd = far.sent
+    channel = ScriptedChannel()
+    channel.say(id="a", method="ping")
+    channel.say(id=7, method="sampling/createMessage", params={})
+    channel.say(id=None, method="x" * 1000)
+    ping, sampling, odd = channel.sent
     assert ping == {"jsonrpc": "2.0", "id": "a", "result": {}}
     assert (sampling["id"], sampling["error"]["code"]) == (7, -32601)
     assert odd["id"] is None and len(json.dumps(odd)) < 300
-    far.gone = True
-    far.say(id=8, method="ping")  # nobody there to be answered: no matter
+    channel.gone = True
+    channel.say(id=8, method="ping")  # nobody there to be answered: no matter
 
 
 @pytest.mark.parametrize(
@@ -213,27 +216,27 @@ async def test_a_server_that_asks_is_answered_with_what_was_declared() -> None:
 async def test_what_is_no_message_is_passed_over(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    far = Far()
-    task = far.ask()
+    channel = ScriptedChannel()
+    task = channel.ask()
     await asyncio.sleep(0)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            far.receive(data)
-    far.say(id=1, result="still")
+            channel.receive(data)
+    channel.say(id=1, result="still")
     assert (await task)[0] == "still"
     assert caplog.text.count("sent an invalid message") == 5  # and not a hundred
-    assert far.unsolicited == 100
+    assert channel.unsolicited == 100
 
 
 async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it() -> None:
-    far = Far()
-    task, other = far.ask(), far.ask()
+    channel = ScriptedChannel()
+    task, other = channel.ask(), channel.ask()
     await asyncio.sleep(0)
-    far.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 200 + b"]" * 200 + b"}")
+    channel.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 200 + b"]" * 200 + b"}")
     with pytest.raises(BadReply, match=r'answered "tools/call" with an invalid message: .*nested'):
         await task
     assert not other.done()
-    far.say(id=2, result={})
+    channel.say(id=2, result={})
     await other
 
 
@@ -242,20 +245,20 @@ def too_large(prefix: bytes, suffix: bytes) -> OversizedFrame:
 
 
 async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_other() -> None:
-    far = Far()
-    task, other = far.ask(), far.ask()
+    channel = ScriptedChannel()
+    task, other = channel.ask(), channel.ask()
     await asyncio.sleep(0)
-    far.reject_oversized(
+    channel.reject_oversized(
         too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}'), 100
     )
     await asyncio.sleep(0)
     assert not task.done() and not other.done()
-    far.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
+    channel.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
     with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
         await other
     assert not task.done()
     last = b'"}]},"jsonrpc":"2.0","id":1}'
-    far.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
+    channel.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
     with pytest.raises(BadReply, match="too large for one message"):
         await task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.http_stub_server import Request, legacy, mini, modern
+from tests.mcp.http_stub_server import Request, legacy, modern, serve_stub
 from tests.mcp.upstream_hub import EVERYTHING_ASKED, Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.call import WantedUpdates
@@ -75,7 +75,7 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_old_era(
         elif not legacy(request, logging={}, tools={"listChanged": True}):
             request.result({} if request.asked == "logging/setLevel" else DONE)
 
-    async with mini(handle) as server:
+    async with serve_stub(handle) as server:
         async with run_hub(short_tmp) as world:
             await world.add(http("s", server.url))
             await world.call(
@@ -107,7 +107,7 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_new_era(
             answers = {"prompts/list": prompts, "tools/call": {**WHOLE, **DONE}}
             request.result(answers.get(request.asked, {**WHOLE, "messages": [], "resources": []}))
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, interactive=interactive))
         features = {"features": EVERYTHING_ASKED} if interactive else {}
         for _ in range(2):  # the second one with headers that are known
@@ -142,7 +142,7 @@ async def test_everything_that_goes_out_over_http_and_sse_is_traced(short_tmp: P
             "initialize": {
                 "protocolVersion": "2024-11-05",
                 "capabilities": {"tools": {}},
-                "serverInfo": {"name": "mini", "version": "1"},
+                "serverInfo": {"name": "serve_stub", "version": "1"},
             },
             "tools/list": {"tools": [TOOL]},
             "tools/call": DONE,
@@ -152,7 +152,7 @@ async def test_everything_that_goes_out_over_http_and_sse_is_traced(short_tmp: P
             streams[-1].event(result)
 
     over = asyncio.Event()
-    async with mini(handle) as server:
+    async with serve_stub(handle) as server:
         async with run_hub(short_tmp) as world:
             await world.add(http("s", server.url.replace("/mcp", "/sse")))
             assert (await world.call("s.t")).content == DONE["content"]
@@ -238,7 +238,7 @@ async def test_headers_of_the_configuration_do_not_stand_beside_those_of_the_tra
         if not modern(request, [TOOL]):
             request.result({**WHOLE, **DONE})
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         transport = HttpTransport(url=server.url, headers=["TraceParent: fixed", "X-Own: 1"])
         upstream = await world.add(ServerEntry(name="s", transport=transport))
         for _ in range(2):

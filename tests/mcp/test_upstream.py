@@ -47,7 +47,7 @@ class Crashing:
         self.ttls: dict[str, float] = {}
         self.lists = 0
 
-    def build_meta(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+    def build_meta(self, features: Mapping[str, Any], log_level: str | None) -> Mapping[str, Any]:
         return {}
 
     async def list_entries(self, method: str, member: str, timeout: float, meta: Any) -> list[Any]:

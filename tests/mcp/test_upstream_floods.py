@@ -11,7 +11,7 @@ from time import monotonic, thread_time
 from typing import Any
 
 import pytest
-from tests.mcp.http_stub_server import Request, legacy, mini
+from tests.mcp.http_stub_server import Request, legacy, serve_stub
 from tests.mcp.upstream_hub import Scripted, http, run_hub, until
 
 from dragoman.core.bus import Bus
@@ -51,7 +51,7 @@ async def test_large_messages_that_answer_nothing_leave_most_of_the_time_to_othe
             await request._writer.drain()
         await asyncio.Event().wait()
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         script = Scripted(short_tmp, "legacy", {"tools/call": {"first": said, "content": []}})
         entry = http("s", server.url) if way == "http" else script.entry()
         upstream = await world.add(entry)
@@ -93,7 +93,7 @@ async def test_a_list_that_is_said_to_change_all_the_time_is_read_in_proportion_
             await request._writer.drain()
             await asyncio.sleep(0.01)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url))
         await until(lambda: len(asked) >= 5)
         least = pause_after_list(len(json.dumps(tools)))
@@ -114,7 +114,7 @@ async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: P
         request.event(note("end"))
         await asyncio.Event().wait()
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         if way == "http":
             upstream = await world.add(http("s", server.url))
         else:

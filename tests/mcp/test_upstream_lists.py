@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.http_stub_server import Mini, Request, mini
+from tests.mcp.http_stub_server import Mini, Request, serve_stub
 from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, until
 
 from dragoman.core.tool import PROMPT, TOOL
@@ -76,7 +76,7 @@ async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered
     short_tmp: Path,
 ) -> None:
     choosy = Choosy()
-    async with run_hub(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.asks", "s.plain"] and upstream.catalog.problems == []
 
@@ -96,7 +96,7 @@ async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered
 async def test_only_a_server_that_is_said_to_ask_is_listed_on_another_connection(
     short_tmp: Path,
 ) -> None:
-    async with run_hub(short_tmp) as world, mini(Choosy()) as server:
+    async with run_hub(short_tmp) as world, serve_stub(Choosy()) as server:
         await world.add(http("s", server.url))
         assert names(world) == ["s.plain"]
         assert len(server.sent("initialize")) == 1
@@ -108,7 +108,7 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
 ) -> None:
     choosy = Choosy()
     choosy.opens_more = False
-    async with run_hub(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.plain"]
         (problem,) = upstream.catalog.problems
@@ -130,7 +130,7 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
 async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Path) -> None:
     choosy = Choosy()
     choosy.plain, choosy.asked = ["old", "plain"], ["asks", "old", "plain"]
-    async with run_hub(short_tmp) as world, mini(choosy) as server:
+    async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.asks", "s.old", "s.plain"]
 
@@ -202,7 +202,7 @@ async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
         else:
             request.reply(202)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         adding = asyncio.create_task(world.add(http("s", server.url)))
         await until(lambda: server.sent("prompts/list") and server.sent("tools/list"))
         assert names(world) == []
@@ -240,6 +240,6 @@ async def test_a_server_that_answers_anything_with_nothing_is_not_of_the_new_era
         else:
             choosy(request)
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
         assert upstream.connection.modern is False and names(world) == ["s.plain"]

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.mcp.http_stub_server import Request, mini
+from tests.mcp.http_stub_server import Request, serve_stub
 from tests.mcp.test_http_upstream import legacy
 from tests.mcp.upstream_hub import (
     EVERYTHING_ASKED,
@@ -66,7 +66,7 @@ async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
         if not legacy(request):
             await asyncio.Event().wait()
 
-    async with run_hub(short_tmp) as world, mini(handle) as server:
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         world.hub = build_permissive_hub(world.hub.catalog, world.bus, [Timeout(0.2)])
         await world.add(http("s", server.url))
         with pytest.raises(TimedOut, match=r"raise \[limits\] tool_timeout_secs if it needs more"):
@@ -81,7 +81,7 @@ async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> Non
             await asyncio.Event().wait()
         legacy(request)
 
-    async with run_hub(short_tmp, answer_secs=0.3) as world, mini(handle) as server:
+    async with run_hub(short_tmp, answer_secs=0.3) as world, serve_stub(handle) as server:
         await world.servers.apply([http("s", server.url)])
         await until(lambda: "within 0.3 s" in world.made["s"].connection.reason)
 

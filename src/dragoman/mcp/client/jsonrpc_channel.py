@@ -397,7 +397,7 @@ class JsonRpcChannel:
             self._report_progress(params)
         elif method == MESSAGE:
             listener = self._find_log_listener()
-            if listener is None or not listener.report_note(params):
+            if listener is None or not listener.report_log_message(params):
                 self._sink(method, params)
         elif method == ACKNOWLEDGED:
             self._acknowledge(params)

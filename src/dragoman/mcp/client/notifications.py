@@ -103,21 +103,21 @@ class PendingServerRequests:
 class RequestListener:
     """Receives the messages that accompany one request of the hub. Most requests have none."""
 
-    __slots__ = ("acknowledged", "ask", "client", "highest", "notes", "progress", "updates")
+    __slots__ = ("acknowledged", "ask", "client", "highest", "log_level", "progress", "updates")
 
     def __init__(
         self,
         updates: Updates = discard_update,
         *,
         progress: bool = False,
-        notes: str | None = None,
+        log_level: str | None = None,
         client: str = "",
         ask: Callable[[ServerRequest], bool] | None = None,
         acknowledged: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.updates = updates
         self.progress = progress
-        self.notes = notes
+        self.log_level = log_level
         """The lowest level of log messages that the request wants."""
         self.client = client
         self.ask = ask
@@ -135,12 +135,16 @@ class RequestListener:
         self.updates(update)
         return True
 
-    def report_note(self, params: Mapping[str, Any]) -> bool:
+    def report_log_message(self, params: Mapping[str, Any]) -> bool:
         """Forwards a log message of a level that the request wants; False for any other."""
-        note = note_from_params(params)
-        if self.notes is None or note is None or SEVERITY[note.level] < SEVERITY[self.notes]:
+        message = log_message_from_params(params)
+        if (
+            self.log_level is None
+            or message is None
+            or SEVERITY[message.level] < SEVERITY[self.log_level]
+        ):
             return False
-        self.updates(note)
+        self.updates(message)
         return True
 
 
@@ -149,8 +153,10 @@ def listener_from_call(call: Call) -> RequestListener | None:
     wanted = call.wanted_updates
     if wanted is NO_UPDATES or not (wanted.progress or wanted.log_level):
         return None
-    notes = wanted.log_level if wanted.log_level in SEVERITY else None
-    return RequestListener(call.updates, progress=wanted.progress, notes=notes, client=call.client)
+    log_level = wanted.log_level if wanted.log_level in SEVERITY else None
+    return RequestListener(
+        call.updates, progress=wanted.progress, log_level=log_level, client=call.client
+    )
 
 
 def progress_from_params(params: Mapping[str, Any]) -> Progress | None:
@@ -166,7 +172,7 @@ def _read_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def note_from_params(params: Mapping[str, Any]) -> LogMessage | None:
+def log_message_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     level, logger = params.get("level"), params.get("logger")
     if level not in SEVERITY or "data" not in params:
         return None
@@ -174,8 +180,8 @@ def note_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     return LogMessage(level=str(level), data=params["data"], logger=name)
 
 
-def render_note(note: LogMessage) -> str:
+def render_log_message(message: LogMessage) -> str:
     """Renders a log message as one line."""
-    text = note.data if isinstance(note.data, str) else repr(note.data)
-    logger = f" {note.logger}" if note.logger else ""
-    return f"[{note.level}{logger}] {' '.join(text[:2000].split())}"
+    text = message.data if isinstance(message.data, str) else repr(message.data)
+    logger = f" {message.logger}" if message.logger else ""
+    return f"[{message.level}{logger}] {' '.join(text[:2000].split())}"

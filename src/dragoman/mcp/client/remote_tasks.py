@@ -101,7 +101,7 @@ def is_task_handle(handle: str | None) -> bool:
 
 @dataclass(slots=True)
 class UpstreamTask:
-    """What is known of a server's task."""
+    """The state of a server's task, as far as the hub knows it."""
 
     id: str
     shortest_poll: float = 0.1

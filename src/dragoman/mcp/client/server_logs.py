@@ -14,7 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import LogMessage
 from dragoman.core.events import ServerLogged
 from dragoman.mcp.client.child_process import OutputRing
-from dragoman.mcp.client.notifications import note_from_params, render_note
+from dragoman.mcp.client.notifications import log_message_from_params, render_log_message
 from dragoman.wire.json import encode
 
 PER_SECOND = 20.0
@@ -38,16 +38,18 @@ class ServerLogs:
     def write(self, params: Mapping[str, Any], client: str | None) -> None:
         """Takes a `notifications/message`. `client` owns the session it came on: "" for a client
         without an MCP session, None for a shared session."""
-        note = note_from_params(params)
-        if note is None:
+        message = log_message_from_params(params)
+        if message is None:
             return
-        line = render_note(note)
+        line = render_log_message(message)
         self._ring.write(line.encode("utf-8", "replace") + b"\n")
         if client != "" and self._may_announce():
-            data = note.data
+            data = message.data
             if len(data if isinstance(data, str) else encode(data)) > MAX_ANNOUNCED:
-                note = LogMessage(level=note.level, data=f"{line} [cut]", logger=note.logger)
-            self._bus.emit(ServerLogged(self._server, note, client))
+                message = LogMessage(
+                    level=message.level, data=f"{line} [cut]", logger=message.logger
+                )
+            self._bus.emit(ServerLogged(self._server, message, client))
 
     def _may_announce(self) -> bool:
         now = self._clock()

@@ -88,7 +88,7 @@ class BothErasAnswered(BadReply):
 
 
 class SessionSpec(NamedTuple):
-    """What a session with a server is for."""
+    """How to open a session with a server, and what it is for."""
 
     sink: NotificationSink
     """Receives notifications that belong to no request."""
@@ -274,10 +274,10 @@ class UpstreamSession:
                 await self._reopen(timeout)
             return await self.wire.request(method, params, timeout, listener, headers)
 
-    def build_meta(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+    def build_meta(self, features: Mapping[str, Any], log_level: str | None) -> Mapping[str, Any]:
         """Builds the `_meta` of a modern request for a client with these features that wants log
-        messages from level `notes` up. Omits extensions that the server does not declare."""
-        if not features and notes is None:
+        messages from level `log_level` up. Omits extensions that the server does not declare."""
+        if not features and log_level is None:
             return MODERN_META
         declared = dict(features)
         if declared.pop("extensions", None) is not None:
@@ -285,8 +285,8 @@ class UpstreamSession:
             if shared:
                 declared["extensions"] = shared
         meta = {**MODERN_META, CAPABILITIES_KEY: declared}
-        if notes is not None:
-            meta[LOG_LEVEL_KEY] = notes
+        if log_level is not None:
+            meta[LOG_LEVEL_KEY] = log_level
         return meta
 
     def find_shared_extensions(self, features: Mapping[str, Any]) -> dict[str, Any]:

@@ -497,7 +497,7 @@ class HttpWire:
     def _handle_incoming(
         self, message: dict[str, Any], id: int | None, listener: RequestListener | None
     ) -> bool:
-        """Handles a message that is no response; True if it was progress.
+        """Handles a request or notification; True if it was progress.
 
         A message on the stream of request `id` belongs to it. A question on a push stream belongs
         to the newest call, as on a wire with one stream.
@@ -534,7 +534,7 @@ class HttpWire:
         may go to the newest of them."""
         if id is None and self._askable:
             listener = next(reversed(self._askable.values()))
-        if listener is None or not listener.report_note(params):
+        if listener is None or not listener.report_log_message(params):
             self._sink(MESSAGE, params)
 
     def _reply(self, message: bytes) -> None:

@@ -191,7 +191,7 @@ class SuspendedCall:
         self._task.cancel()
 
     def release_roots(self) -> list[ServerRequest]:
-        """Gives up the open requests for the client's roots: a server may ask for them at any time,
+        """Releases the open requests for the client's roots: a server may ask for them at any time,
         whatever call is in flight."""
         keys = [key for key, open in self._open.items() if open.question.kind == ROOTS]
         released = [self._open.pop(key) for key in keys]
@@ -258,7 +258,7 @@ class SessionQuestions:
     """
 
     def __init__(self, viewer: Call | Viewer, asker: ClientAsker | None) -> None:
-        """`viewer` is whom the session is opened for."""
+        """`viewer` is the client that the session is opened for."""
         self._client = viewer.client
         self._features = viewer.features
         self._asker = asker
@@ -319,7 +319,7 @@ class SessionQuestions:
 def send_answer(
     request: ServerRequest, question: Question, answer: Any, revision: Revision
 ) -> None:
-    """Answers the server with what the client said, or refuses the question."""
+    """Sends the client's answer to the server, or refuses the question."""
     if isinstance(answer, AnswerError):
         request.refuse(answer.code, answer.message, answer.data)
         return

@@ -366,19 +366,19 @@ class Upstream:
     ) -> tuple[Any, int]:
         """Sends a call with what it has beside its arguments."""
         listener = listener_from_call(call)
-        notes = listener.notes if listener is not None else None
+        log_level = listener.log_level if listener is not None else None
         meta: Mapping[str, Any] = MODERN_META
         headers: Mapping[str, str] | None = None
         if session.modern:
-            meta = session.build_meta(call.features, notes)
+            meta = session.build_meta(call.features, log_level)
             if call.answers is not None:
                 params["inputResponses"] = call.answers
             if call.handle is not None:
                 _add_state(params, call)
             if mirrored := self._find_mirrored(call):
                 headers = build_param_headers(mirrored, call.arguments)
-        elif notes is not None:
-            await session.request_log_level(notes, self.answer_secs)
+        elif log_level is not None:
+            await session.request_log_level(log_level, self.answer_secs)
         method = METHODS[call.tool.kind]
         return await session.request(method, params, self.call_secs, listener, headers, meta)
 
@@ -405,8 +405,8 @@ class Upstream:
         async def send(own: UpstreamSession, listener: RequestListener) -> tuple[Any, int]:
             if kind == COMPLETION and _completes_nothing(own):
                 return {"completion": NO_COMPLETIONS}, 0
-            if listener.notes is not None:
-                await own.request_log_level(listener.notes, self.answer_secs)
+            if listener.log_level is not None:
+                await own.request_log_level(listener.log_level, self.answer_secs)
             params = request_from_call(call, own.revision)
             self._request_task(params, own, call)
             value, size = await own.request(METHODS[kind], params, FOREVER, listener)
@@ -586,7 +586,7 @@ def _build_own_task_sender(
     come while its result is awaited."""
     carried = call.trace.build_context()
     questions = RequestListener(
-        listener.updates, notes=listener.notes, client=listener.client, ask=listener.ask
+        listener.updates, log_level=listener.log_level, client=listener.client, ask=listener.ask
     )
 
     async def send(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:

@@ -62,7 +62,7 @@ HANDSHAKE_OWNER = "the shared session of the handshake era"
 
 
 class ListView(NamedTuple):
-    """What decides how a client sees the lists."""
+    """How a client sees the lists."""
 
     owner: Owner | None
     """The client's own session, if it has one."""
@@ -91,16 +91,16 @@ class UpstreamLists:
         self._session: UpstreamSession | None = None
         """The shared session whose lists are kept here."""
         self._entries: dict[str, list[Any]] = {}
-        """What the shared session lists, by kind, unchanged."""
+        """The entries of the shared session, by kind, unchanged."""
         self._shared: dict[str, set[str]] = {}
         """The names of that."""
         self._known: dict[str, set[str]] = {}
-        """What the shared session ever listed: what it no longer lists exists for no client."""
+        """All names that the shared session ever listed: those it dropped exist for no client."""
         self._profiles: dict[str, _Profile] = {}
         self._own: dict[Owner, dict[str, list[Any]]] = {}
         """The lists of own sessions that have announced a change."""
         self._extra: dict[str, dict[str, Any]] = {}
-        """What is published beyond the shared lists, by kind and name."""
+        """Entries published beyond the shared lists, by kind and name."""
         self.differs = False
         """Whether some clients see other lists than others."""
         self._lock = asyncio.Lock()
