@@ -18,9 +18,9 @@ MAX_NAMED = 200
 def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
     """Records an action around the block that does it; `what` is its object. Raises as `intend`,
     before anything is done."""
-    caller = by.label if by is not None else "nobody"
+    principal = by.label if by is not None else "nobody"
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
-    entry = {"verb": verb, "asked_as": named, "caller": caller, "door": "api", "depth": 0}
+    entry = {"verb": verb, "asked_as": named, "caller": principal, "door": "api", "depth": 0}
     begun = perf_counter()
     seq = audit.intend(entry)
     outcome = "failed"

@@ -59,7 +59,7 @@ class RunningCall:
         self,
         trace: Trace,
         target: str,
-        caller: Principal | None,
+        principal: Principal | None,
         chain: Chain,
         above: RunningCall | None,
         sources: frozenset[str] = NO_LABELS,
@@ -68,7 +68,7 @@ class RunningCall:
         self.sources = sources
         """The taint labels of the target's output."""
         self.target = target
-        self.principal = caller
+        self.principal = principal
         self.chain = chain
         self.parent = above
         """The call on whose behalf this one is made."""
@@ -140,7 +140,7 @@ class CallChains:
 
     def start_trace(
         self,
-        caller: Principal,
+        principal: Principal,
         verb: str,
         target: str,
         carried: TraceContext | None,
@@ -150,9 +150,9 @@ class CallChains:
         id, span = self._make_ids()
         state = self._mark + span
         asked = _HANDLE.match(handle) if handle is not None else None
-        if carried is None and not caller.serves:  # the common case
+        if carried is None and not principal.serves:  # the common case
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
-        above = self._find_parent(caller, target, carried)
+        above = self._find_parent(principal, target, carried)
         chain: tuple[str, ...] = ()
         origin = ""
         if above is not None:
@@ -167,12 +167,12 @@ class CallChains:
         return Trace(id, chain, span, verb, origin, above, self._sign, state)
 
     def _find_parent(
-        self, caller: Principal, target: str, carried: TraceContext | None
+        self, principal: Principal, target: str, carried: TraceContext | None
     ) -> RunningCall | None:
         """Finds the call on whose behalf this one is made, as far as known."""
         told = self._find_claimed_parent(carried) if carried is not None else None
-        served = self._at.get(caller.serves) if caller.serves else None
-        if not served or (told is not None and told.target == caller.serves):
+        served = self._at.get(principal.serves) if principal.serves else None
+        if not served or (told is not None and told.target == principal.serves):
             return told
         # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}

@@ -59,19 +59,19 @@ def _render_text(end: End) -> str:
 
 
 def _render_message(end: End) -> str:
-    _, verb, caller, trace, outcome, error, duration_ms = end
+    _, verb, principal, trace, outcome, error, duration_ms = end
     why = f" ({error})" if error else ""
     return (
-        f"call {_plain(verb)} by {caller.label} -> {outcome}{why} {duration_ms:.1f} ms "
+        f"call {_plain(verb)} by {principal.label} -> {outcome}{why} {duration_ms:.1f} ms "
         f"depth {len(trace.chain)} trace {trace.id[:8]}"
     )
 
 
 def _render_json(end: End) -> str:
-    at, verb, caller, trace, outcome, error, duration_ms = end
+    at, verb, principal, trace, outcome, error, duration_ms = end
     fields = {
         "verb": _plain(verb),
-        "caller": caller.label,
+        "caller": principal.label,
         "outcome": outcome,
         "error": error or None,
         "duration_ms": round(duration_ms, 3),

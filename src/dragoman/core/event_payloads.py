@@ -130,12 +130,12 @@ def render_verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
 
 
 def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str, Any]:
-    tool, caller, skill = call.tool, call.principal, call.tool.bridged
+    tool, principal, skill = call.tool, call.principal, call.tool.bridged
     return {
         "phase": phase,
         "verb": render_name(tool.name, tool.kind),
         "legacyAlias": skill.alias if skill is not None else None,
-        "orgId": caller.org,
+        "orgId": principal.org,
         "agentCardId": skill.card_id if skill is not None else None,
         "agentUrl": skill.url if skill is not None else None,
         "skillId": skill.skill_id if skill is not None else None,
@@ -144,7 +144,7 @@ def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> d
         "emittedAt": render_time(at),
         "context": {
             "denied": phase != PRE_VERB and is_denied(call, error),
-            "caller": caller.label,
+            "caller": principal.label,
             "onBehalfOf": find_on_behalf_of(call),
             "askedAs": render_name(call.requested_name, tool.kind),
             "door": call.door,

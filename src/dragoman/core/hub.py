@@ -123,19 +123,19 @@ class Hub:
         self._pipeline = build_pipeline(stages, self._run)
 
     async def call(
-        self, caller: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
+        self, principal: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
     ) -> tuple[Tool, Result]:
         """Calls a tool and returns it with its result. Servers, agents, the command line and tests
         all use it; no target can be reached otherwise."""
         view, kind, handle = options.view, options.kind, options.handle
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
-            tool = await self._find_late(caller, name, view, kind)
+            tool = await self._find_late(principal, name, view, kind)
         trace = self.chains.start_trace(
-            caller, tool.name, tool.target.name, options.trace_context, handle
+            principal, tool.name, tool.target.name, options.trace_context, handle
         )
         call = Call(  # by position: by name it takes half as long again
-            caller,
+            principal,
             tool,
             name,
             arguments,
@@ -172,19 +172,19 @@ class Hub:
                 return self._rewrite_links(call, result)
         return result
 
-    async def _find_late(self, caller: Principal, name: str, view: View, kind: str) -> Tool:
+    async def _find_late(self, principal: Principal, name: str, view: View, kind: str) -> Tool:
         """Resolves an unknown name again once starting targets have started and stale lists are
         read."""
-        tool = self.find_visible(caller, name, view, kind)
+        tool = self.find_visible(principal, name, view, kind)
         if self.startup is not None and _is_unknown(tool):
-            tool = await self._find_starting(self.startup, caller, name, view, kind)
+            tool = await self._find_starting(self.startup, principal, name, view, kind)
         if self.refresher is None or not _is_unknown(tool):
             return tool
         again = await self.refresher.refresh_for(name, kind)
-        return self.find_visible(caller, name, view, kind) if again else tool
+        return self.find_visible(principal, name, view, kind) if again else tool
 
     async def _find_starting(
-        self, startup: Startup, caller: Principal, name: str, view: View, kind: str
+        self, startup: Startup, principal: Principal, name: str, view: View, kind: str
     ) -> Tool:
         """Resolves a name once its target has connected. If the target is still absent, returns a
         `Nowhere` tool that says so, for principals that may know of the target's tools."""
@@ -193,7 +193,7 @@ class Hub:
             return not _is_unknown(self.find(name, view, kind))
 
         await startup.wait_for(is_known, self.catalogs.values())
-        tool = self.find_visible(caller, name, view, kind)
+        tool = self.find_visible(principal, name, view, kind)
         absent = startup.find_absent(name) if _is_unknown(tool) else None
         if absent is None:
             return tool
@@ -201,10 +201,10 @@ class Hub:
         guess = Tool(
             name=f"{target.name}.{name}", alias=name, remote_name=name, kind=kind, target=target
         )
-        if not self.authorizer.can_list(caller, guess):
+        if not self.authorizer.can_list(principal, guess):
             return tool
         await startup.try_now(target)
-        tool = self.find_visible(caller, name, view, kind)
+        tool = self.find_visible(principal, name, view, kind)
         if not _is_unknown(tool):
             return tool
         absent = startup.find_absent(name)  # None if it connected meanwhile and has no such tool
@@ -212,7 +212,7 @@ class Hub:
 
     def list_tools(
         self,
-        caller: Principal,
+        principal: Principal,
         view: View,
         kind: str = TOOL,
         door: str = "",
@@ -228,7 +228,7 @@ class Hub:
             for tool in self.catalogs[kind].list_tools()
             if (view is EVERYTHING or view.includes(tool))
             and tool.name not in hidden
-            and sees(caller, tool, door)
+            and sees(principal, tool, door)
         ]
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
@@ -239,21 +239,21 @@ class Hub:
             else _NO_NAMES
         )
 
-    def can_act_on_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
+    def can_act_on_task(self, principal: Principal, action: str, name: str, view: View) -> bool:
         """Whether policy allows `action` on the principal's own task of tool `name`. If the tool no
         longer exists, ownership alone decides."""
         tool = self.find(name, view)
         if isinstance(tool.target, Nowhere):
             return True
-        return self.authorizer.decide_action(caller, action, tool, owner=True).allowed
+        return self.authorizer.decide_action(principal, action, tool, owner=True).allowed
 
-    def find_visible(self, caller: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
+    def find_visible(self, principal: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
         """Like `find`, but unknown for a principal that may not list what the name stands for."""
         tool = self.find(name, view, kind)
         target = tool.target
         if not isinstance(target, Nowhere) or not target.stands_for:
             return tool
-        known = any(self.authorizer.can_list(caller, one) for one in target.stands_for)
+        known = any(self.authorizer.can_list(principal, one) for one in target.stands_for)
         return tool if known else build_unknown_tool(name, kind)
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:

@@ -61,17 +61,17 @@ class Authorizer(Protocol):
     def decide(self, call: Call) -> Decision:
         """Whether the call is permitted: `mcp_call`, or `a2a_invoke` for a remote agent."""
 
-    def can_list(self, caller: Principal, tool: Tool) -> bool:
+    def can_list(self, principal: Principal, tool: Tool) -> bool:
         """Whether `list` is permitted, which alone does not make a tool listed."""
 
-    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
+    def can_see(self, principal: Principal, tool: Tool, door: str) -> bool:
         """Whether it is listed: `list`, and a first call at that entry point, are permitted."""
 
-    def group_of_principal(self, caller: Principal) -> Hashable:
+    def group_of_principal(self, principal: Principal) -> Hashable:
         """A key that is equal for principals with the same decisions on all calls and lists."""
 
     def decide_action(
-        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+        self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         """Decides another action; without a tool, on the hub itself. `owner`: whether a task is the
         principal's own."""

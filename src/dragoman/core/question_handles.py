@@ -77,8 +77,8 @@ class QuestionHandles:
         return str(state)
 
     def _mac(self, call: Call, id: str, body: bytes) -> bytes:
-        caller = call.principal
-        bound = [id, caller.kind, caller.org, caller.id, call.tool.kind, call.tool.name]
+        principal = call.principal
+        bound = [id, principal.kind, principal.org, principal.id, call.tool.kind, call.tool.name]
         arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
         bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
         return hmac.digest(self._key, json.dumps(bound).encode() + b"\n" + body, "sha256")

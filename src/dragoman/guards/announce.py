@@ -40,9 +40,9 @@ class Announce:
 
     async def __call__(self, next: Next, call: Call) -> Result:
         begun = perf_counter()
-        caller = call.principal.label
+        label = call.principal.label
         self.running += 1
-        self._of[caller] = count = self._of.get(caller, 0) + 1
+        self._of[label] = count = self._of.get(label, 0) + 1
         told: ToolCall | None = None
         try:
             if self.running > self.limit or count > self.share:
@@ -68,10 +68,10 @@ class Announce:
             raise
         finally:
             self.running -= 1
-            if (left := self._of[caller] - 1) > 0:
-                self._of[caller] = left
+            if (left := self._of[label] - 1) > 0:
+                self._of[label] = left
             else:
-                del self._of[caller]
+                del self._of[label]
         self._emit_end(call, begun, result, None)
         if told is not None or call.notes.usage is not None:
             self._conclude(call, told, result, None)

@@ -92,8 +92,8 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         arguments = _encode(call.arguments)
     except Exception:  # numbers over 64 bits, lone surrogates: still JSON
         arguments = json.dumps(call.arguments, default=repr).encode()
-    verb, asked, caller, trace = call.tool.name, call.requested_name, call.principal, call.trace
-    label, tool = caller.label, call.tool
+    verb, asked, principal, trace = call.tool.name, call.requested_name, call.principal, call.trace
+    label, tool = principal.label, call.tool
     if tool.kind != TOOL:
         verb, asked = render_name(verb, tool.kind), render_name(asked, tool.kind)
     if len(verb) + len(asked) + len(label) > MAX_NAME or not (
@@ -104,7 +104,7 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         "verb": verb,
         "asked_as": asked,
         "caller": label,
-        "org": caller.org,
+        "org": principal.org,
         "door": call.door,
         "trace": trace.id,
         "depth": len(trace.chain),
@@ -118,7 +118,7 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         entry["agent"] = shorten(tool.bridged.card_id)
     if trace.parent is not None or trace.chain:
         _add_chain(entry, trace)
-    if behalf := trace.origin or caller.behalf:
+    if behalf := trace.origin or principal.behalf:
         entry["on_behalf_of"] = shorten(behalf)
     return entry
 

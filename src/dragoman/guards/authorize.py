@@ -47,5 +47,5 @@ class Authorize:
 
 
 def _render_principal(call: Call) -> str:
-    caller = call.principal
-    return f'agent "{caller.serves}"' if caller.serves else f'"{caller.label}"'
+    principal = call.principal
+    return f'agent "{principal.serves}"' if principal.serves else f'"{principal.label}"'
