@@ -155,7 +155,7 @@ async def test_what_leaves_carries_the_trace_and_nothing_of_another_one() -> Non
 @pytest.mark.parametrize("arguments", [{}, {"projectId": 1}])
 async def test_arguments_that_do_not_fit_never_leave(arguments: Any) -> None:
     async with bridged(done_03) as ground:
-        with pytest.raises(InvalidInput, match=r'arguments of "vercel_ops\.deploy"'):
+        with pytest.raises(InvalidInput, match=r'arguments for "vercel_ops\.deploy"'):
             await ground.call(arguments)
     assert not ground.sent
 
