@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
+from tests.a2a.scripted_agent import Request, card_10, scripted_agent, task_10
 
 STATUS = {
     "statusUpdate": {
@@ -88,7 +88,7 @@ def serving_agents() -> Iterator[Agents]:
     up, over = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        async with odd_agent(agents.handle) as server:
+        async with scripted_agent(agents.handle) as server:
             agents.url = server.url
             up.set()
             await over.wait()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import build_text_message
+from tests.a2a.scripted_agent import build_text_message
 from tests.peers.process import HttpPeer
 
 from dragoman.a2a.client.client import A2aClient

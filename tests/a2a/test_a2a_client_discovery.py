@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.a2a.odd_agent import OLD_PLACE, WELL_KNOWN, Request, card_10, odd_agent
+from tests.a2a.scripted_agent import OLD_PLACE, WELL_KNOWN, Request, card_10, scripted_agent
 
 from dragoman import __version__
 from dragoman.a2a.cards.signing import sign_card
@@ -37,7 +37,7 @@ async def test_a_card_is_looked_for_in_the_new_place_and_then_in_the_old() -> No
         else:
             request.reply(404, {"detail": "Not Found"})
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         found = await discovery(agent.url)(agent.url + "/")
     assert [request.path for request in agent.requests] == [WELL_KNOWN, OLD_PLACE]
     assert found.card["name"] == "Old" and found.card["supportedInterfaces"]
@@ -83,7 +83,7 @@ async def test_what_is_no_card_is_passed_over_and_told() -> None:
         else:
             request.reply(401, {})
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         with pytest.raises(BadReply) as failed:
             await discovery(agent.url)(agent.url)
     words = str(failed.value)
@@ -97,7 +97,7 @@ async def test_a_card_is_bounded() -> None:
     def handle(request: Request) -> None:
         request.reply(200, card_10("http://127.0.0.1:1", description="x" * (1024 * 1024)))
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         with pytest.raises(BadReply):
             await discovery(agent.url)(agent.url)
 
@@ -114,7 +114,7 @@ async def test_a_card_holds_as_long_as_it_says_and_is_asked_for_again_by_its_eta
             card = card_10("http://127.0.0.1:1", version=str(version))
             request.reply(200, card, etag=etag, cache_control="public, max-age=60")
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         find = discovery(agent.url, clock=lambda: now)
         first = await find(agent.url)
         now += 59
@@ -142,7 +142,7 @@ async def test_how_long_a_card_holds_has_bounds(said: str, fresh: float, stale: 
     def handle(request: Request) -> None:
         request.reply(200, card_10("http://127.0.0.1:1"), cache_control=said)
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         find = discovery(agent.url, clock=lambda: now)
         await find(agent.url)
         now = fresh
@@ -162,7 +162,7 @@ async def test_an_agent_that_is_away_keeps_the_card_it_had() -> None:
         else:
             request.reply(200, card_10("http://127.0.0.1:1"))
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         find = discovery(agent.url, clock=lambda: now)
         first = await find(agent.url)
         now, broken = 1000.0, True
@@ -173,7 +173,7 @@ async def test_registered_headers_go_with_the_card_of_the_registered_origin_alon
     def handle(request: Request) -> None:
         request.reply(200, card_10("http://127.0.0.1:1"))
 
-    async with odd_agent(handle) as agent, odd_agent(handle) as other:
+    async with scripted_agent(handle) as agent, scripted_agent(handle) as other:
         http = OutboundHttp().open_configured(agent.url, allow_private=True)
         find = CardDiscovery(http, {"authorization": "Bearer s"}, agent.url)
         await find(agent.url)
@@ -249,7 +249,7 @@ async def test_a_refused_card_is_not_looked_for_elsewhere() -> None:
     def handle(request: Request) -> None:
         request.reply(200, PLAIN)
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         find = discovery(agent.url, trust=trust(REQUIRE, KEY.public_key(), at=agent.url))
         with pytest.raises(BadReply, match="it is not signed"):
             await find(agent.url)
@@ -262,7 +262,7 @@ async def test_a_card_that_is_no_longer_signed_is_not_believed_for_what_it_was()
     def handle(request: Request) -> None:
         request.reply(200, card)
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         keys = trust(REQUIRE, KEY.public_key(), at=agent.url)
         find = discovery(agent.url, trust=keys, clock=lambda: now)
         assert (await find(agent.url)).card["name"] == "Odd"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import build_text_message
+from tests.a2a.scripted_agent import build_text_message
 from tests.cli.terminal import Terminal
 
 from dragoman.a2a.client.client import A2aClient

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import (
+from tests.a2a.scripted_agent import (
     OLD_PLACE,
     WELL_KNOWN,
-    OddAgent,
     Request,
+    ScriptedAgent,
     build_text_message,
     card_10,
-    odd_agent,
+    scripted_agent,
     task_10,
 )
 
@@ -28,7 +28,7 @@ SAID = {"message": build_text_message("hello")}
 OLD_CARD = {"name": "Odd", "version": "1", "capabilities": {}, "skills": []}
 
 
-def client_for(agent: OddAgent, **more: Any) -> A2aClient:
+def client_for(agent: ScriptedAgent, **more: Any) -> A2aClient:
     return A2aClient(OutboundHttp().open_configured(agent.url, allow_private=True), **more)
 
 
@@ -62,7 +62,7 @@ async def test_a_card_that_says_0_3_where_tasks_are_sent_by_path_is_found_out() 
             request.reply(500, {"parts": [{"type": "data", "data": {"error": "what?"}}]})
 
     card = {**OLD_CARD, "protocolVersion": "0.3.0", "preferredTransport": "JSONRPC"}
-    async with odd_agent(serving(lambda url: {**card, "url": url}, rest)) as agent:
+    async with scripted_agent(serving(lambda url: {**card, "url": url}, rest)) as agent:
         client = client_for(agent)
         named = {"message": build_text_message("hello", context="s1")}
         task = (await client.send_message(agent.url, named))["task"]
@@ -94,7 +94,7 @@ async def test_a_card_of_1_0_before_a_wire_of_0_3_is_found_out() -> None:
         else:
             request.fail(UNKNOWN, "Method not found")
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
         answer = await client.send_message(agent.url, SAID)
         peer = await client.find_probed(agent.url)
@@ -122,7 +122,7 @@ async def test_a_card_without_a_version_is_of_0_1_or_0_2(knows: str) -> None:
 
     card = {**OLD_CARD, "url": ""}
     handle = serving(lambda url: {**card, "url": f"{url}/rpc"}, rest, OLD_PLACE)
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         client = client_for(agent)
         assert (await client.send_message(agent.url, SAID))["task"]["id"] == "t"
         peer = await client.find_probed(agent.url)
@@ -159,7 +159,7 @@ async def test_the_first_hubs_are_spoken_to_by_their_own_routes() -> None:
             request.reply(405, {})
 
     handle = serving(lambda url: {**OLD_CARD, "url": f"{url}/a2a"}, rest, OLD_PLACE)
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         client = client_for(agent)
         task = (await client.send_message(agent.url, {"message": build_text_message("hello")}))[
             "task"
@@ -183,7 +183,7 @@ async def test_a_mixture_of_dialects_is_understood() -> None:
         else:
             request.fail(UNKNOWN)
 
-    async with odd_agent(serving(lambda url: card_10(url, "JSONRPC:0.3"), rest)) as agent:
+    async with scripted_agent(serving(lambda url: card_10(url, "JSONRPC:0.3"), rest)) as agent:
         answer = await client_for(agent).send_message(agent.url, SAID)
     assert answer["task"]["contextId"] == "c"
     assert answer["task"]["status"] == {
@@ -200,7 +200,7 @@ async def test_what_may_have_been_done_is_not_asked_for_again_in_another_dialect
         else:
             request.reply(500, b"oops")
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         with pytest.raises(AgentHttpStatus, match="HTTP 500: oops"):
             await client_for(agent).send_message(agent.url, SAID)
     assert [request.rpc for request in agent.requests if b"hello" in request.body] == [
@@ -220,7 +220,7 @@ async def test_what_was_certainly_not_taken_is_sent_in_another_dialect(refusal: 
         else:
             request.fail(refusal)
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
         answer = await client.send_message(agent.url, SAID)
         assert len((await client.find_agent(agent.url)).findings) == 1
@@ -234,7 +234,7 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
     def rest(request: Request) -> None:
         request.reply(404, {"detail": "Not Found"})
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         with pytest.raises(
             Unreachable, match='agent "Odd" understands no dialect of A2A'
         ) as failed:
@@ -244,7 +244,9 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
 
 
 async def test_an_agent_that_speaks_nothing_known_is_told_of_clearly() -> None:
-    async with odd_agent(serving(lambda url: card_10("a:1", "MQTT:1.0"), lambda _: None)) as agent:
+    async with scripted_agent(
+        serving(lambda url: card_10("a:1", "MQTT:1.0"), lambda _: None)
+    ) as agent:
         with pytest.raises(BadReply, match=r"the hub supports A2A 0\.1 to 1"):
             await client_for(agent).send_message(agent.url, SAID)
 
@@ -253,7 +255,7 @@ async def test_an_operation_that_an_agent_does_not_know_is_no_sign_of_another_di
     def rest(request: Request) -> None:
         request.fail(-32001 if request.rpc == "GetTask" else UNKNOWN)
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
         with pytest.raises(A2aError) as refused:
             await client.list_tasks(agent.url, {})
@@ -272,7 +274,9 @@ async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(sai
         else:
             request.result({"task": task_10()})
 
-    async with odd_agent(serving(lambda _: card_10(f"http://127.0.0.1:{inside}"), rest)) as agent:
+    async with scripted_agent(
+        serving(lambda _: card_10(f"http://127.0.0.1:{inside}"), rest)
+    ) as agent:
         port = agent.url.rpartition(":")[2]
         registered = f"http://{here}:{port}"
         inside = port
@@ -282,7 +286,7 @@ async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(sai
         assert (await client.send_message(registered, SAID))["task"]["id"] == "t1"
         assert agent.requests[-1].headers["x-key"] == "k"
         assert not (await client.find_agent(registered)).findings
-        async with odd_agent(rest) as other:
+        async with scripted_agent(rest) as other:
             inside = other.url.rpartition(":")[2]
             strange = A2aClient(OutboundHttp().open_configured(registered, allow_private=False))
             assert (await strange.send_message(registered, SAID))["task"]["id"] == "t1"
@@ -300,7 +304,7 @@ async def test_a_dead_address_on_a_card_is_replaced_by_where_the_card_was() -> N
         else:
             request.result({"task": task_10()})
 
-    async with odd_agent(serving(lambda _: card_10("http://127.0.0.1:1/rpc"), rest)) as agent:
+    async with scripted_agent(serving(lambda _: card_10("http://127.0.0.1:1/rpc"), rest)) as agent:
         client = client_for(agent)
         assert (await client.send_message(agent.url, SAID))["task"]["id"] == "t1"
         (finding,) = (await client.find_agent(agent.url)).findings
@@ -314,10 +318,10 @@ async def test_an_address_that_answers_nobody_is_asked_once() -> None:
     def rest(request: Request) -> None:
         request.fail(-32001)
 
-    async with odd_agent(silent) as dead:
+    async with scripted_agent(silent) as dead:
         declared = ("JSONRPC:1.0", "HTTP+JSON:1.0", "JSONRPC:0.3")
         handle = serving(lambda _: card_10(dead.url, *declared), rest)
-        async with odd_agent(handle) as agent:
+        async with scripted_agent(handle) as agent:
             peer = await client_for(agent).find_probed(agent.url)
     assert peer.endpoint is not None and peer.endpoint.url == agent.url
     assert len(dead.requests) == 1
@@ -334,7 +338,7 @@ async def test_an_agent_that_was_just_being_replaced_is_found_again() -> None:
         else:
             request.result({"task": task_10()})
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
         await client.send_message(agent.url, SAID)
         away = True
@@ -358,7 +362,10 @@ async def test_the_tenant_is_sent_exactly_as_the_card_says_and_else_none() -> No
         made["supportedInterfaces"][0]["tenant"] = "acme/1"
         return made
 
-    async with odd_agent(serving(card, rest)) as agent, odd_agent(serving(card_10, rest)) as other:
+    async with (
+        scripted_agent(serving(card, rest)) as agent,
+        scripted_agent(serving(card_10, rest)) as other,
+    ):
         extensions = ["urn:a", "urn:b"]
         for each in (agent, other):
             await client_for(each, extensions=extensions).send_message(
@@ -389,7 +396,7 @@ async def test_in_http_json_the_tenant_is_part_of_the_path_and_older_media_types
         made["supportedInterfaces"][0]["tenant"] = "a b"
         return made
 
-    async with odd_agent(serving(card, rest)) as agent:
+    async with scripted_agent(serving(card, rest)) as agent:
         answer = await client_for(agent).send_message(agent.url, SAID)
     assert answer["task"]["id"] == "t1"
     sends = agent.at("/base/a%20b/message:send")
@@ -405,9 +412,9 @@ async def test_credentials_go_to_the_registered_origin_and_to_no_other() -> None
     def elsewhere(request: Request) -> None:
         request.reply(401, {"error": "unauthorized"})
 
-    async with odd_agent(elsewhere) as other:
+    async with scripted_agent(elsewhere) as other:
         handle = serving(lambda _: card_10(f"{other.url}/rpc"), lambda request: request.reply(404))
-        async with odd_agent(handle) as agent:
+        async with scripted_agent(handle) as agent:
             client = client_for(
                 agent, headers={"Authorization": "Bearer secret"}, registered=agent.url
             )
@@ -424,7 +431,7 @@ async def test_headers_that_were_registered_for_nobody_are_sent_to_nobody() -> N
     def rest(request: Request) -> None:
         request.fail(-32001)
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         await client_for(agent, headers={"authorization": "x"}).find_probed(agent.url)
     assert all("authorization" not in request.headers for request in agent.requests)
 
@@ -433,7 +440,7 @@ async def test_an_agent_that_wants_credentials_is_asked_once_and_says_so() -> No
     def rest(request: Request) -> None:
         request.reply(401, {})
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         with pytest.raises(AgentHttpStatus, match="needs credentials"):
             await client_for(agent).send_message(agent.url, SAID)
     asked = [request.rpc for request in agent.requests if request.method == "POST"]
@@ -450,7 +457,7 @@ async def test_an_answer_has_at_most_ten_megabytes() -> None:
         else:
             request.reply(200, b'"' + b"x" * (10 * 1024 * 1024) + b'"')
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         with pytest.raises(BadReply):
             await client_for(agent).send_message(agent.url, SAID)
 
@@ -463,7 +470,7 @@ async def test_what_is_no_answer_is_a_bad_reply(answer: bytes) -> None:
         else:
             request.reply(200, answer)
 
-    async with odd_agent(serving(card_10, rest)) as agent:
+    async with scripted_agent(serving(card_10, rest)) as agent:
         with pytest.raises(TargetFailed):
             await client_for(agent).send_message(agent.url, SAID)
     assert len(agent.sent("SendMessage")) == 1

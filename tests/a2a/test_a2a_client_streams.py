@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request, build_text_message, card_10, odd_agent, task_10
+from tests.a2a.scripted_agent import Request, build_text_message, card_10, scripted_agent, task_10
 
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.event_stream import TURN, read_state
@@ -50,7 +50,7 @@ async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
         await request.writer.drain()
         await asyncio.Event().wait()
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             stream = await client.stream_message(agent.url, SAID)
@@ -66,7 +66,7 @@ async def test_an_older_stream_ends_where_it_says_final() -> None:
         await request.event({**said, "status": {"state": "input-required"}})
         await asyncio.Event().wait()
 
-    async with odd_agent(streaming(work, "JSONRPC:0.3")) as agent:
+    async with scripted_agent(streaming(work, "JSONRPC:0.3")) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             events = [event async for event in await client.stream_message(agent.url, SAID)]
@@ -81,7 +81,7 @@ async def test_a_subscription_says_where_it_was() -> None:
         else:
             await request.event({"task": task_10("WORKING")}, "7")
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         stream = await client.subscribe(agent.url, "t1")
         assert len([event async for event in stream]) == 1
@@ -97,7 +97,7 @@ async def test_a_line_that_breaks_is_told_as_such() -> None:
         request.writer.write(head.encode() + body)
         await request.writer.drain()
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         stream = await client.stream_message(agent.url, SAID)
         assert "task" in await anext(stream)
@@ -112,7 +112,7 @@ async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
         request.stream()
         request.writer.write(data)
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply):
             async for _ in await client.stream_message(agent.url, SAID):
@@ -127,7 +127,7 @@ async def test_an_event_has_at_most_ten_megabytes() -> None:
             request.writer.write(b"x" * 1024 * 1024)
             await request.writer.drain()
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="sent too much"):
             async for _ in await client.stream_message(agent.url, SAID):
@@ -143,7 +143,7 @@ async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None
             await request.event({"task": task_10("WORKING")})
             await asyncio.Event().wait()
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         async with asyncio.timeout(5):
             events = [event async for event in await client.stream_message(agent.url, SAID)]
@@ -159,7 +159,7 @@ async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message()
         else:
             request.fail(-32601, "Method not found")
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         events = [event async for event in await client.stream_message(agent.url, SAID)]
         (finding,) = (await client.find_agent(agent.url)).findings
@@ -174,7 +174,7 @@ async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
         error = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32601, "message": "what?"}}
         request.writer.write(f"data: {json.dumps(error)}\n\n".encode())
 
-    async with odd_agent(streaming(work)) as agent:
+    async with scripted_agent(streaming(work)) as agent:
         client = A2aClient(OutboundHttp().open_configured(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="what"):
             async for _ in await client.stream_message(agent.url, SAID):
@@ -286,7 +286,7 @@ async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> N
                 await request.writer.drain()
                 await asyncio.sleep(0.01)
 
-    async with odd_agent(streaming(work, capabilities={})) as agent:
+    async with scripted_agent(streaming(work, capabilities={})) as agent:
         outlet = OutboundHttp().open_configured(agent.url, allow_private=False)
         client = A2aClient(outlet, timeout=0.2)
         async with asyncio.timeout(10):

@@ -12,7 +12,13 @@ import grpc
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceServicer, add_A2AServiceServicer_to_server
-from tests.a2a.odd_agent import WELL_KNOWN, Request, build_text_message, card_10, odd_agent
+from tests.a2a.scripted_agent import (
+    WELL_KNOWN,
+    Request,
+    build_text_message,
+    card_10,
+    scripted_agent,
+)
 from tests.net.raw_server import a_client
 from tests.net.test_http_tls import certificate
 
@@ -71,7 +77,7 @@ async def client_of(
         else:
             request.reply(404, {})
 
-    async with odd_agent(handle) as agent, a_client(resolve) if resolve else a_client() as net:
+    async with scripted_agent(handle) as agent, a_client(resolve) if resolve else a_client() as net:
         http = net.open_configured(agent.url, allow_private=private)
         client = A2aClient(http, timeout=5, registered=agent.url)
         try:
@@ -183,7 +189,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
             else:
                 request.reply(404, {})
 
-        agent = await stack.enter_async_context(odd_agent(handle))
+        agent = await stack.enter_async_context(scripted_agent(handle))
         net = await stack.enter_async_context(a_client())
         client = A2aClient(net.open_configured(agent.url, allow_private=True), timeout=10)
         stack.push_async_callback(client.close)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
+from tests.a2a.scripted_agent import Request, card_10, scripted_agent, task_10
 from tests.peers.process import HttpPeer, read_log, wait_for_log
 from tests.permissive_hub import build_permissive_hub, call_tool
 
@@ -217,7 +217,7 @@ async def test_all_parts_of_a_message_reach_the_agent() -> None:
         {"type": "data", "data": {"a": 1}},
         {"type": "image", "data": "AAE=", "mimeType": "image/png"},
     ]
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         message = MessageOrigin(skill="paint", metadata={"k": "v"})
         await far.call("", arguments={"message": "look", "parts": blocks}, message=message)
     sent = server.sent("SendMessage")[0].params["message"]
@@ -295,7 +295,7 @@ async def test_an_agent_that_wants_somebody_to_log_in_names_the_address() -> Non
         else:
             request.fail(-32001)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         asked = await far.call("x")
         assert asked.questions is not None
         question = asked.questions["auth"]
@@ -323,7 +323,7 @@ async def test_a_stream_that_cannot_be_taken_up_again_is_replaced_by_asking() ->
         else:
             request.fail(-32001 if request.rpc == "GetTask" else -32004)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "made"
     assert len(server.sent("SubscribeToTask")) == 1
 
@@ -372,7 +372,7 @@ async def test_a_stream_that_breaks_is_taken_up_again_and_nothing_is_sent_twice(
         else:
             request.fail(-32001)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "made"
     assert len([each for each in server.requests if b"hello" in each.body]) == 1
 
@@ -393,7 +393,7 @@ async def test_a_task_without_a_stream_is_asked_after_until_it_ends() -> None:
             made = [{"artifactId": "a", "parts": [{"text": "at last"}]}]
             request.result(task_10("WORKING") if asked < 3 else task_10(artifacts=made))
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "at last"
     assert server.sent("SendMessage")[0].params["configuration"] == {"returnImmediately": True}
     assert any(isinstance(update, TaskStarted) for update in far.updates)
@@ -414,7 +414,7 @@ async def test_what_a_stream_did_not_tell_is_asked_for_at_its_end() -> None:
         else:
             request.fail(-32001)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "made"
 
 
@@ -437,7 +437,7 @@ async def test_a_server_that_is_busy_for_a_moment_is_asked_again() -> None:
             else:
                 request.result(task_10(artifacts=made))
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "made"
 
 
@@ -458,7 +458,7 @@ async def test_an_agent_that_names_its_tasks_otherwise_than_asked_is_followed() 
         else:
             request.fail(-32001 if request.rpc == "tasks/get" else -32601)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         assert text_of(await far.call("hello")) == "made"
     assert server.sent("tasks/send")[0].params["id"] != "mine"
 
@@ -479,7 +479,7 @@ async def test_an_agent_that_makes_too_much_is_stopped() -> None:
         else:
             request.fail(-32001)
 
-    async with odd_agent(handle) as server, remote(server.url) as far:
+    async with scripted_agent(handle) as server, remote(server.url) as far:
         with pytest.raises(BadReply, match="made more than 10 MB"):
             await far.call("hello")
         while not server.sent("CancelTask"):

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.a2a.odd_agent import OLD_PLACE, Request, odd_agent
-from tests.a2a.registry_ground import Moody, external, ground, moody, skill
+from tests.a2a.registry_fixture import Moody, external, ground, moody, skill
+from tests.a2a.scripted_agent import OLD_PLACE, Request, scripted_agent
 
 from dragoman.a2a.remote import health_watch
 from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, AgentHealth
@@ -154,7 +154,7 @@ async def test_an_agent_that_hangs_is_given_up_after_its_time(tmp_path: Path) ->
     async def hang(request: Request) -> None:
         await release.wait()
 
-    async with odd_agent(hang) as silent:
+    async with scripted_agent(hang) as silent:
         async with ground(tmp_path, external("ops", silent.url, timeout_secs="0.1")) as here:
             await here.until(lambda: here.one("ops")["health"] == UNREACHABLE)
             assert "0.1 s" in here.one("ops")["reason"]
@@ -265,7 +265,7 @@ async def test_a_refresh_reports_what_is_there_now_and_not_what_an_earlier_look_
         request.reply(503, {})
 
     async with (
-        odd_agent(handle) as served,
+        scripted_agent(handle) as served,
         ground(tmp_path, external("ops", served.url)) as here,
     ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)

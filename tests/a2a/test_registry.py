@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.a2a.odd_agent import Request, card_10, odd_agent
-from tests.a2a.registry_ground import NOT_FOUND, anybody, external, ground, moody, skill
+from tests.a2a.registry_fixture import NOT_FOUND, anybody, external, ground, moody, skill
+from tests.a2a.scripted_agent import Request, card_10, scripted_agent
 from tests.permissive_hub import call_tool
 
 from dragoman.core.catalog import Catalog, ReviewResult, admit_all
@@ -92,7 +92,7 @@ async def test_what_is_no_agent_is_not_registered_and_it_is_said_why(
     def handle(request: Request) -> None:
         request.reply(404, {}) if card is None else request.reply(200, card)
 
-    async with odd_agent(handle) as server, ground(tmp_path) as here:
+    async with scripted_agent(handle) as server, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match=f"no agent was registered.*{said}"):
             await here.listed.add({"url": server.url})
         assert not here.registry.agents.list_agents() and not here.tools()
@@ -108,7 +108,7 @@ async def test_nobody_there_is_said_at_once_and_one_that_hangs_after_its_time(
     async def hang(request: Request) -> None:
         await release.wait()
 
-    async with odd_agent(hang) as silent, ground(tmp_path) as here:
+    async with scripted_agent(hang) as silent, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match="no agent was registered"):
             await here.listed.add({"url": "http://127.0.0.1:9"})
         with pytest.raises(InvalidInput, match=r"did not answer within 0\.2 s"):
@@ -126,7 +126,7 @@ async def test_one_that_answers_each_question_late_has_no_more_time_than_another
             await asyncio.wait_for(never.wait(), 0.2)
         request.reply(404, {})
 
-    async with odd_agent(late) as slow, ground(tmp_path) as here:
+    async with scripted_agent(late) as slow, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match=r"did not answer within 0\.3 s"):
             await here.listed.add({"url": f"{slow.url}/below", "timeout_secs": 0.3})
 
@@ -333,7 +333,7 @@ async def test_a_hundred_agents_register_in_the_time_of_one_timeout_while_ten_ha
         else:
             request.fail(NOT_FOUND)
 
-    async with odd_agent(handle) as server, ground(tmp_path) as here:
+    async with scripted_agent(handle) as server, ground(tmp_path) as here:
         here.hub.catalog.on_change(lambda: heard.append(len(here.hub.catalog)))
         bodies = [{"url": f"{server.url}/{n}", "timeout_secs": seconds} for n in range(100)]
         begun = time.monotonic()
@@ -364,7 +364,7 @@ async def test_agents_of_the_configuration_are_looked_for_in_parallel(tmp_path: 
         else:
             request.fail(NOT_FOUND)
 
-    async with odd_agent(handle) as server:
+    async with scripted_agent(handle) as server:
         config = "".join(external(f"agent {n}", f"{server.url}/{n:02}") for n in range(20))
         async with ground(tmp_path, config) as here:
             await here.until(lambda: len(here.tools()) == 20)

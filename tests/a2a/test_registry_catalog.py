@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.a2a.registry_ground import Ground, ground, moody, skill
+from tests.a2a.registry_fixture import Ground, ground, moody, skill
 
 from dragoman.a2a.server.ai_catalog import CATALOG_PATHS, build_identifier
 from dragoman.core.call import Call

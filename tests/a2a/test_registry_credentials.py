@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.a2a.registry_ground import anybody, external, ground, moody
+from tests.a2a.registry_fixture import anybody, external, ground, moody
 from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request, task_10
-from tests.a2a.skill_ground import bridged, card_of_10
+from tests.a2a.bridged_skill import bridged, card_of_10
+from tests.a2a.scripted_agent import Request, task_10
 from tests.peers.process import HttpPeer
 from tests.permissive_hub import build_permissive_hub, call_tool
 

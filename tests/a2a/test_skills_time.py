@@ -7,8 +7,8 @@ import contextlib
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request
-from tests.a2a.skill_ground import Ground, bridged
+from tests.a2a.bridged_skill import Ground, bridged
+from tests.a2a.scripted_agent import Request
 
 from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.core.call import WantedUpdates

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request
-from tests.a2a.skill_ground import ARGS, DEPLOY, bridged, card_03, card_of_10
+from tests.a2a.bridged_skill import ARGS, DEPLOY, bridged, card_03, card_of_10
+from tests.a2a.scripted_agent import Request
 
 from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.core.call import MessageOrigin

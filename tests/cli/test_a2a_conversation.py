@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.a2a.odd_agent import WELL_KNOWN, Request, card_10, odd_agent, task_10
+from tests.a2a.scripted_agent import WELL_KNOWN, Request, card_10, scripted_agent, task_10
 from tests.cli.terminal import Terminal
 
 MADE = {"artifactId": "a", "parts": [{"text": "the answer"}]}
@@ -62,7 +62,7 @@ async def test_what_was_heard_is_printed_and_not_what_is_said_later(terminal: Te
         else:
             request.fail(-32001, "Task not found")
 
-    async with odd_agent(handle) as agent:
+    async with scripted_agent(handle) as agent:
         send = ("a2a", "send", agent.url, "hi")
         for name, told in STREAMS.items():
             events = told

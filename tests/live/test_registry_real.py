@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent, task_10
+from tests.a2a.scripted_agent import (
+    WELL_KNOWN,
+    Request,
+    ScriptedAgent,
+    card_10,
+    scripted_agent,
+    task_10,
+)
 from tests.live.conftest import RunningHub
 from tests.live.lasting import lasting_hub, text_of
 from tests.peers import wire
@@ -30,12 +37,12 @@ def hub() -> Iterator[RunningHub]:
 
 
 @contextmanager
-def agent(handle: Callable[[Request], Any]) -> Iterator[OddAgent]:
+def agent(handle: Callable[[Request], Any]) -> Iterator[ScriptedAgent]:
     """An agent in a thread of its own, so that the test may wait for the hub."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    served = odd_agent(handle)
+    served = scripted_agent(handle)
     try:
         yield asyncio.run_coroutine_threadsafe(served.__aenter__(), loop).result(10)
         asyncio.run_coroutine_threadsafe(served.__aexit__(None, None, None), loop).result(10)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.a2a.registry_ground import Ground, external, ground, moody
+from tests.a2a.registry_fixture import Ground, external, ground, moody
 from tests.web.serving import Sources
 
 from dragoman.core.call import Call

@@ -69,7 +69,7 @@ class Request:
 Handle = Callable[[Request], Awaitable[None] | None]
 
 
-class OddAgent:
+class ScriptedAgent:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.url = ""
@@ -82,8 +82,8 @@ class OddAgent:
 
 
 @asynccontextmanager
-async def odd_agent(handle: Handle) -> AsyncIterator[OddAgent]:
-    made = OddAgent()
+async def scripted_agent(handle: Handle) -> AsyncIterator[ScriptedAgent]:
+    made = ScriptedAgent()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

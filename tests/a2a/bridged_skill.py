@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.a2a.odd_agent import OddAgent, Request, card_10, odd_agent
+from tests.a2a.scripted_agent import Request, ScriptedAgent, card_10, scripted_agent
 from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.a2a.config import ExternalAgent
@@ -83,7 +83,7 @@ def playing(answer: Answer, card: Callable[[str], Mapping[str, Any]] | None) -> 
 
 
 class Ground:
-    def __init__(self, hub: Hub, agent: RemoteAgent, server: OddAgent) -> None:
+    def __init__(self, hub: Hub, agent: RemoteAgent, server: ScriptedAgent) -> None:
         self.hub = hub
         self.agent = agent
         self.server = server
@@ -130,7 +130,7 @@ async def bridged(
     hub = build_permissive_hub(
         Catalog(review=admit_all), Bus(), [noted, Validate(), Timeout(*limits)]
     )
-    async with odd_agent(playing(answer, card)) as server:
+    async with scripted_agent(playing(answer, card)) as server:
         agent = RemoteAgent(
             ExternalAgent(**{"name": "Vercel Ops", "url": server.url, **entry}),
             lambda url, private: net.open_configured(url, allow_private=private),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent
+from tests.a2a.scripted_agent import WELL_KNOWN, Request, ScriptedAgent, card_10, scripted_agent
 from tests.permissive_hub import build_permissive_hub
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -50,7 +50,7 @@ class Moody:
         self.wants = ""
         """The token that must be shown."""
         self.place = WELL_KNOWN
-        self.served = OddAgent()
+        self.served = ScriptedAgent()
 
     @property
     def url(self) -> str:
@@ -94,7 +94,7 @@ class Moody:
 @asynccontextmanager
 async def moody(*skills: str, name: str = "Moody") -> AsyncIterator[Moody]:
     made = Moody(*skills, name=name)
-    async with odd_agent(made.handle) as served:
+    async with scripted_agent(made.handle) as served:
         made.served.url = served.url
         yield made
 
