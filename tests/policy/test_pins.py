@@ -416,7 +416,7 @@ def test_names_are_found_or_explained(board: Board) -> None:
         board.people.approve("prompt:files.read_file", "ann")
     with pytest.raises(InvalidInput, match="is not quarantined"):
         board.people.reject("prompt:files.read_file", "ann")
-    with pytest.raises(InvalidInput, match='"held" or "all"'):
+    with pytest.raises(InvalidInput, match='"held", "new" or "all"'):
         board.people.list_pins("x")
     with pytest.raises(NotFound):
         board.people.forget("nobody", "ann")
