@@ -172,7 +172,7 @@ def test_every_page_of_a_list_is_read(world: World) -> None:
 @pytest.mark.promise("B5")
 def test_a_malformed_tool_is_left_out_alone_and_reported(world: World) -> None:
     problems = state_of(world.hub, "stdio-old")["problems"]
-    assert problems == ["tool 17 is omitted: its name is no text of 1 to 256 characters"]
+    assert problems == ["tool 17 is omitted: its name is not a string of 1 to 256 characters"]
     assert text_of(world.hub.call("stdio-old.echo", {"text": "still there"})) == "still there"
 
 

@@ -555,7 +555,7 @@ async def test_a_client_that_leaves_answers_nothing_any_more() -> None:
         await client.asked.wait()
     face.leave(client.peer)
     result = (await call)["result"]
-    assert result["isError"] is True and "it has gone" in result["content"][0]["text"]
+    assert result["isError"] is True and "it disconnected" in result["content"][0]["text"]
     assert len(target.calls) == 1
 
 

@@ -32,7 +32,7 @@ def taken_port() -> tuple[socket.socket, socket.socket, int]:
 def test_a_port_of_an_outgoing_connection_is_waited_for_and_then_explained() -> None:
     listener, client, port = taken_port()
     with listener, client:
-        with pytest.raises(ConfigError, match="the near end of a connection") as raised:
+        with pytest.raises(ConfigError, match="an outgoing connection uses it") as raised:
             tcp_socket("127.0.0.1", port, seconds=0.1)
         assert f"ip_local_reserved_ports={port}" in str(raised.value)
         threading.Timer(0.1, client.close).start()

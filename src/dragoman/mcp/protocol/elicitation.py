@@ -1,7 +1,7 @@
-"""What servers ask of clients, as the hub's questions, and the answers as servers take them. Pure.
+"""Converts requests of servers to clients to the hub's questions, and answers back. Pure.
 
-A server of the new era returns what it asks (multi round-trip requests); one of the old era sends a
-request, or, for an address to visit, an error.
+A server of 2026-07-28 returns questions as a result (multi round-trip requests). An older one sends
+a request or, for a URL to visit, an error.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from dragoman.core.question_handles import MAX_QUESTIONS, can_answer
 from dragoman.mcp.protocol.revisions import R2506, R2511, TASKS
 
 URL_REQUIRED = -32042
-"""2025-11-25, elicitation: the error that names addresses to be visited first."""
+"""2025-11-25, elicitation: the error that names URLs to be visited first."""
 ASKING = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 _HOP = frozenset({"_meta", "task", "elicitationId"})
-"""Members that belong to one hop, or that the newest revision has no more."""
+"""Members of one hop, or that the latest revision does not have."""
 
 NO_STATE, STATE, PARKED, AGAIN = "none:", "state:", "parked:", "again:"
-"""How the handle begins that is given out with questions: what the continuing call then does."""
+"""How the handle of questions begins: it says what the continuing call does."""
 
 
 def question_from_request(method: Any, params: Any) -> Question | None:
-    """A server's request in the words of the newest revision; None for what is no question."""
+    """Returns the question in a server's request, as the latest revision has it; None if it is not
+    one."""
     params = params if isinstance(params, dict) else {}
     if method == "roots/list":
         return Question(ROOTS, {})
@@ -40,12 +41,12 @@ def question_from_request(method: Any, params: Any) -> Question | None:
 
 
 def questions_from_result(value: Mapping[str, Any], server: str) -> tuple[dict[str, Question], str]:
-    """What an `InputRequiredResult` asks, and the handle to give out with it."""
+    """Returns the questions of an `InputRequiredResult`, and the handle that goes with them."""
     requests, state = value.get("inputRequests"), value.get("requestState")
     if not isinstance(requests, dict | None) or not isinstance(state, str | None):
-        raise BadReply(f'server "{server}" asks for something in a way that cannot be understood')
+        raise BadReply(f'server "{server}" sent an invalid input_required result')
     if requests is None and state is None:
-        raise BadReply(f'server "{server}" asks for something but does not say what')
+        raise BadReply(f'server "{server}" sent an input_required result without requests or state')
     questions = {}
     for key, request in (requests or {}).items():
         asked = request if isinstance(request, dict) else {}
@@ -57,7 +58,7 @@ def questions_from_result(value: Mapping[str, Any], server: str) -> tuple[dict[s
 
 
 def questions_from_url_error(native: Mapping[str, Any] | None) -> dict[str, Question]:
-    """The addresses that an error of a 2025-11-25 server wants visited first, if it is that one."""
+    """Returns the URLs that an error -32042 of a 2025-11-25 server wants visited first."""
     if native is None or native.get("code") != URL_REQUIRED:
         return {}
     data = native.get("data")
@@ -72,7 +73,7 @@ def questions_from_url_error(native: Mapping[str, Any] | None) -> dict[str, Ques
 
 
 def is_answerable(question: Question, features: Mapping[str, Any]) -> bool:
-    """Whether who has these features can be asked that."""
+    """Whether a client with these capabilities can be asked that."""
     if not can_answer(question.kind, features):
         return False
     wants_tools = "tools" in question.body or "toolChoice" in question.body
@@ -80,11 +81,11 @@ def is_answerable(question: Question, features: Mapping[str, Any]) -> bool:
 
 
 TASKS_ONLY: Mapping[str, Any] = {"extensions": {TASKS: {}}}
-"""What is passed on of a client that shakes hands and can be asked nothing."""
+"""Capabilities forwarded for a client with a session that cannot be asked anything."""
 
 
 def add_task_support(features: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, of one that can: the hub waits in its place for what servers make tasks of."""
+    """Adds the tasks extension: the hub waits for tasks of servers in the client's place."""
     if not features:
         return TASKS_ONLY
     extensions = features.get("extensions")
@@ -93,8 +94,8 @@ def add_task_support(features: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def select_askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """What a session of a client's own declares: the features to be asked by that a server of
-    `revision` knows, in its words. Empty where the client can be asked nothing there."""
+    """Returns the capabilities that a client's own upstream session declares: those to be asked
+    that `revision` has. Empty if the client cannot be asked anything."""
     declared: dict[str, Any] = {}
     if can_answer(SAMPLING, features):
         known = ("tools", "context") if revision >= R2511 else ()
@@ -115,11 +116,11 @@ def select_askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]
 
 
 def build_answer(question: Question, answer: Any, revision: int) -> dict[str, Any] | None:
-    """The result that a server of `revision` is sent; None for an answer that is none."""
+    """Returns the result for a server of `revision`; None for an invalid answer."""
     if not isinstance(answer, dict):
         return None
     content = answer.get("content")
     if question.kind == SAMPLING and revision < R2511 and isinstance(content, list):
         block = content[0] if content else {"type": "text", "text": ""}
-        return {**answer, "content": block}  # a message had one block then
+        return {**answer, "content": block}  # a message had one block
     return answer

@@ -1,4 +1,4 @@
-"""One table: what an MCP client sees of each error, a code or a result it can read."""
+"""How an MCP client sees each error: as a JSON-RPC error, or as a result that a model can read."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class ErrorRow:
     result_since: int
     """The first revision whose clients get a result with `isError`, which a model can read."""
     legacy: int = rpc.INTERNAL_ERROR
-    """The code for clients that shake hands."""
+    """The code up to 2025-11-25."""
     modern: int = rpc.INTERNAL_ERROR
-    """The code from 2026-07-28 on, whose own range is not ours to use."""
+    """The code from 2026-07-28 on, which reserves a range for itself."""
     result_until: int = R2607
-    """The last one."""
+    """The last revision with such a result."""
     bridge: bool = False
-    """Whether `[bridge] errors` has a say; its results have the code in `_meta`."""
+    """Whether `[bridge] errors` decides; its results have the code in `_meta`."""
 
 
 TABLE: dict[type[HubError], ErrorRow] = {
     HubError: ErrorRow(NEVER),
-    # A model that reads why can do something else.
+    # A model that reads the reason can try something else.
     Refused: ErrorRow(R2024),
     Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
     AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
@@ -80,7 +80,7 @@ TABLE: dict[type[HubError], ErrorRow] = {
 
 
 GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_ERROR}
-"""Codes of older servers that 2026-07-28 must not see, and what stands for them there."""
+"""Codes of older servers that 2026-07-28 does not have, and their replacements."""
 
 
 def render_message(error: HubError) -> str:
@@ -88,8 +88,8 @@ def render_message(error: HubError) -> str:
 
 
 def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> HubError:
-    """The same, for a client that does not know the code in which a server of another revision
-    says that it needs something of the client."""
+    """Replaces an error code of a server's revision, by which it requires something of the client,
+    if the client's revision does not have that code."""
     native = error.native if isinstance(error, WorkFailed) else None
     if native is None:
         return error
@@ -109,9 +109,10 @@ def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> 
 def render_error_result(
     error: HubError, revision: int, bridge: str = "auto"
 ) -> dict[str, Any] | None:
-    """The error as a tool's result, where this client gets one. `bridge` is `[bridge] errors`."""
+    """Renders the error as a tool's result; None if this client gets a JSON-RPC error. `bridge` is
+    `[bridge] errors`."""
     if isinstance(error, WorkFailed) and error.native is not None:
-        return None  # the server's own error goes through as it is
+        return None  # the server's own error passes unchanged
     row = find_row(TABLE, type(error))
     shown = row.result_since <= revision <= row.result_until
     if row.bridge and bridge != "auto":
@@ -126,7 +127,7 @@ def render_error_result(
 
 
 def encode_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None) -> bytes:
-    """The error as a JSON-RPC error; `uri` is that of the resource which was asked for."""
+    """Encodes the error as a JSON-RPC error; `uri` is the address of the requested resource."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return _as_native(id, error, error.native, revision, uri)
     row = find_row(TABLE, type(error))
@@ -150,7 +151,7 @@ def _as_native(
     if revision >= R2607:
         code = GIVEN_UP.get(code, code)
     elif uri is not None and code == rpc.INVALID_PARAMS and _names_resource(data):
-        code = RESOURCE_NOT_FOUND  # so says a server of the new era
+        code = RESOURCE_NOT_FOUND  # as a server of 2026-07-28 says it
     return rpc.encode_error(id, code, str(native.get("message", error)), data)
 
 

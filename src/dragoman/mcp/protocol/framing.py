@@ -46,8 +46,8 @@ class Frame:
 
 
 class OversizedFrame:
-    """A message over the limit, thrown away; `prefix` is its beginning, for `peek`, and `suffix`
-    its end, for `peek_end`."""
+    """A message over the limit, discarded; `prefix` is its beginning, for `find_id`, and `suffix`
+    its end, for `find_id_at_end`."""
 
     __slots__ = ("framing", "prefix", "size", "suffix")
 
@@ -59,7 +59,7 @@ class OversizedFrame:
 
 
 class MalformedFrame:
-    """A header block that says no length; reading went on at the next line."""
+    """A header block without a valid length; reading continues at the next line."""
 
     __slots__ = ("framing", "reason")
 
@@ -69,7 +69,7 @@ class MalformedFrame:
 
 
 class Unrecoverable:
-    """A message so large that it is not worth draining; nothing more will be read."""
+    """A message too large to drain; nothing more will be read."""
 
     __slots__ = ("framing", "prefix")
 
@@ -86,7 +86,7 @@ def frame(payload: bytes, framing: Framing) -> bytes:
 
 
 class Deframer:
-    """`limit` bounds one message, `drain_limit` what is read of one that is over it."""
+    """`limit` bounds one message, `drain_limit` how much of a larger one is read and discarded."""
 
     def __init__(self, limit: int = LIMIT, drain_limit: int = DRAIN_LIMIT) -> None:
         if not 64 <= limit <= drain_limit:
@@ -95,7 +95,7 @@ class Deframer:
         self._keep = min(PREFIX, limit - len(_BOM))
         self._drain_limit = drain_limit
         self._held = bytearray()
-        # How much of what is held was searched for a newline already: time stays linear.
+        # How much of the buffer was searched for a newline: keeps the time linear.
         self._seen = 0
         self._first = True
         self._step: Callable[[Deframer, bytes | bytearray, int, list[Piece]], int] = Deframer._line
@@ -153,7 +153,7 @@ class Deframer:
             if payload and not payload.isspace():
                 out.append(Frame(payload, LINE))
             elif blank := _BLANK.match(buf, newline + 1):
-                return blank.end()  # all such lines at once: there may be very many
+                return blank.end()  # all blank lines at once: there may be many
         return newline + 1
 
     def _unfinished(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
@@ -173,11 +173,11 @@ class Deframer:
         self._size = 0
         self._prefix = bytes(buf[start : start + self._keep])
         self._step = Deframer._drain_line
-        return at  # nothing is taken yet, so that all of it is counted in one place
+        return at  # taken later, so that it is counted in one place
 
     @staticmethod
     def _opens_headers(buf: bytes | bytearray, at: int) -> bool:
-        # No JSON text starts with a letter C, so the first byte settles nearly all.
+        # No JSON text starts with a C, so the first byte decides nearly always.
         return at < len(buf) and buf[at] in b"cC" and buf[at : at + 8].lower() == b"content-"
 
     def _header(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
@@ -296,7 +296,7 @@ class Deframer:
             out.append(OversizedFrame(prefix, LINE, size, self._take_suffix()))
 
     def _note_end(self, buf: bytes | bytearray, at: int, end: int) -> None:
-        """One byte more than is needed: the last may be the carriage return of a line's end."""
+        """Keeps one byte more than needed: the last may be the carriage return of the line end."""
         self._suffix = (self._suffix + buf[max(at, end - SUFFIX - 1) : end])[-SUFFIX - 1 :]
 
     def _take_suffix(self) -> bytes:
@@ -317,7 +317,7 @@ _TOKEN = re.compile(rb'[\s,:]*("(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+(?=[\s{
 
 
 def find_id(prefix: bytes) -> tuple[Id | None, bool]:
-    """The id of the message that begins so, where it can be found, and whether it is an answer.
+    """Finds the id of a message by its beginning, and whether the message is a response.
 
     Only a member of the outermost object is its id: arguments may well have members of that name.
     """
@@ -325,7 +325,7 @@ def find_id(prefix: bytes) -> tuple[Id | None, bool]:
     answer = False
     depth = at = 0
     key = b""
-    # Token after token and never a search: the text of a string that is cut off is no JSON.
+    # Reads token by token instead of searching: a string that is cut off could contain anything.
     while match := _TOKEN.match(prefix, at):
         at = match.end()
         token = match[1]
@@ -351,8 +351,8 @@ _LAST_ID = re.compile(
 
 
 def find_id_at_end(suffix: bytes) -> Id | None:
-    """The id of the message that ends so, where its sender writes it last. What stands before the
-    last brace is a member of the outermost object."""
+    """Finds the id of a message by its end, if the sender writes it last. The text before the last
+    brace is a member of the outermost object."""
     match = _LAST_ID.search(suffix)
     return _id_from(match[1]) if match is not None else None
 
@@ -377,12 +377,12 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class FramedMessage:
-    """A client's message as one line, and whom it asks or answers; a batch has no `method`."""
+    """A client's message as one line, with the ids in it; a batch has no `method`."""
 
     __slots__ = ("answers", "framing", "line", "method", "params", "requests")
 
     def __init__(self, payload: bytes, framing: Framing) -> None:
-        """Raises ValueError or RecursionError where the payload is not JSON."""
+        """Raises ValueError or RecursionError if the payload is not JSON."""
         value: Any = _decode(payload.decode())
         self.line = payload.translate(_ONE_LINE) + b"\n"  # JSON has line ends between tokens only
         self.framing = framing
@@ -409,7 +409,8 @@ _HEAD = re.compile(
 
 
 def find_ids(payload: bytes) -> tuple[list[Id], list[Id]]:
-    """The ids that a message answers, and those it asks by; a large one is not decoded for that."""
+    """Returns the ids of the responses and of the requests in a message; does not decode a large
+    one."""
     head = _HEAD.match(payload)
     if head is not None:
         number, text, outcome = head.groups()

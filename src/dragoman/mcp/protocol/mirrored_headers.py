@@ -1,8 +1,8 @@
-"""Headers that mirror what a message says (2026-07-28, transports): how values are written, and
-which of a tool's arguments are mirrored. Pure; both sides of the hub use it.
+"""Headers that repeat members of a message (2026-07-28, transports): how values are encoded, and
+which arguments of a tool are repeated. Pure; server and client use it.
 
-A tool's schema marks an argument with `x-mcp-header`; its value then travels as `Mcp-Param-{name}`
-as well. What a header cannot hold travels as base64 between marks.
+A tool's schema marks an argument with `x-mcp-header`; its value is then also sent as
+`Mcp-Param-{name}`. Values that a header cannot contain are sent as base64 between marks.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ NAMED = {
 PREFIX = "mcp-param-"
 MARK = "x-mcp-header"
 MAX_HEADERS = 64
-"""So many arguments of one tool may be mirrored; a request's head has no room for more."""
+"""Mirrored arguments of one tool; the head of a request has no room for more."""
 
 _OPENED, _CLOSED = "=?base64?", "?="
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TYPES = frozenset({"string", "integer", "boolean"})
 _DATA = frozenset({"const", "default", "enum", "examples", "example"})
-"""Keywords whose values are no schemas, whatever they look like."""
+"""Keywords whose values are data, not schemas."""
 _NAMED = frozenset({"patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords whose members are named by the author and are schemas themselves."""
+"""Keywords whose members have names of the author's and are schemas."""
 
 Path = tuple[str, ...]
 
 
 def find_mirrored_params(schema: Any) -> dict[str, Path]:
-    """Which headers a tool with this inputSchema wants: the header's name, in lower case, to the
-    way to the argument. ValueError says what is wrong with a mark; such a tool must not be used."""
+    """Returns the headers of a tool with this inputSchema: the name in lower case, and the path of
+    the argument. ValueError says what is wrong with a mark; such a tool must not be used."""
     found: dict[str, Path] = {}
     for path, place in _places(schema):
         if MARK not in place:
             continue
         if not path:
-            raise ValueError(f"{MARK} stands where no argument of its own is described")
+            raise ValueError(f"{MARK} is not on an argument of the tool")
         name, where = place[MARK], ".".join(path)[:100]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > 100:
-            raise ValueError(f'{MARK} of "{where}" is no name for a header')
+            raise ValueError(f'{MARK} of "{where}" is not a valid header name')
         kind = place.get("type")
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise ValueError(f'{MARK} of "{where}" is for a string, an integer or a boolean only')
+            raise ValueError(f'{MARK} of "{where}" needs type string, integer or boolean')
         header = PREFIX + name.lower()
         if header in found:
-            raise ValueError(f'{MARK} "{name}" is given twice')
+            raise ValueError(f'{MARK} "{name}" is repeated')
         if len(found) >= MAX_HEADERS:
-            raise ValueError(f"{MARK} is given more than {MAX_HEADERS} times")
+            raise ValueError(f"too many {MARK}: at most {MAX_HEADERS}")
         found[header] = path
     return found
 
 
 def _places(root: Any) -> Iterator[tuple[Path | None, dict[str, Any]]]:
-    """Every schema within `root` and the names that lead to it; None where more than `properties`
-    does. No `$ref` is followed, and depth costs no stack."""
+    """Yields every schema within `root` and its path of property names; None if other keywords lead
+    to it. Follows no `$ref`, and does not recurse."""
     left: list[tuple[Path | None, Any]] = [((), root)]
     while left:
         path, place = left.pop()
@@ -87,7 +87,7 @@ def _places(root: Any) -> Iterator[tuple[Path | None, dict[str, Any]]]:
 
 
 def build_param_headers(params: Mapping[str, Path], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers for these arguments, ready to be sent. One that is absent or null has none."""
+    """Builds the headers for these arguments; one that is absent or null has none."""
     headers = {}
     for header, path in params.items():
         text = render_value(find_argument(path, arguments))
@@ -97,7 +97,7 @@ def build_param_headers(params: Mapping[str, Path], arguments: Mapping[str, Any]
 
 
 def find_argument(path: Path, arguments: Mapping[str, Any]) -> Any:
-    """What stands there in the arguments; None where nothing does."""
+    """Returns the argument at a path; None if there is none."""
     value: Any = arguments
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -105,7 +105,7 @@ def find_argument(path: Path, arguments: Mapping[str, Any]) -> Any:
 
 
 def render_value(value: Any) -> str | None:
-    """A value as a header has it; None for what is not mirrored."""
+    """Renders a value for a header; None if it is not mirrored."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -118,7 +118,7 @@ def render_value(value: Any) -> str | None:
 
 
 def is_equal(text: str, value: Any) -> bool:
-    """Whether a header's text, decoded, is that value; numbers are compared as numbers."""
+    """Whether the decoded text of a header equals a value; numbers are compared as numbers."""
     wanted = render_value(value)
     if wanted is None or text == wanted:
         return wanted is not None
@@ -131,7 +131,7 @@ def is_equal(text: str, value: Any) -> bool:
 
 
 def encode_value(text: str) -> str:
-    """Text as a header can hold it."""
+    """Encodes text for a header."""
     if (
         text.isascii()
         and text.isprintable()
@@ -143,7 +143,7 @@ def encode_value(text: str) -> str:
 
 
 def decode_value(value: str) -> str | None:
-    """The text that a header holds; None for marks around what is no base64 of any text."""
+    """Decodes the text of a header; None for invalid base64 between the marks."""
     if not (
         value.startswith(_OPENED)
         and value.endswith(_CLOSED)
@@ -153,7 +153,7 @@ def decode_value(value: str) -> str | None:
     inner = value[len(_OPENED) : -len(_CLOSED)]
     try:
         data = base64.b64decode(inner, validate=True)
-        # One text is written in one way: the bits that the last character has left over are zero.
+        # One encoding per text: the unused bits of the last character must be zero.
         return data.decode() if base64.b64encode(data).decode() == inner else None
     except (binascii.Error, ValueError):
         return None

@@ -1,6 +1,6 @@
-"""MCP's words to the hub's and back: definitions to tools, calls to requests, results to results.
+"""Converts definitions to tools, calls to requests and results both ways. Pure.
 
-Pure. What is wrong with an answer and can be put right is put right here.
+Repairs what can be repaired in the result of a server.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dragoman.wire.json import encode
 
 MAX_NAME = 256
 MAX_COMPLETIONS = 100
-"""2025-03-26 and later, completion: no more values in one answer."""
+"""Values of one completion (2025-03-26 and later)."""
 _SPOKEN_FOR = frozenset({"content", "structuredContent", "isError"})
 
 
 class BadTool(ValueError):
-    """A definition that cannot be offered; the text says why."""
+    """An invalid definition; the text says why."""
 
 
 def tool_from_definition(
@@ -34,22 +34,22 @@ def tool_from_definition(
     compile_schema: SchemaCompiler,
     prefix: str | None = None,
 ) -> Tool:
-    """A server's tool as the hub offers it. `taken` are the names that its list had before it."""
+    """Builds the hub's tool. `taken` are the names that precede it in the server's list."""
     if not isinstance(definition, dict):
-        raise BadTool("it is no object")
+        raise BadTool("it is not an object")
     name = definition.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise BadTool(f"its name is no text of 1 to {MAX_NAME} characters")
+        raise BadTool(f"its name is not a string of 1 to {MAX_NAME} characters")
     schema = definition.get("inputSchema")
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise BadTool(f'"{name}" has no inputSchema of type object')
     description = definition.get("description", "")
     if not isinstance(description, str | None):
-        raise BadTool(f'"{name}" has a description that is no text')
+        raise BadTool(f'"{name}" has a description that is not a string')
     try:
         validate = compile_schema(schema)
     except ValueError as error:
-        raise BadTool(f'"{name}" has a bad inputSchema: {error}') from None
+        raise BadTool(f'"{name}" has an invalid inputSchema: {error}') from None
     canonical, alias, others = build_names(target, name, taken, prefix)
     return Tool(
         name=canonical,
@@ -83,7 +83,7 @@ def find_ui_addresses(definition: Mapping[str, Any]) -> Iterator[tuple[tuple[str
 def replace_ui_addresses(
     definition: Mapping[str, Any], readable: Callable[[str], str]
 ) -> Mapping[str, Any]:
-    """With the addresses under which clients can read the tool's user interface."""
+    """Replaces the addresses by those under which clients can read the tool's user interface."""
     changed = [
         (place, shown)
         for place, uri in find_ui_addresses(definition)
@@ -98,7 +98,7 @@ def replace_ui_addresses(
 
 
 def _is_destructive(definition: Mapping[str, Any]) -> bool:
-    """By its own word: what says nothing of that is not taken for it."""
+    """Whether its annotations say so; without annotations it is not."""
     hints = definition.get("annotations")
     if not isinstance(hints, dict) or hints.get("readOnlyHint") is True:
         return False
@@ -108,7 +108,7 @@ def _is_destructive(definition: Mapping[str, Any]) -> bool:
 def build_names(
     target: Target, name: str, taken: Collection[str], prefix: str | None
 ) -> tuple[str, str, dict[str, str]]:
-    """What a server's tool or prompt is called here: canonically, by default, and otherwise."""
+    """Returns the canonical name, the alias and the other names of a server's tool or prompt."""
     if name in taken:
         raise BadTool(f'"{name}" is listed twice')
     others = build_other_names(target.name, prefix, name)
@@ -125,7 +125,7 @@ METHODS = {
 
 
 def request_from_call(call: Call, revision: int) -> dict[str, Any]:
-    """The parameters of `METHODS[call.tool.kind]` for a server of `revision`."""
+    """Builds the parameters of `METHODS[call.tool.kind]` for a server of `revision`."""
     tool, arguments = call.tool, call.arguments
     params: dict[str, Any]
     if tool.kind == TOOL:
@@ -214,7 +214,7 @@ def _resource(value: Mapping[str, Any], size: int, server: str, uri: str) -> Res
         contents = [contents]
     if not isinstance(contents, list):
         raise BadReply(f'server "{server}" answered with contents that are no list')
-    # 2026-07-28, resources: an empty list is not to be sent, since it may mean two things.
+    # 2026-07-28, resources: an empty list is ambiguous and must not be sent.
     found = [_content(item, uri, server) for item in contents] or [{"uri": uri, "text": ""}]
     extra = {key: item for key, item in value.items() if key != "contents"}
     if "ttlMs" in extra and not (type(extra["ttlMs"]) is int and extra["ttlMs"] >= 0):
@@ -255,9 +255,9 @@ NO_COMPLETIONS = {"values": [], "hasMore": False}
 
 
 def mcp_from_result(result: Result) -> dict[str, Any]:
-    """A result in MCP's newest form; `revisions.shape_result` makes the older ones of it."""
+    """Renders a result for the latest revision; `shape_result` shapes it for older ones."""
     if result.extra.get("resultType", "complete") != "complete":
-        return dict(result.extra)  # of an extension, which says itself what is in it
+        return dict(result.extra)  # an extension defines its members
     value: dict[str, Any] = {"content": result.content, **result.extra}
     if result.structured is not ABSENT:
         value["structuredContent"] = result.structured
@@ -269,7 +269,7 @@ def mcp_from_result(result: Result) -> dict[str, Any]:
 
 
 def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's `_meta` without what belongs to this hop."""
+    """Returns `_meta` of the request without what belongs to this hop."""
     meta = params.get("_meta")
     if not isinstance(meta, dict):
         return {}

@@ -1,12 +1,12 @@
-"""Questions of a server, put to the client in the way of its era.
+"""Asks clients the questions of servers, in the form of the client's revision.
 
-A client of 2026-07-28 is answered with the questions (`InputRequiredResult`) and comes again with
-its answers. One that shakes hands is sent requests while its own waits. Which questions a client
-can be asked follows from what it declared and what its revision has words for.
+A client of 2026-07-28 gets the questions as the result (`InputRequiredResult`) and repeats the call
+with its answers. A client with a session gets requests while its own request waits. The client's
+capabilities and revision decide which questions it can be asked.
 
-A client may answer a question with an error. A server that waits for the answer gets that error. A
-server of 2026-07-28 cannot be sent one: a form or an address then counts as cancelled, and a call
-that needs the client's model or folders fails.
+A client may answer with an error. A server that waits for the answer gets that error. A server of
+2026-07-28 cannot receive one: a form or URL then counts as cancelled, and a call that needs the
+client's model or folders fails.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dragoman.wire.json import encode
 MAX_ASKED = 64
 """Questions that one client may have open."""
 MAX_FEATURES = 16 * 1024
-"""Bytes of capabilities that are kept of a client; one that declares more can be asked nothing."""
+"""Bytes of a client's capabilities; a client that declares more cannot be asked anything."""
 ROUNDS = 20
-"""How often one call may ask."""
+"""How often one call may ask questions."""
 AGAIN_SECONDS = 0.1
 MAX_REASON = 2_000
 """Characters of a client's error message that are passed on."""
@@ -42,11 +42,11 @@ METHOD = {
 }
 _ACTIONS = ("accept", "decline", "cancel")
 
-# --- what a client can be asked ------------------------------------------------------------------
+# --- capabilities --------------------------------------------------------------------------------
 
 
 def parse_capabilities(capabilities: Any, revision: Revision) -> Mapping[str, Any]:
-    """What a client that shakes hands declared, as far as its revision has words for it."""
+    """Returns the capabilities of a client, as far as its revision has them."""
     if not isinstance(capabilities, dict) or len(encode(capabilities)) > MAX_FEATURES:
         return NOTHING
     features = dict(capabilities)
@@ -60,20 +60,20 @@ def parse_capabilities(capabilities: Any, revision: Revision) -> Mapping[str, An
 
 
 def find_lack(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:
-    """The error for a client whose model is asked to use tools, and has not said that it can."""
+    """Finds the error for a client whose model would need tools that it does not support."""
     sampling = features.get("sampling")
     if isinstance(sampling, dict) and isinstance(sampling.get("tools"), dict):
         return None
     for question in questions.values():
         if question.kind == SAMPLING and not question.body.keys().isdisjoint(_WITH_TOOLS):
-            problem = "an answer of your model is asked for, with tools, which this client lacks"
+            problem = "the server needs sampling with tools, which this client does not support"
             return NeedsInput(problem, {"sampling": {"tools": {}}})
     return None
 
 
 _WITH_TOOLS = frozenset({"tools", "toolChoice"})
 
-# --- the new era ---------------------------------------------------------------------------------
+# --- questions as a result -----------------------------------------------------------------------
 
 
 def render_questions(
@@ -94,7 +94,7 @@ _OWN_META = {SERVER_KEY: build_server_info(LATEST)}
 
 
 def parse_answers(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | str:
-    """The answers and the handle in a request that comes again, or what is wrong with them."""
+    """Returns the answers and the handle in a repeated request, or what is wrong with them."""
     answers, handle = params.get("inputResponses", {}), params.get("requestState", "")
     if not isinstance(answers, dict) or not all(isinstance(one, dict) for one in answers.values()):
         return '"inputResponses" must be an object of objects'
@@ -103,11 +103,11 @@ def parse_answers(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None
     return answers, handle if "requestState" in params else None
 
 
-# --- the old one ---------------------------------------------------------------------------------
+# --- questions as requests -----------------------------------------------------------------------
 
 
 class ClientRequest:
-    """A question as a client was asked it."""
+    """A question as the request that a client received."""
 
     __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
 
@@ -119,7 +119,7 @@ class ClientRequest:
         self.params = _body(question, revision, peer.features)
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.completed = False
-        """Whether the client was told that the elicitation is complete."""
+        """Whether the client was notified that the elicitation is complete."""
         self._peer = peer
         self._push = push
         peer.pending[rpc.build_key(self.id)] = self.answer
@@ -144,13 +144,13 @@ class ClientRequest:
             self.answer.set_result(_WITHDRAWN)
 
     def cancel(self) -> None:
-        """Tells the client so, unless it has answered."""
+        """Cancels the request at the client, unless it has answered."""
         if self._peer.pending.pop(rpc.build_key(self.id), None) is not None:
-            params = {"requestId": self.id, "reason": "the answer is not needed any more"}
+            params = {"requestId": self.id, "reason": "the answer is no longer needed"}
             self._push(rpc.encode_notification("notifications/cancelled", params))
 
     def is_visited(self, answer: dict[str, Any] | AnswerError) -> bool:
-        """Whether the user went to the address of an elicitation whose end is to be told."""
+        """Whether the user visited the URL of an elicitation whose completion is announced."""
         if isinstance(answer, AnswerError) or "elicitationId" not in self.params:
             return False
         return bool(answer["action"] == "accept")
@@ -160,7 +160,7 @@ _WITHDRAWN: Mapping[str, Any] = {}
 
 
 def encode_elicitation_complete(id: str) -> bytes:
-    """Tells a client of 2025-11-25 that what it was sent to an address for is done."""
+    """Encodes the notification that a url elicitation is complete (2025-11-25)."""
     return rpc.encode_notification(COMPLETED, {"elicitationId": id})
 
 
@@ -171,10 +171,9 @@ async def ask(
     push: Push,
     seconds: float,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The answers, once all are there; and the elicitations for which the user went elsewhere.
-    There is no answer to a question that is withdrawn meanwhile: the client is told to cancel it.
-    """
-    if not questions:  # it only wants to be asked again, and not at once
+    """Waits for all answers; returns them and the ids of the elicitations whose URL was visited.
+    A question that is withdrawn meanwhile is cancelled at the client and has no answer."""
+    if not questions:  # the server asks to be called again, later
         await asyncio.sleep(AGAIN_SECONDS)
         return {}, []
     if len(peer.pending) + len(questions) > MAX_ASKED:
@@ -204,14 +203,14 @@ async def ask(
 
 
 def deliver_response(message: Mapping[str, Any], peer: ClientState) -> None:
-    """What a client answered to something that was pushed to it."""
+    """Delivers the client's response to a pushed request."""
     future = peer.pending.pop(rpc.build_key(message.get("id")), None)
     if future is not None and not future.done():
         future.set_result(message)
 
 
 def drop_pending(peer: ClientState) -> None:
-    """The client has gone: nothing that it was asked will be answered."""
+    """Ends all pending questions of a client that has disconnected."""
     for future in peer.pending.values():
         if not future.done():
             future.set_result(None)
@@ -228,16 +227,20 @@ def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, 
     if isinstance(result, dict):
         return result
     error = message.get("error") if message is not None else None
-    why = error.get("message") if isinstance(error, dict) else "it has gone" if not message else ""
+    why = (
+        error.get("message")
+        if isinstance(error, dict)
+        else "it disconnected"
+        if not message
+        else ""
+    )
     raise NeedsInput(f"the client gave no answer when asked for {question.text}: {str(why)[:500]}")
 
 
 def _refusal(error: Any) -> AnswerError:
-    """The error of a client as its server is sent it; an answer that is none is an error, too."""
+    """Returns the client's error for the server; an invalid answer is an error, too."""
     if not isinstance(error, dict):
-        return AnswerError(
-            rpc.INTERNAL_ERROR, "the client gave an answer that cannot be understood"
-        )
+        return AnswerError(rpc.INTERNAL_ERROR, "invalid answer of the client")
     code, message = error.get("code"), error.get("message")
     return AnswerError(
         code if type(code) is int else rpc.INTERNAL_ERROR,
@@ -246,7 +249,7 @@ def _refusal(error: Any) -> AnswerError:
     )
 
 
-# --- what each revision is asked -----------------------------------------------------------------
+# --- questions per revision ----------------------------------------------------------------------
 
 
 def _body(question: Question, revision: Revision, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,7 +270,7 @@ def _body(question: Question, revision: Revision, features: Mapping[str, Any]) -
 
 
 def _older_form(schema: Any) -> Any:
-    """2025-06-18 has other words for choices with titles."""
+    """2025-06-18 has `enum` and `enumNames` for choices with titles."""
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return schema
     properties = {name: _older_choice(one) for name, one in schema["properties"].items()}

@@ -54,7 +54,7 @@ class HeaderCheck:
         if member is None:
             return None
         name = params.get(member) if isinstance(params, dict) else None
-        if not isinstance(name, str | None):
+        if name is not None and not isinstance(name, str):
             return None  # parsing the request says what is wrong
         if not _says(fields.get(b"mcp-name"), name):
             return f'Mcp-Name and "{member}" must be the same'

@@ -1,7 +1,5 @@
-"""What a client is told when it first asks what the hub is: the instructions of the servers behind
-it, and the extensions that they declare.
-
-A client is told of a server only if it may see something that the server offers.
+"""The instructions and extensions of the servers behind the hub, for `initialize` and
+`server/discover`. A client learns of a server only if it may see a tool of it.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ Budget = tuple[int, int]
 MAX_KEPT = 64
 MAX_EXTENSIONS = 32
 MAX_SETTINGS = 4_096
-"""Bytes of what a server says of one extension."""
+"""Bytes of a server's settings of one extension."""
 CARRIED = frozenset({"io.modelcontextprotocol/ui"})
-"""Extensions of MCP itself that need nothing but results, `_meta` and resources. Others have
-methods of their own, or are a matter of one connection."""
+"""Official extensions that need only results, `_meta` and resources. Others have methods of their
+own, or concern one connection."""
 _OFFICIAL = "io.modelcontextprotocol/"
 _EXTENSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -36,7 +34,7 @@ _LIKE_HEADING = re.compile(
     r"""[\W_]*#[\W_]*mcp[\W_]*server|[\W_]*mcp[\W_]*server[\W_]*["'`\u2018-\u201f\u00ab\u00bb]""",
     re.IGNORECASE,
 )
-"""A line that a reader would take for the heading of a section."""
+"""A line that a model could take for the heading of a section."""
 PREAMBLE = (
     "This hub passes on the tools of several MCP servers. Each section below was written by the "
     "server that it is named after and is about the tools of that server alone."
@@ -51,12 +49,12 @@ class Introduction:
         self._kept_of: Hashable = None
 
     def render_instructions(self, caller: Principal, view: View, door: str) -> str:
-        """Of all servers that the caller may see something of; empty where there are none."""
+        """Joins the instructions of all servers of which the principal may see a tool."""
         return self._find(caller, view, door)[1]
 
     def merge_extensions(self, caller: Principal, view: View, door: str) -> dict[str, Any]:
-        """What those servers declare, as far as the hub can carry it. Where two servers disagree
-        about the settings of an extension, there are none."""
+        """Merges the extensions of those servers that the hub can carry. If two servers disagree
+        about the settings of an extension, it has none."""
         found: dict[str, Any] = {}
         for target in self._find(caller, view, door)[0]:
             for name, settings in find_extensions(target).items():
@@ -95,8 +93,8 @@ class Introduction:
 
 
 def join_instructions(texts: Mapping[str, str], budget: Budget) -> str:
-    """One text with a heading for each server. Where all together are too long, each gets an equal
-    share of the room."""
+    """Joins texts with a heading for each server. If all together are too long, each is cut to an
+    equal share."""
     each, total = budget
     if not texts or not each:
         return ""
@@ -114,7 +112,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _quote_headings(text: str) -> str:
-    """No server may begin the section of another, however its heading is spelt."""
+    """Quotes lines that look like a heading: no server may imitate the section of another."""
     return "\n".join(
         f"> {line}" if _LIKE_HEADING.match(normalize("NFKC", line)) else line
         for line in text.splitlines()
@@ -122,7 +120,7 @@ def _quote_headings(text: str) -> str:
 
 
 def find_extensions(target: Target) -> dict[str, Any]:
-    """What a server declares that the hub can carry; its own tasks are the hub's affair."""
+    """Returns the extensions of a server that the hub can carry. The hub handles tasks itself."""
     found: dict[str, Any] = {}
     for name, settings in target.traits.extensions.items():
         official = str(name).startswith(_OFFICIAL)

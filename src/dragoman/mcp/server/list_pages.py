@@ -1,8 +1,8 @@
-"""The four lists, as a client sees them: encoded once for all who see the same in the same words,
-and kept until that catalog changes or is judged in another way.
+"""The pages of the four lists: encoded once for all clients that see the same, and cached until the
+catalog or the policies change.
 
-A list is one page unless it would pass the size of a message. A cursor names the last entry that
-was given, so that it holds while entries come and go; it is sealed, so that nobody makes one up.
+A list is one page unless it exceeds the size of a message. A cursor names the last entry of the
+page, so it stays valid while entries come and go. It is sealed, so it cannot be forged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dragoman.wire.json import encode
 
 PAGE_BYTES = 8 * 1024 * 1024
 MAX_KEPT = 64
-"""Forms of one list that are kept; in use there are a few."""
+"""Cached forms of one list; in use there are a few."""
 MAX_SIGHTS = 10_000
 MAC_BYTES = 16
 
@@ -54,18 +54,18 @@ _SHAPE: Mapping[str, Callable[[Mapping[str, Any], Revision], dict[str, Any]]] = 
     TEMPLATE: shape_resource,
 }
 _NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
-"""The member that a client calls it by."""
+"""The member with the name that clients use."""
 
 Pages = list[tuple[str, bytes]]
 """Encoded results, each with the name of its last entry."""
 Names = tuple[str, ...]
 Sight = tuple[Principal, str, View]
-"""Who looks, by which door, at what."""
+"""A principal, its entry point and the tools that this offers."""
 
 
 class ListPages:
     def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
-        """`aliases`: whether what has an alias is listed by that too."""
+        """`aliases`: whether tools are also listed under their alias."""
         self._hub = hub
         self._aliases = aliases
         self._key = hmac.digest(key, b"cursors of lists", "sha256")
@@ -75,10 +75,10 @@ class ListPages:
         self._sights: dict[str, OrderedDict[Sight, Names]] = {
             kind: OrderedDict() for kind in _MEMBER
         }
-        """What each was shown last."""
+        """The names that each was listed last."""
         self._kept_of: dict[str, Hashable] = {}
         self._refers = -1, False
-        """At which version of the catalog it was found out whether tools name resources."""
+        """A version of the catalog, and whether its tools name resources."""
 
     def find_page(
         self,
@@ -91,8 +91,8 @@ class ListPages:
         door: str = "",
         hidden: frozenset[str] = frozenset(),
     ) -> bytes | None:
-        """The encoded result; None for a cursor that is none of ours. `hidden` are canonical names
-        that this client is not shown."""
+        """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
+        are not listed to this client."""
         pages = self.build_pages(kind, caller, view, revision, style, door, hidden)
         if cursor is None:
             return pages[0][1]
@@ -135,8 +135,8 @@ class ListPages:
         return found[0]
 
     def _version(self, kind: str) -> Hashable:
-        """Of all that a list is made from. The address of a tool's user interface depends on which
-        resources there are; most hubs have no such tool."""
+        """Returns the version of all that a list depends on. The address of a tool's user interface
+        depends on the resources, but most hubs have no such tool."""
         catalog = self._hub.catalogs[kind]
         if kind != TOOL:
             return catalog.version
@@ -147,7 +147,7 @@ class ListPages:
         return tuple(one.version for one in self._hub.catalogs.values())
 
     def has_changed(self, kind: str, caller: Principal, door: str, view: View) -> bool:
-        """Whether it would see something else than the last time, which at first was nothing."""
+        """Whether the list differs from the last one, which at first is empty."""
         before = self._sights[kind].get((caller, door, view), ())
         tools = self._hub.list_tools(caller, view, kind, door)
         return before != tuple(tool.name for tool in tools)

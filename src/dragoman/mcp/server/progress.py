@@ -1,6 +1,6 @@
-"""What a client hears of a call before its end: progress and the server's log, if it asked for it.
+"""Progress and log notifications of a running call, if the client wants them. Pure.
 
-Pure, and free where nothing is said: a call that nobody wants to hear of is given nothing to call.
+A call whose client wants none costs nothing: it gets no function to call.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dragoman.mcp.server.client_state import Push
 from dragoman.wire import rpc
 
 MAX_WORDS = 4_000
-"""Of a piece of an artifact that is told as progress."""
+"""Characters of a piece of an artifact that is sent as progress."""
 DEFAULT_LEVEL = "info"
-"""What a client that shakes hands hears of a server's log before it has said what it wants."""
+"""The log level of a client with a session that has not set one."""
 _GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 
 
 def is_wanted(note: LogMessage, level: str) -> bool:
-    """Whether somebody who asked for that level wants the note."""
+    """Whether a client that asked for that level wants the message."""
     return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
 
 
 def build_updates(
     params: Mapping[str, Any], level: str | None, revision: Revision, push: Push | None
 ) -> tuple[Updates, WantedUpdates]:
-    """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""
+    """Returns the function for the updates of a call, and which updates the client wants."""
     if push is None:
         return discard_update, NO_UPDATES
     meta = params.get("_meta")
@@ -64,8 +64,8 @@ def build_updates(
         elif isinstance(told, LogMessage) and level is not None and is_wanted(told, level):
             push(encode_note(told))
         elif isinstance(told, Artifact):
-            # Whether the first is a piece is known with the second: one that comes whole is the
-            # result, which follows.
+            # The second piece shows that the first was one: a whole artifact is the result, which
+            # follows.
             for piece in (first, told) if wanted.progress and told.append else ():
                 if piece is not None and piece.id == told.id:
                     pieces += 1

@@ -1,4 +1,4 @@
-"""How many bytes of request bodies the hub holds at once, and whose. Knows no sockets."""
+"""Limits the bytes of request bodies in memory, in all and for each principal. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 MAX_WAITING = 256
 """Requests that wait for room at once. Up to one read of each is in memory already."""
 MAX_WAITING_EACH = 64
-"""Of these, how many of one caller."""
+"""Of these, requests of one principal."""
 
 
 class Waiter(Protocol):
@@ -18,9 +18,8 @@ class Waiter(Protocol):
 
 
 class BodyBudget:
-    """Room for request bodies. A body's whole size is reserved before it is read, so every body
-    that has been begun can be read to its end. One caller has at most half of the room; what does
-    not fit waits its turn."""
+    """The whole size of a body is reserved before it is read, so every body that was begun can be
+    read to its end. A principal has at most half of the budget; requests that do not fit wait."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -28,11 +27,11 @@ class BodyBudget:
         self.held = 0
         self._held_by: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, deque[tuple[int, int, Waiter]]] = {}
-        """By caller, the first first: its turn, the bytes it needs, and who to tell."""
+        """By principal, in order: its turn, the bytes it needs, and its connection."""
         self._turn = 0
         self._count = 0
         self._crowded = False
-        """Somebody waits for others than himself: nobody may overtake him."""
+        """A request waits for bytes of other principals, and none may overtake it."""
 
     def take(self, owner: Hashable, size: int) -> bool:
         """Reserves the bytes, unless they do not fit or an earlier request waits for room."""
@@ -42,7 +41,7 @@ class BodyBudget:
         return True
 
     def wait(self, owner: Hashable, size: int, waiter: Waiter) -> bool:
-        """Reserves the bytes when it is their turn; False where too many wait already."""
+        """Reserves the bytes when it is their turn; False if too many requests wait already."""
         queue = self._waiting.get(owner)
         if self._count >= MAX_WAITING or (queue and len(queue) >= MAX_WAITING_EACH):
             return False
@@ -55,7 +54,7 @@ class BodyBudget:
         return True
 
     def leave(self, owner: Hashable, waiter: Waiter) -> None:
-        """For one that waits no longer."""
+        """Stops waiting."""
         queue = self._waiting.get(owner, deque())
         for entry in queue:
             if entry[2] is waiter:
@@ -83,8 +82,8 @@ class BodyBudget:
             del self._held_by[owner]
 
     def _grant(self) -> None:
-        """Lets in whose turn it is. Who waits for bytes of his own is passed over; who waits for
-        those of others is not."""
+        """Grants what fits, in order. A request that waits for bytes of its own principal is passed
+        over; one that waits for those of others is not."""
         granted: list[Waiter] = []
         self._crowded = False
         for owner in sorted(self._waiting, key=lambda owner: self._waiting[owner][0][0]):

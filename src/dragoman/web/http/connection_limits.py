@@ -1,7 +1,7 @@
-"""The connections of a listener: how many there may be, and which one is closed for a new one.
+"""Limits the connections of a listener, and chooses the one that is closed for a new one.
 
-A connection belongs to its peer's address until a request on it has shown who is calling, and to
-that caller from then on. Knows no HTTP.
+A connection belongs to its client's address until a request on it is authenticated, and to that
+principal from then on. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 10_000
 RESCAN_SECONDS = 0.05
-"""How long it is taken for granted that nothing can be closed, once nothing could."""
+"""How long a search for idle connections that found none is not repeated."""
 
 
 class Connections:
-    """No address has more than half of the connections without a key, no caller more than half of
-    those with one, and a tenth is kept for callers. Where a bound is reached the connection goes
-    that has been idle for longest; a new one is refused only if none is."""
+    """No address has more than half of the unauthenticated connections, no principal more than half
+    of all, and a tenth is reserved for principals. At a limit the connection that has been idle for
+    longest is closed; a new one is refused only if none is idle."""
 
     def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
         self.limit = limit
         self.share = max(1, limit // 2)
         self.scarce = False
-        """Few are left: those without a key are not kept for long between requests."""
+        """Few are left: unauthenticated ones are kept only briefly between requests."""
         self._all: set[Connection] = set()
         self._strangers = 0
         self._most_strangers = max(1, limit - limit // 10)
         self._by_owner: dict[Hashable, int] = {}
         self._closable: dict[Hashable, list[tuple[float, Connection]]] = {}
-        """Of an owner, or of all under `None`: what was idle when it was looked for, the oldest
-        last. Looked for again when it is used up."""
+        """The idle connections of a group at the last search, the longest idle last. Searched again
+        when it is used up."""
         self._in_vain: dict[Hashable, float] = {}
-        """When there was nothing to find."""
+        """When a search found none."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -45,7 +45,7 @@ class Connections:
         return iter(self._all)
 
     def add(self, connection: Connection) -> bool:
-        """Whether there is room for a new connection; it may have been made."""
+        """Adds a connection, if need be by closing an idle one; False if there is no room."""
         owner = connection.owner
         if self._by_owner.get(owner, 0) >= self.share and not self._close_idle(owner):
             return False
@@ -61,7 +61,7 @@ class Connections:
         return True
 
     def identify(self, connection: Connection, caller: Hashable) -> bool:
-        """Moves a connection from its address to a caller; False where he has too many."""
+        """Moves a connection from its address to a principal; False if that has too many."""
         if self._by_owner.get(caller, 0) >= self.share and not self._close_idle(caller):
             return False
         if connection in self._all:
@@ -76,7 +76,7 @@ class Connections:
             self._all.discard(connection)
             self._strangers -= connection.is_stranger
             self._count(connection.owner, -1)
-            if self._closable and len(self._all) * 4 < self.limit:  # it holds what is closed
+            if self._closable and len(self._all) * 4 < self.limit:  # it refers to closed ones
                 self._closable.clear()
                 self._in_vain.clear()
 
@@ -91,7 +91,7 @@ class Connections:
         )
 
     def _close_idle(self, group: Hashable) -> bool:
-        """Closes the connection of a group that has been idle for longest, if one is."""
+        """Closes the longest idle connection of a group; False if none is idle."""
         found = self._closable.get(group)
         if not found:
             now = time.monotonic()

@@ -1,7 +1,7 @@
-"""Request bodies that come compressed (`Content-Encoding: gzip` or `deflate`).
+"""Decompresses request bodies (`Content-Encoding: gzip` or `deflate`).
 
-They are inflated in small steps between which others have their turn. What comes out counts like
-a body that was sent so: it has the same limit, and room is taken for it before it is made.
+Inflates in small steps, so that other requests are not delayed. The result counts like a body that
+was sent uncompressed: it has the same limit, and its budget is reserved before it is created.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from collections.abc import Callable
 
 CODINGS = frozenset((b"gzip", b"x-gzip", b"deflate"))
 STEP_BYTES = 128 * 1024
-"""What is inflated before others have their turn; takes less than a millisecond."""
+"""Bytes inflated in one step; takes less than a millisecond."""
 FREE_BYTES = 1024 * 1024
 MAX_RATIO = 100
-"""Beyond the first megabyte a body that grows by more than this is none that anybody needs: JSON
-shrinks to a fifth or a twentieth."""
+"""Beyond the first megabyte a body that grows by more than this is an attack: JSON shrinks to a
+fifth or a twentieth."""
 
 
 class TooLarge(Exception):
-    """It comes to more than a body may have."""
+    """The body is too large."""
 
 
 class NoRoom(Exception):
-    """It would fit, but not now."""
+    """The budget for bodies has no room now."""
 
 
 class Damaged(Exception):
-    """It is not what its header says."""
+    """The body is not valid in its coding."""
 
 
 async def inflate(
     data: bytes, coding: bytes, most: int, small: int, take_room: Callable[[], bool]
 ) -> bytes:
-    """`take_room` is asked once, for `most` bytes, where it comes to more than `small`."""
+    """`take_room` reserves `most` bytes; called once, if the result is larger than `small`."""
     machine = _machine(data, coding)
     most = min(most, max(FREE_BYTES, MAX_RATIO * len(data)))
     found = bytearray()
     taken = False
     place, left = 0, b""
     while not machine.eof:
-        # What goes in is bounded as well: blocks without contents would be read all at once.
+        # The input of a step is bounded too: empty blocks would be read all at once.
         part = left or data[place : place + STEP_BYTES]
         place += 0 if left else len(part)
         try:

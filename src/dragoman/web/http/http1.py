@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a server, on llhttp: one connection, its requests one after the other.
+"""The HTTP/1.1 server, on llhttp: one connection, its requests one after the other.
 
-The application sees a request's head first and says whether its body is worth reading; it is asked
-for the answer when all is there, within limits of size and time. The answer is one write, or a
-stream. Knows nothing of routes or of who is asking.
+The application gets a request's head first and decides whether its body is read; it answers when
+the body is complete, within limits of size and time. The response is one write, or a stream. Knows
+nothing of routes or authentication.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ __all__ = ["Application", "Connection", "Headers", "Request"]
 log = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
-"""How long a request's head may take, and a new connection may say nothing."""
+"""Time for the head of a request, also of the first on a new connection."""
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 75.0
 SCARCE_SECONDS = 5.0
-"""The same where connections are scarce, for those that have shown no key."""
+"""Keep-alive of connections without a principal while connections are scarce."""
 LAST_SECONDS = 10.0
-"""How long what is already written may take to leave a connection that is being closed."""
+"""Time for written data to leave a connection that is being closed."""
 HEAD_BYTES = 64 * 1024
 BODY_BYTES = 10 * 1024 * 1024
 DRAIN_BYTES = 4 * BODY_BYTES
-"""A body over the limit but under this is read to its end, so that its sender reads the answer."""
+"""A body over the limit but under this is read and discarded, so that its sender reads the
+response."""
 BUDGET_BYTES = 64 * 1024 * 1024
 SMALL_BYTES = 16 * 1024
-"""A body of this size or less does not count: a caller that has used up its room can still ask for
-things and cancel them."""
+"""A smaller body is not counted: a principal that has used up its budget can still send requests
+and cancel them."""
 FRAMING_PER_BYTE = 4
 """Bytes of chunk sizes and line ends that may come with a byte of a body, beyond `HEAD_BYTES`.
 Chunks of one byte have five, and those that programs send while they write JSON less than two."""
 MAX_PIPELINED = 16
-"""Requests that may wait behind the one that is answered; what follows is parsed when there is
-room."""
+"""Requests that may wait behind the one being answered; no more are parsed until there is room."""
 SLICE_BYTES = 4096
-"""The parser cannot be stopped, so what was read is fed to it in slices."""
+"""The parser cannot be stopped, so it is fed in slices."""
 PIECES_A_TURN = 1000
-"""How much of one connection is parsed before others have their turn, in pieces of bodies."""
+"""How much of one connection is parsed before it yields to others, in pieces of bodies."""
 PIECES_A_REQUEST = 25
 """What parsing and beginning a request counts for."""
 ENDING_SECONDS = 0.25
-"""How long the request of a caller that has lost access may take to end by itself, properly."""
+"""Time for the request of a principal that has lost access to end by itself."""
 UNREAD_BYTES = 1024 * 1024
-"""What may wait for a client that does not read, before its stream waits too."""
+"""Bytes buffered for a client that does not read, before its stream waits."""
 UNREAD_BYTES_ALL = 256 * 1024 * 1024
-"""The same for all clients; beyond it those are left that have not read for the longest time."""
+"""Bytes buffered for all clients; beyond this the slowest readers are disconnected."""
 UNREAD_SECONDS = 60.0
-"""A client that has read nothing for so long does not read."""
+"""A client that has read nothing for this long is disconnected."""
 
 NEVER = float("inf")
 RETRY_AFTER = b"retry-after: 1\r\n"
@@ -70,7 +70,7 @@ _BLANK = b" \t"
 
 class Application(Protocol):
     def admit(self, request: Request) -> bool:
-        """Whether the body is worth reading; it is thrown away, and not waited for, otherwise."""
+        """Whether the body is read; otherwise it is discarded without waiting for it."""
 
     def answer(self, request: Request) -> Awaitable[None] | None: ...
 
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self.lost = False
         self.owner: Hashable = ""
-        """The peer's address, or the caller once a request has shown who it is."""
+        """The client's address, or the principal once a request has been authenticated."""
         self.is_stranger = True
         self.peer: tuple[Principal | None] | None = None
         """The principal at the other end, once `find_peer` has looked for it."""
@@ -110,17 +110,17 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._reading: Request | None = None
-        """The request that is coming in."""
+        """The request being received."""
         self._current: Request | None = None
-        """The one that is being answered."""
+        """The request being answered."""
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed = 0.0
-        """When it began to wait for something."""
+        """When it began to wait."""
         self._due = NEVER
-        """When this connection has waited too long. The timer may go off before that, and is then
-        set again: a busy connection sets no timer for each of its requests."""
+        """When the wait times out. The timer may fire earlier and is then set again, so that a busy
+        connection sets no timer for each request."""
         self._url = b""
         self._fields: dict[bytes, bytes] = {}
         self._repeated: frozenset[bytes] = frozenset()
@@ -130,15 +130,15 @@ class Connection(asyncio.Protocol):
         self._length = 0
         """Its Content-Length."""
         self._head_bytes = 0
-        """Bytes of the head so far, or of all that came after it."""
+        """Bytes of the head so far, or after it of the rest of the request."""
         self._at_body = 0
-        """The latter when a piece of the body came last."""
+        """The value of `_head_bytes` at the last piece of the body."""
         self._waiting = 0
-        """Bytes for which `_reading` waits until the budget has room for them."""
+        """Bytes that `_reading` needs of the budget, while it waits for them."""
         self._input: memoryview | None = None
-        """What was read and not parsed yet; meanwhile no more is read."""
+        """Data that was read and not parsed yet; no more is read meanwhile."""
         self._held: tuple[Principal | None, int] | None = None
-        """Whose room it takes, and how much, while it waits for requests before it."""
+        """The principal and size of input that waits behind a full queue."""
         self._resuming = False
         self._going_on = False
         self._paused = False
@@ -146,27 +146,27 @@ class Connection(asyncio.Protocol):
         self._closing = False
         """Nothing more is parsed."""
         self._last = b""
-        """What is said behind the last answer before the connection is closed."""
+        """Sent after the last response, before the connection is closed."""
         self._drained: asyncio.Future[None] | None = None
         self._unread = 0, NEVER
-        """How much a client has not read that must read before it is sent more, and since when."""
+        """Bytes that the client has not read, and since when."""
         self._unfinished = False
-        """A request has begun and its end has not come."""
+        """A request has begun and not ended."""
         self._in_head = True
         self._discarding = False
-        """The request has been answered or will be, and the rest of its body is not wanted."""
+        """The rest of the body is discarded: the request is or will be answered without it."""
         self._idle = False
         """Between two requests."""
         self._without_offer = b""
-        """The head of a request that offers another protocol, written again without the offer."""
+        """The head of a request that offers an upgrade, rewritten without the offer."""
         self._repeated_before: frozenset[bytes] = frozenset()
-        """The headers that such a head repeats; the one that is written again has them joined."""
+        """The headers that such a head repeats; the rewritten one has them joined."""
 
     # --- asyncio.Protocol ----------------------------------------------------------------------
 
     @property
     def address(self) -> str:
-        """Of the client; empty where it has no IP address."""
+        """The client's IP address; empty if it has none."""
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._input = None
         self._release_input()
         self._forget_unanswered()
-        del self._parser  # it holds this connection, and neither would go without the collector
+        del self._parser  # a reference cycle, which would need the garbage collector
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._current is not None:
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         if self._idle:
             self._idle = False
             self._due = NEVER
-        if self._input is not None:  # the loop had read it before it heard of the pause
+        if self._input is not None:  # read before the pause took effect
             self._input = memoryview(bytes(self._input) + data)
         elif len(data) > SLICE_BYTES and self._size + len(data) > self._length:
             self._input = memoryview(data)
@@ -215,8 +215,7 @@ class Connection(asyncio.Protocol):
             self._feed(data)
 
     def _parse_input(self) -> None:
-        """Parses what was read as far as there is room for it, and for as long as it is this
-        connection's turn."""
+        """Parses input while there is room for requests, and until it is the turn of others."""
         self._release_input()
         self._pieces = 0
         while (data := self._input) is not None and not self._closing:
@@ -243,7 +242,7 @@ class Connection(asyncio.Protocol):
             self._parse_input()
 
     def _hold_input(self, size: int) -> None:
-        """Counts what waits unparsed behind a full queue."""
+        """Charges input behind a full queue to the budget."""
         owner = self._queue[-1].principal
         if self._budget.take(owner, size):
             self._held = owner, size
@@ -277,8 +276,7 @@ class Connection(asyncio.Protocol):
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _check_framing(self) -> None:
-        """Chunk sizes, their extensions and trailers are bounded beside the body, whether it is
-        kept or thrown away."""
+        """Bounds chunk sizes, their extensions and trailers, whether the body is kept or not."""
         framing = self._head_bytes - self._size
         if (
             self._head_bytes - self._at_body > HEAD_BYTES
@@ -287,15 +285,15 @@ class Connection(asyncio.Protocol):
             self._refuse(413, b"too much chunk framing around the body of the request")
 
     def _feed_after_upgrade(self, rest: memoryview) -> None:
-        """Goes on after a request that offers h2c, as curl and Java's client do. llhttp takes such
-        a head for the whole request; it is parsed once more without the offer, then comes `rest`.
+        """Continues after a request that offers h2c, as curl and Java's client do. llhttp takes
+        such a head for the whole request; it is parsed again without the offer, followed by `rest`.
         Every turn of the loop takes the head of a request out of `rest`, so it ends."""
         while not self._closing:
             head, self._without_offer = self._without_offer, b""
             self._parser = httptools.HttpRequestParser(self)
             try:
                 self._parser.feed_data(head)
-            except httptools.HttpParserError:  # another upgrade included: it had none to offer
+            except httptools.HttpParserError:  # also another upgrade, which was removed
                 self._refuse(400, b"invalid HTTP request")
                 return
             try:
@@ -312,7 +310,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Who does not read what was answered is not read from either."""
+        """Stops reading from a client that does not read its responses."""
         if self._drained is None:
             self._drained = self.loop.create_future()
             self._unread = self._transport.get_write_buffer_size(), self.loop.time()
@@ -320,7 +318,7 @@ class Connection(asyncio.Protocol):
             self._leave_others()
 
     def _leave_others(self) -> None:
-        """Answers may be large and requests for them small: what waits to be read is bounded."""
+        """Bounds the buffered responses of all clients: small requests may have large responses."""
         waiting = [one for one in self._register if one._drained is not None]
         unread = sum(one._transport.get_write_buffer_size() for one in waiting)
         if unread > UNREAD_BYTES_ALL:
@@ -336,7 +334,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _adjust_reading(self) -> None:
-        """Reads unless something that was read has to wait: TCP then slows the client down."""
+        """Reads unless earlier input has to wait: TCP then slows the client down."""
         paused = bool(
             self._queue or self._waiting or self._input is not None or self._drained is not None
         )
@@ -363,9 +361,9 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # after the body: too late to say anything that counts
+            return  # trailers are ignored
         name = name.lower()
-        if value and value[-1] in _BLANK:  # no part of it (RFC 9110, 5.5); llhttp leaves it there
+        if value and value[-1] in _BLANK:  # RFC 9110, 5.5: not part of it; llhttp keeps it
             value = value.rstrip(b" \t")
         fields = self._fields
         if name in fields:
@@ -376,7 +374,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._closing:
-            return  # what follows a refused request in the same packet
+            return  # after a refused request in the same packet
         if self._parser.should_upgrade():
             self._decline_upgrade()
             return
@@ -406,12 +404,12 @@ class Connection(asyncio.Protocol):
         self._length = size = int(length) if length.isdigit() else 0
         if self.is_stranger and request.principal is not None and not self._identify(request):
             return
-        if not request.kept:  # the answer need not wait for what is thrown away
+        if not request.kept:  # the response need not wait for a discarded body
             self._discarding = True
             self._ready(request)
             return
         self._reading = request
-        self._due = NEVER  # the body has its own time
+        self._due = NEVER  # the body has a timeout of its own
         if size > SMALL_BYTES:
             self._begin_large_body(request, size)
         if b"expect" in self._fields and self._continues():
@@ -434,7 +432,7 @@ class Connection(asyncio.Protocol):
             self._ready(request)
 
     def _reserve(self, request: Request, size: int) -> None:
-        """Takes room for a body, or waits for it, or refuses the request."""
+        """Reserves budget for a body, waits for it, or refuses the request."""
         if self._budget.take(request.principal, size):
             request.reserved = size
         elif self._budget.wait(request.principal, size, self):
@@ -446,7 +444,7 @@ class Connection(asyncio.Protocol):
             self._ready(request)
 
     def grant_body(self) -> None:
-        """There is room for the body now."""
+        """The budget has room for the body now."""
         request, size = self._reading, self._waiting
         assert request is not None
         request.reserved, self._waiting = size, 0
@@ -456,7 +454,7 @@ class Connection(asyncio.Protocol):
         self._resume_soon()
 
     def take_room(self, request: Request, size: int) -> bool:
-        """For a body whose size changes after it was read."""
+        """Changes the reservation of a body whose size changes after it was read."""
         more = size - request.reserved
         if more > 0 and not self._budget.take(request.principal, more):
             return False
@@ -470,7 +468,7 @@ class Connection(asyncio.Protocol):
         self._budget.give_back(request.principal, size)
 
     def _forget_unanswered(self) -> None:
-        """Lets go of requests that will not be answered any more."""
+        """Drops requests that will not be answered."""
         if self._waiting and self._reading is not None:
             self._waiting = 0
             self._budget.leave(self._reading.principal, self)
@@ -482,8 +480,8 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
 
     def _decline_upgrade(self) -> None:
-        """No other protocol is spoken here; the request itself is served all the same (RFC 9110,
-        7.8), except for CONNECT, which llhttp reports as an upgrade whatever its headers say."""
+        """Ignores the offer of another protocol and serves the request (RFC 9110, 7.8), except
+        for CONNECT, which llhttp reports as an upgrade whatever its headers say."""
         if self._parser.get_method() == b"CONNECT":
             self._refuse(
                 405,
@@ -501,7 +499,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _continues(self) -> bool:
-        """Whether the sender waits to be told that its body is wanted."""
+        """Whether the client waits for `100 Continue`."""
         return (
             self._fields[b"expect"].lower() == b"100-continue"
             and self._current is None
@@ -537,7 +535,7 @@ class Connection(asyncio.Protocol):
                 self._closing = True
                 self._ready(request)
         elif not self._length and not request.reserved and not self._waiting:
-            self._reserve(request, BODY_BYTES)  # in chunks: nobody knows how much is to come
+            self._reserve(request, BODY_BYTES)  # chunked: the size is not known
         return not request.refused
 
     def on_message_complete(self) -> None:
@@ -548,7 +546,7 @@ class Connection(asyncio.Protocol):
         request = self._reading
         if request is None or (self._closing and request.refused):
             return
-        if self._waiting:  # all of it was in what had been read already
+        if self._waiting:  # all of it had been read already
             self._waiting = 0
             self._budget.leave(request.principal, self)
         if request.reserved > self._size:
@@ -600,7 +598,7 @@ class Connection(asyncio.Protocol):
         if request.answered or self.lost:
             return
         if request.streaming:
-            self._transport.abort()  # an answer that broke off must not look whole
+            self._transport.abort()  # a truncated response must not look complete
         else:
             request.reply(
                 500, [(b"content-type", b"text/plain")], b"internal error; see the hub's log\n"
@@ -623,12 +621,12 @@ class Connection(asyncio.Protocol):
             self._rest()
 
     def end_caller(self, why_ended: WhyEnded) -> None:
-        """Ends the request that is being answered if its caller has lost access, unless it ends by
-        itself soon. Requests that have not begun are judged again."""
+        """Ends the running request of a principal that has lost access, unless it ends by itself
+        soon. Authenticates requests that have not begun again."""
         for waiting in (self._reading, *self._queue):
             if waiting is not None and (caller := waiting.principal) and why_ended(caller):
                 self._app.admit(waiting)
-                waiting.principal = caller  # on whose account its body is
+                waiting.principal = caller  # its body is charged to it
         request = self._current
         if request is not None and request.principal and (why := why_ended(request.principal)):
             self.loop.call_later(ENDING_SECONDS, self._end_request, request, why)
@@ -646,10 +644,10 @@ class Connection(asyncio.Protocol):
             task.cancel(why)
 
     def _go_on(self) -> None:
-        """Begins the next request, once the last one's answer is on its way."""
+        """Begins the next request once the response before it has been sent."""
         if self._going_on or self.lost:
             return
-        self._going_on = True  # a request that is answered at once comes back here
+        self._going_on = True  # a request that is answered at once calls this again
         while self._queue and self._current is None and self._drained is None:
             self._untime()
             self._begin(self._queue.popleft())
@@ -662,7 +660,7 @@ class Connection(asyncio.Protocol):
         self._resume_soon()
 
     def _rest(self) -> None:
-        """Nothing is being answered: waits for what comes next, each for its time."""
+        """Waits for the next request or the rest of one, with the timeout of each."""
         if self._closing:
             self.write(self._last)
             self._close()
@@ -679,21 +677,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """When it began to wait for a request; None while it has one."""
+        """Since when it has had no request; None while it has one."""
         if self._current is not None or self._reading is not None or self._queue:
             return None
         return self._timed
 
     def close_idle(self) -> None:
-        """Makes room for others."""
+        """Closes the connection to make room for others."""
         if self._drained is None:
             self._close()
         else:
             self._transport.abort()
 
     def _refuse(self, status: int, text: bytes, headers: bytes = b"") -> None:
-        """Says so behind the answers to earlier requests, and closes the connection; in silence
-        where this request has been answered already."""
+        """Sends the refusal after earlier responses and closes the connection; sends
+        nothing if this request has been answered already."""
         if self._closing:
             return
         if self._discarding:
@@ -703,7 +701,7 @@ class Connection(asyncio.Protocol):
         self._stop(STATUS[status] + headers + head % (len(text) + 1) + text + b"\n")
 
     def _stop(self, last: bytes = b"") -> None:
-        """Parses nothing more. The connection is closed behind what is still to be answered."""
+        """Parses nothing more, and closes the connection after the remaining responses."""
         self._closing = True
         self._input = None
         self._release_input()
@@ -768,7 +766,7 @@ class Connection(asyncio.Protocol):
             self._refuse(408, b"timed out waiting for the body")
 
     def _close(self) -> None:
-        """Lets the last words out, if somebody reads them."""
+        """Flushes, then closes; aborts after LAST_SECONDS."""
         self._closing = True
         self._forget_unanswered()
         self._untime()
@@ -779,7 +777,7 @@ class Connection(asyncio.Protocol):
             self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
 
     def shut(self) -> None:
-        """No further requests; an answer under way is finished."""
+        """Accepts no further requests; finishes the running response."""
         self._closing = True
         self._forget_unanswered()
         if self._current is None:

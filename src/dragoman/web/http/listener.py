@@ -1,4 +1,4 @@
-"""Sockets that speak HTTP, and their proper end."""
+"""Listens on a socket, and shuts its connections down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Listener:
         budget: BodyBudget | None = None,
         connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """`budget` is shared with other listeners; a listener without one has its own."""
+        """`budget` is shared with other listeners."""
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
@@ -47,7 +47,7 @@ class Listener:
             self._server.close()
 
     async def drain(self, seconds: float) -> None:
-        """Lets what is under way finish, as far as it does in so many seconds."""
+        """Waits up to that many seconds for running requests."""
         self.stop_accepting()
         loop = asyncio.get_running_loop()
         for connection in tuple(self._connections):
@@ -57,6 +57,6 @@ class Listener:
             await asyncio.sleep(0.02)
 
     def abort(self) -> None:
-        """Ends what is left."""
+        """Aborts the remaining connections."""
         for connection in tuple(self._connections):
             connection.abort()

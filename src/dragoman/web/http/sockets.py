@@ -19,7 +19,7 @@ connections any port from 32768 to 60999, and the hub's default is one of these.
 
 def unix_socket(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # the home is held: whoever made it is gone
+        os.unlink(path)  # the home is locked: its creator has ended
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -30,7 +30,7 @@ def unix_socket(path: str) -> socket.socket:
 
 
 def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.socket:
-    """Tries again for so many seconds while the port is taken by an outgoing connection."""
+    """Retries for that many seconds while an outgoing connection uses the port."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -46,9 +46,8 @@ def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.s
             problem = f"cannot listen on {host} port {port}: {error.strerror or error}"
             if taken:
                 raise ConfigError(
-                    f"{problem}; no program listens there, so it is the near end of a connection "
-                    "that some program has made: start again in a moment, set another [server] "
-                    "port, or have the system give it to nobody: "
+                    f"{problem}; no program listens there, so an outgoing connection uses it: "
+                    "start again in a moment, set another [server] port, or reserve the port: "
                     f"sysctl net.ipv4.ip_local_reserved_ports={port}"
                 ) from None
             refused = ConfigError(f"{problem}; stop what uses it, or set another [server] port")
@@ -69,7 +68,7 @@ def _bind(family: int, kind: int, address: Any) -> socket.socket:
 
 
 def _listens(family: int, kind: int, address: Any) -> bool:
-    """Whether a program listens there; in doubt one does."""
+    """Whether a program listens there; True if unknown."""
     with socket.socket(family, kind) as sock:
         sock.settimeout(1)
         return sock.connect_ex(address) != errno.ECONNREFUSED
