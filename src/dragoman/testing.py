@@ -1,8 +1,8 @@
-"""For tests of what is built on the bridge: the tool of one skill of an agent that is not there,
-and a bus that keeps what it carries.
+"""Public test helpers for code on top of the bridge: a tool of a remote agent's skill without the
+agent, and a bus that records its events.
 
-A call takes the hub's own road, with every guard and the real policies; only what would go over the
-network goes to a function of the test's. Nothing is written to disk.
+A call runs through the hub's pipeline with every guard and the real policies; only requests to the
+network go to a function of the test. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ SECONDS = 30.0
 
 
 class VerbBus:
-    """`events` are all so far, as subscribers are told of them: dictionaries with `phase`, `verb`
-    and the rest."""
+    """`events` has all events so far as subscribers get them: dictionaries with `phase`, `verb` and
+    so on."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ class VerbBus:
         self.subscribe(self.events.append)
 
     def subscribe(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
-        """What is returned ends it."""
+        """Subscribes to events; the returned function unsubscribes."""
 
         def hear(event: Any) -> None:
             callback(render_verb_event(event))
@@ -85,12 +85,12 @@ class Fetched(NamedTuple):
 
 
 Fetcher = Callable[..., Awaitable[Mapping[str, Any]]]
-"""Takes a `Fetched`, or nothing; answers with `status` and `bodyText` (or `body_text`). What raises
-an `OSError` is a network that fails."""
+"""Takes a `Fetched`, or nothing; returns `status` and `bodyText` (or `body_text`). An `OSError`
+stands for a failure of the network."""
 
 
 class SkillTool:
-    """A skill as MCP clients see it, and as they call it."""
+    """A skill as MCP clients list and call it."""
 
     def __init__(self, hub: Hub, tool: Tool, caller: Principal) -> None:
         self.name = tool.name
@@ -101,14 +101,14 @@ class SkillTool:
         self._caller = caller
 
     async def call(self, args: Mapping[str, Any], name: str = "") -> Result:
-        """By its name, or by another that it has."""
+        """Calls the tool by its name, or by another name that it has."""
         options = CallOptions(door=DOOR, view=EVERYTHING)
         _, result = await self._hub.call(self._caller, name or self.name, args, options)
         return result
 
     async def handler(self, args: Mapping[str, Any]) -> Any:
-        """The object, the text or the artifact that the agent answers with; content blocks where it
-        is none of these. Raises what a client would be told as an error."""
+        """Returns the object or the text of the agent's answer, or else its content blocks. Raises
+        the errors that a client would get."""
         result = await self.call(args)
         if result.structured is not ABSENT:
             return result.structured
@@ -127,9 +127,9 @@ def build_a2a_skill_tool(
     wire: str = "auto",
     timeout_secs: float = SECONDS,
 ) -> SkillTool:
-    """`agent_row` has `id`, `orgId` and `agentUrl`, and may have a `name`, else it is the card's.
-    The caller is the owner of that org. `policies` is Cedar text in the place of the policies that
-    a new hub has."""
+    """Builds the tool. `agent_row` has `id`, `orgId` and `agentUrl`, and may have a `name`; the
+    default is the card's. The principal is the owner of that org. `policies` is Cedar text that
+    replaces the policies of a new hub."""
     if wire in RENAMED_WIRES:
         new = RENAMED_WIRES[wire]
         warnings.warn(f'wire="{wire}" is now called "{new}"', DeprecationWarning, stacklevel=2)
@@ -159,7 +159,7 @@ def build_a2a_skill_tool(
 
 
 def _read_member(row: Mapping[str, Any], name: str) -> Any:
-    """The member in camel case, or as Python spells it."""
+    """Reads a member in camel case or snake case."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return row[name] if name in row else row[snake]
 
@@ -167,7 +167,7 @@ def _read_member(row: Mapping[str, Any], name: str) -> Any:
 def _build_probed_agent(
     url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str
 ) -> ProbedAgent:
-    """The agent as if it had been found: nothing is asked."""
+    """Builds the agent as if it had been discovered; sends nothing."""
     raw = {**card, "skills": [skill]}
     peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=parse_card(raw, url)))
     if wire == "auto":

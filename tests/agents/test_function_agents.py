@@ -60,7 +60,7 @@ async def test_a_question_that_is_not_answered_is_declined() -> None:
 )
 async def test_what_an_agent_does_not_take_is_refused(arguments: dict[str, Any]) -> None:
     own = agent("listing", "text/plain")
-    with pytest.raises(InvalidInput, match="it takes text/plain"):
+    with pytest.raises(InvalidInput, match="it accepts text/plain"):
         await own.run(call(own, arguments))
     takes_all = agent("listing", "*/*")
     result = await takes_all.run(call(takes_all, arguments))

@@ -85,13 +85,13 @@ BAD: dict[str, tuple[int, list[str], str]] = {
     "up: no number": (2, ["up", "--port", "x"], "--port"),
     "up: no port": (2, ["up", "--port", "65536"], "--port"),
     "up: a home below a file": (1, ["up", "--home", "/dev/null/x"], "as a home"),
-    "detach: a home below a file": (1, ["up", "--detach", "--home", "/dev/null/x"], "cannot be"),
+    "detach: a home below a file": (1, ["up", "--detach", "--home", "/dev/null/x"], "as a home"),
     "init: a home below a file": (1, ["init", "--home", "/dev/null/x"], "as a home"),
     "config check: a folder": (7, ["config", "check", "--home", "FOLDER"], "cannot read"),
     "up: a folder for config.toml": (7, ["up", "--home", "FOLDER"], "cannot read"),
     "tools: a folder for config.toml": (7, ["tools", "--home", "FOLDER"], "cannot read"),
     "tools: a home that is a file": (3, ["tools", "--home", "FILE"], "as a home"),
-    "keys: a home that is a file": (1, ["keys", "create", "x", "--home", "FILE"], "cannot be"),
+    "keys: a home that is a file": (1, ["keys", "create", "x", "--home", "FILE"], "as a home"),
     "call: no name": (2, ["call"], "NAME"),
     "call: no pair": (2, ["call", "a.b", "c"], "key=value"),
     "call: no key": (2, ["call", "a.b", "=c"], "key=value"),
@@ -122,7 +122,7 @@ BAD: dict[str, tuple[int, list[str], str]] = {
     "import: no servers in it": (1, ["import", "FILE"], "has no MCP servers"),
     "import: no JSON": (1, ["import", "BROKEN"], "line 1"),
     "import: a client without any": (1, ["import", "cursor"], "nothing to import"),
-    "mcp: an option": (2, ["mcp", "--hom", "x"], "not understood"),
+    "mcp: an option": (2, ["mcp", "--hom", "x"], "unknown arguments"),
 }
 
 

@@ -69,7 +69,7 @@ WRONG = {
     "an unknown key": ("\n[server]\nhots = 1\n", 'line 3: unknown key "hots" in [server]; did you'),
     "a wrong type": ('\n[server]\nport = "x"\n', 'line 3: invalid value of "server.port"'),
     "out of range": ("[server]\nport = 70000\n", "line 2"),
-    "a short key": ('api_key = "x"\n', "line 1: api_key is shorter"),
+    "a short key": ('api_key = "x"\n', "line 1: api_key is too short"),
     "no transport": (
         '[[mcp_servers]]\nname = "a"\n',
         'line 1: [[mcp_servers]] needs a "transport"',

@@ -214,7 +214,7 @@ def test_what_an_agent_does_is_what_the_task_becomes(served: RunningHub) -> None
         (["fail", "no disk"], "failed", 'agent "actor" failed: no disk'),
         (["decline", "not on Sundays"], "rejected", "not on Sundays"),
         (["failed", "I could not"], "failed", "I could not"),
-        (["odd"], "failed", "what is no answer"),
+        (["odd"], "failed", "an invalid answer"),
         (["ask", "Which?"], "input-required", "Which?"),
         (["auth", "Log in first", "https://example.com/login"], "auth-required", "Log in first"),
     ):

@@ -184,7 +184,7 @@ def test_an_agent_of_the_hub_has_conversations_and_files_too(
     assert modern["structuredContent"]["context"] == heard["context"]
     pdf = {"mediaType": "application/pdf", "data": "AAEC"}
     refused = call(session, "dragoman_agent_own", {"message": "hi", "files": [pdf]})
-    assert refused["isError"] and "does not take" in refused["content"][0]["text"]
+    assert refused["isError"] and "does not accept" in refused["content"][0]["text"]
 
 
 def test_skills_are_sent_what_their_agent_takes(ground: tuple[RunningHub, Path]) -> None:

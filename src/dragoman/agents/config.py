@@ -1,4 +1,4 @@
-"""`[[agents]]`: the agents that the hub runs itself."""
+"""`[[agents]]`: the local agents."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from msgspec import Meta, Struct, field
 
 
 class SkillEntry(Struct, frozen=True, kw_only=True):
-    id: Annotated[str, Meta(min_length=1, max_length=128, description="What callers name it by.")]
-    name: Annotated[str, Meta(max_length=256, description="For people; default: the id.")] = ""
-    description: Annotated[str, Meta(max_length=4_096, description="What it is good for.")] = ""
-    tags: Annotated[list[str], Meta(max_length=64, description="Words to find it by.")] = []
-    examples: Annotated[list[str], Meta(max_length=64, description="What one may ask.")] = []
+    id: Annotated[
+        str, Meta(min_length=1, max_length=128, description="The id by which clients name it.")
+    ]
+    name: Annotated[str, Meta(max_length=256, description="The display name; default: the id.")] = (
+        ""
+    )
+    description: Annotated[str, Meta(max_length=4_096, description="What the skill does.")] = ""
+    tags: Annotated[list[str], Meta(max_length=64, description="Keywords for search.")] = []
+    examples: Annotated[list[str], Meta(max_length=64, description="Example requests.")] = []
     public: Annotated[
         bool,
-        Meta(description="Whether the public card has it; else only the one for known callers."),
+        Meta(
+            description="Whether the public card lists it; otherwise only the extended card does."
+        ),
     ] = True
 
 
 class ExtensionEntry(Struct, frozen=True, kw_only=True):
-    uri: Annotated[str, Meta(min_length=1, max_length=512, description="Which extension of A2A.")]
-    description: Annotated[str, Meta(max_length=1_024, description="How it is used here.")] = ""
-    required: Annotated[bool, Meta(description="Whether callers must know it.")] = False
-    params: Annotated[dict[str, Any], Meta(description="What it wants to be said.")] = {}
+    uri: Annotated[
+        str, Meta(min_length=1, max_length=512, description="The URI of the A2A extension.")
+    ]
+    description: Annotated[str, Meta(max_length=1_024, description="How the agent uses it.")] = ""
+    required: Annotated[bool, Meta(description="Whether clients must support it.")] = False
+    params: Annotated[dict[str, Any], Meta(description="The parameters of the extension.")] = {}
 
 
 class AgentEntry(Struct, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=64, description="What the agent is called.")]
+    name: Annotated[str, Meta(min_length=1, max_length=64, description="The name of the agent.")]
     description: Annotated[
-        str, Meta(max_length=4_096, description="What it is good for, for those who choose.")
+        str, Meta(max_length=4_096, description="What the agent does, for clients that choose one.")
     ] = ""
     function: Annotated[
         str,
@@ -40,27 +48,27 @@ class AgentEntry(Struct, frozen=True, kw_only=True):
         ),
     ]
     version: Annotated[
-        str, Meta(min_length=1, max_length=64, description="Its own version, on its card.")
+        str, Meta(min_length=1, max_length=64, description="The version on its card.")
     ] = "1.0.0"
     skills: Annotated[
-        list[SkillEntry], Meta(max_length=1_000, description="What its card says it can do.")
+        list[SkillEntry], Meta(max_length=1_000, description="The skills on its card.")
     ] = []
     input_modes: Annotated[
         list[str],
         Meta(
             min_length=1,
             max_length=64,
-            description='The media types it takes; "*/*" for all, "image/*" for a kind.',
+            description='The media types it accepts; "*/*" for all, "image/*" for a kind.',
         ),
     ] = field(default_factory=lambda: ["text/plain", "application/json"])
     output_modes: Annotated[
-        list[str], Meta(min_length=1, max_length=64, description="The media types it answers in.")
+        list[str], Meta(min_length=1, max_length=64, description="The media types of its answers.")
     ] = field(default_factory=lambda: ["text/plain", "application/json"])
-    streaming: Annotated[bool, Meta(description="Whether its work can be followed.")] = True
-    push: Annotated[bool, Meta(description="Whether its tasks are told to webhooks.")] = True
+    streaming: Annotated[bool, Meta(description="Whether clients can stream its tasks.")] = True
+    push: Annotated[bool, Meta(description="Whether its tasks can notify webhooks.")] = True
     extended_card: Annotated[
-        bool, Meta(description="Whether callers with a key are shown more than the public card.")
+        bool, Meta(description="Whether clients with a key see more than the public card.")
     ] = False
     extensions: Annotated[
-        list[ExtensionEntry], Meta(max_length=64, description="Extensions of A2A that it uses.")
+        list[ExtensionEntry], Meta(max_length=64, description="A2A extensions that it supports.")
     ] = []

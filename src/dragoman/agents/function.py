@@ -1,8 +1,8 @@
-"""Agents that are Python functions: what they are asked, what they may answer, and how it runs.
+"""Agents that are Python functions: their requests, their answers, and how they run.
 
-The names a function needs are in `dragoman.agent`. A function that is not async runs in a thread of
-its agent's own, of which there are few: one that hangs hangs alone. Knows no protocol: what comes
-in and goes out are blocks of content.
+`dragoman.agent` has the public names. A function that is not async runs in one of its agent's few
+threads, so that one that hangs affects no other agent. Knows no protocol: input and output are
+content blocks.
 """
 
 from __future__ import annotations
@@ -55,31 +55,30 @@ from dragoman.wire.json import decode_reply, encode
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 16
-"""Of one agent."""
+"""Threads of one agent."""
 RESPONSE = "response"
-"""What the artifact is called that is an agent's answer."""
+"""The id of the artifact with an agent's answer."""
 KEPT = "kept by the function"
+"""Stands for the agent's own conversation id: a function uses the client's."""
 _EMPTY_MESSAGE = [{"type": "text", "text": ""}]
 _NO_MESSAGE = MessageOrigin()
-"""Of a call that was not made by a message."""
-"""In the place of an agent's own id of a conversation: a function knows it by the caller's."""
+"""The origin of a call that was not made by a message."""
 
 Blocks = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Returned: the agent needs to know something before it can go on. The answer comes as the next
-    request of the same task."""
+    """Return it to ask a question. The answer is the next request of the same task."""
 
     question: str
     schema: Mapping[str, Any] | None = None
-    """A JSON Schema of the answer, for those who fill in a form; default: one line of text."""
+    """A JSON Schema of the answer, for clients with forms; default: one line of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsAuth:
-    """Returned: somebody must log in somewhere first."""
+    """Return it if the user must log in somewhere first."""
 
     words: str
     url: str = ""
@@ -87,63 +86,63 @@ class NeedsAuth:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Returned: an answer that is more than a text or some data."""
+    """Return it for an answer that is more than text or data."""
 
     content: str | Mapping[str, Any] | Blocks = ()
     direct: bool = False
-    """Whether it is a word of answer and not the outcome of some work."""
+    """Whether it is a plain message and not the outcome of a task."""
     failed: bool = False
 
 
 class Decline(Exception):
-    """Raised: the agent will not do it, for the reason it gives."""
+    """Raise it to refuse a request, with the reason."""
 
 
 @dataclass(slots=True)
 class Request:
-    """What an agent is asked."""
+    """A request to an agent."""
 
     text: str
     """All the text of the message."""
     parts: Blocks
-    """All parts of it, as blocks of content: text, image, audio, resource, resource_link, data."""
+    """Its parts as content blocks: text, image, audio, resource, resource_link, data."""
     metadata: Mapping[str, Any]
     task: str
-    """The task it belongs to, if it does."""
+    """The id of its task; empty without one."""
     message_id: str
     skill: str
-    """The skill that was asked for, if one was named."""
+    """The requested skill; empty if none was named."""
     turn: int
-    """Counts the messages of the task, from 1."""
+    """The number of the message in its task, from 1."""
     caller: str
     _context: str
     _updates: Updates
     _loop: asyncio.AbstractEventLoop
     _keeps_context: bool = field(default=False, repr=False)
-    """Whether the function has asked which conversation this is."""
+    """Whether the function has read `context`."""
     _said: int = field(default=0, repr=False)
     _refused: HubError | None = field(default=None, repr=False)
-    """Why nothing more is taken of it."""
+    """Why further updates are refused."""
     accepts: Sequence[str] = ()
-    """The media types that the caller would like best; none where it did not say."""
+    """The media types that the client prefers; empty if it named none."""
     extensions: Sequence[str] = ()
-    """The extensions that the caller has activated, by their names."""
+    """The URIs of the extensions that the client has activated."""
     references: Sequence[str] = ()
-    """Other tasks of the caller's that the message refers to."""
+    """Other tasks of the client that the message refers to."""
 
     @property
     def context(self) -> str:
-        """The conversation it belongs to."""
+        """The id of its conversation."""
         self._keeps_context = True
         return self._context
 
     @property
     def data(self) -> Any:
-        """The first data in the message; None without any."""
+        """The first data part of the message; None without any."""
         return next((part.get("data") for part in self.parts if part.get("type") == "data"), None)
 
     def say(self, words: str) -> None:
-        """Tells the caller how the work goes."""
+        """Sends a progress message."""
         self._said += 1
         self._send(Progress(progress=self._said, message=_replace_surrogates(str(words))))
 
@@ -157,12 +156,12 @@ class Request:
         last: bool = True,
         description: str = "",
     ) -> str:
-        """Hands out something that was made, or a further piece of it under the same id."""
+        """Sends an artifact, or a further piece of one under the same id. Returns the id."""
         id = id or str(uuid4())
         try:
             blocks = blocks_from_content(content)
-        except InvalidInput as error:  # the agent's mistake, not its caller's
-            raise TypeError(f"it made {error}") from None
+        except InvalidInput as error:  # an error of the agent, not of its caller
+            raise TypeError(f"invalid artifact: {error}") from None
         self._send(
             Artifact(
                 id=id,
@@ -178,7 +177,9 @@ class Request:
     def _send(self, update: Progress | Artifact) -> None:
         try:
             asyncio.get_running_loop()
-        except RuntimeError:  # the function's own thread, which hears of it the next time
+        except (
+            RuntimeError
+        ):  # in the function's thread, where a refusal is raised by the next update
             if self._refused is not None:
                 raise self._refused from None
             self._loop.call_soon_threadsafe(self._deliver, update)
@@ -194,7 +195,7 @@ class Request:
 
 
 class FunctionAgent:
-    """A target that has one tool: to be sent a message."""
+    """A target with one tool, which takes a message."""
 
     traits = TargetTraits(facts=TargetFacts(type="Agent"))
 
@@ -221,9 +222,9 @@ class FunctionAgent:
             else:
                 value = await self._threads.run(self._function, given)
         except SystemExit as error:
-            raise WorkFailed(f'agent "{self.name}" wanted to end the hub: {error!r}') from None
+            raise WorkFailed(f'agent "{self.name}" tried to exit the hub: {error!r}') from None
         except Decline as error:
-            raise Declined(f'agent "{self.name}" will not do it: {error}') from None
+            raise Declined(f'agent "{self.name}" declined: {error}') from None
         except HubError:
             raise
         except Exception as error:
@@ -236,7 +237,7 @@ class FunctionAgent:
         return result if result.questions else add_context(result, call, id, shown=True)
 
     def _find_context(self, call: Call) -> str:
-        """The id of the conversation, which the caller knows by the same."""
+        """Finds the id of the conversation, which the client knows too."""
         if call.message is not None:
             return call.message.context
         asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
@@ -247,7 +248,7 @@ class FunctionAgent:
             text = _read_text(call)
             return [{"type": "text", "text": text}] if text else []
         blocks = blocks_from_arguments(call.arguments)
-        if call.message is None:  # those of an A2A message have been checked
+        if call.message is None:  # the A2A server has checked those of a message
             self._check_media(blocks)
         return blocks if blocks != _EMPTY_MESSAGE else []
 
@@ -256,7 +257,7 @@ class FunctionAgent:
             media = find_media_type(block) if isinstance(block, dict) else ""
             if media != "text/plain" and not is_accepted(self.entry.input_modes, media):
                 raise InvalidInput(
-                    f'agent "{self.name}" does not take "{media}"; it takes '
+                    f'agent "{self.name}" does not accept "{media}"; it accepts '
                     f"{', '.join(self.entry.input_modes)}"
                 )
 
@@ -299,11 +300,11 @@ def _build_facts(entry: AgentEntry) -> AgentFacts:
     )
 
 
-# --- in -----------------------------------------------------------------------------------------
+# --- input --------------------------------------------------------------------------------------
 
 
 def _read_text(call: Call) -> str:
-    if call.answers is not None:  # to what it asked by the door of another protocol
+    if call.answers is not None:  # to a question that another protocol carried
         return _read_answer(call.answers)
     return str(call.arguments.get("message", ""))
 
@@ -339,11 +340,11 @@ def _read_answer(answers: Mapping[str, Any]) -> str:
 
 
 def _load_function(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
-    """The function, and whether it takes the text alone."""
+    """Loads the function; returns it, and whether it takes the text alone."""
     module, colon, name = entry.function.partition(":")
     where = f'the function "{entry.function}" of agent "{entry.name}"'
     if not colon or not module or not name:
-        raise ConfigError(f'{where} must be written "module:function"')
+        raise ConfigError(f'{where} is invalid: write "module:function"')
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
@@ -358,18 +359,18 @@ def _load_function(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
     except (TypeError, ValueError, NameError) as error:
         raise ConfigError(f"{where} cannot be used: {_describe_error(error)}") from error
     if not parameters or any(one.default is one.empty for one in parameters[1:]):
-        raise ConfigError(f"{where} must take one thing: the text, or a dragoman.agent.Request")
+        raise ConfigError(f"{where} must take one argument: the text, or a dragoman.agent.Request")
     hint = hints.get(parameters[0].name)
     by_name = hint is None and parameters[0].name in ("message", "text")
     return found, hint is str or by_name
 
 
-# --- out ----------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def result_from_value(value: Any, agent: str) -> Result:
-    """What a function returned, as the road carries it."""
-    if isinstance(value, str):  # as most do
+    """Converts the return value of a function into a result."""
+    if isinstance(value, str):  # the most common case
         text = _replace_surrogates(value)
         size = len(text) if text.isascii() else -1
         return Result(content=[{"type": "text", "text": text}], size=size)
@@ -391,7 +392,7 @@ def result_from_value(value: Any, agent: str) -> Result:
     try:
         blocks = blocks_from_content(value)
     except InvalidInput as error:
-        raise WorkFailed(f'agent "{agent}" answered with what is no answer: {error}') from None
+        raise WorkFailed(f'agent "{agent}" returned an invalid answer: {error}') from None
     data = [block["data"] for block in blocks if block["type"] == "data"]
     artifacts = [Artifact(id=RESPONSE, name=RESPONSE, content=blocks)] if data else []
     return Result(
@@ -413,7 +414,7 @@ def _build_login(wanted: NeedsAuth) -> Question:
 
 _MEMBERS = {"text": "text", "image": "data", "audio": "data", "data": "data",
             "resource": "resource", "resource_link": "uri"}  # fmt: skip
-"""What a block of each type must have."""
+"""The member that a block of each type must have."""
 
 
 def blocks_from_content(content: Any) -> list[Mapping[str, Any]]:
@@ -431,7 +432,7 @@ def blocks_from_content(content: Any) -> list[Mapping[str, Any]]:
         if isinstance(block, str):
             block = {"type": "text", "text": block}
         if not isinstance(block, Mapping) or _MEMBERS.get(block.get("type", "")) not in block:
-            raise InvalidInput(f"a list with {str(block)[:60]!r} in it, which is no block")
+            raise InvalidInput(f"a list with an invalid block: {str(block)[:60]!r}")
         blocks.append(block)
     return blocks
 
@@ -443,18 +444,18 @@ def _render_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _convert_to_json(content: Any) -> Any:
-    """The same as JSON has it: a time as its text, a set as a list. Nothing goes on that could not
-    be written when somebody reads it."""
+    """Converts to what JSON has: a time to text, a set to a list. What cannot be encoded must fail
+    here, not when a client reads it."""
     if not isinstance(content, Mapping | Sequence) or isinstance(content, bytes):
         return content
     try:
         return decode_reply(encode(content))
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidInput(f"what is no JSON: {error}") from None
+        raise InvalidInput(f"a value that is not JSON: {error}") from None
 
 
 def _replace_surrogates(text: str) -> str:
-    """Half a character, as in the name of a file, is none."""
+    """Replaces lone surrogates, which names of files may have."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,8 @@
-"""Threads for functions that may take their time, or never come back: the hub ends without them.
+"""A thread pool for functions that may never return.
 
-The library's own pool is waited for when a program ends, so that one function that hangs would
-keep the whole hub from ending.
+The interpreter waits for the threads of the standard pool when it exits, so that one hanging
+function would keep the hub from stopping. These are daemon threads. The queue needs no limit: the
+number of calls in flight has one.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class AgentThreads:
         self._count = 0
 
     async def run(self, function: Callable[[Any], Any], given: Any) -> Any:
-        """What the function returns or raises. One whose caller is cancelled goes on alone, since
-        a thread cannot be stopped."""
+        """Runs the function in a thread. It continues if the caller is cancelled: a thread cannot
+        be stopped."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
         self._jobs.put(_Job(loop, outcome, function, given))
@@ -41,7 +42,7 @@ class AgentThreads:
         return await outcome
 
     def close(self) -> None:
-        """Those that have nothing to do end."""
+        """Ends idle threads, and busy ones after their function."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -49,7 +50,7 @@ class AgentThreads:
         while (job := self._jobs.get()) is not None:
             if not job.outcome.cancelled():
                 result, error = _run_job(job)
-                with contextlib.suppress(RuntimeError):  # the hub has ended meanwhile
+                with contextlib.suppress(RuntimeError):  # the loop has ended
                     job.loop.call_soon_threadsafe(_settle, job.outcome, result, error)
             del job
             self._idle.release()
@@ -58,12 +59,12 @@ class AgentThreads:
 def _run_job(job: _Job) -> tuple[Any, Exception | None]:
     try:
         return job.function(job.given), None
-    except StopIteration as error:  # which no future can hold
+    except StopIteration as error:  # a future cannot hold it
         return None, RuntimeError(f"it raised {error!r}")
     except Exception as error:
         return None, error
     except BaseException as error:
-        return None, RuntimeError(f"it wanted to end the hub: {error!r}")
+        return None, RuntimeError(f"it tried to exit the hub: {error!r}")
 
 
 def _settle(outcome: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
