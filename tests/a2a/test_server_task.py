@@ -102,8 +102,8 @@ def test_pieces_of_an_artifact_are_one_and_what_was_told_stays_as_it_was() -> No
     assert render_task(task)["artifacts"][0]["parts"] == [{"text": "z"}]
 
 
-async def test_one_that_is_finished_and_stored_takes_no_memory_and_shows_the_same() -> None:
-    tasks = build_registry()
+async def test_a_finished_task_is_in_memory_until_the_next_sweep_and_shows_the_same_later() -> None:
+    tasks = build_registry(sweep_seconds=0.05)
     task = made()
     tasks.insert(task)
     task.update_status(WORKING, "")
@@ -111,10 +111,32 @@ async def test_one_that_is_finished_and_stored_takes_no_memory_and_shows_the_sam
     task.complete(Result(content=[{"type": "text", "text": "done"}]))
     shown = render_task(task)
     tasks.flush()
-    assert task.record.entries == [] and task.record.view is None and task.result is None
+    assert task.record.entries == [] and task.record.view is not None and task.result is None
+    assert render_task(task) == shown
+    async with asyncio.timeout(5):
+        while task.record.view is not None:
+            await asyncio.sleep(0.01)
     assert render_task(task) == shown
     assert [entry.number for entry in read_events(task, 2)] == [3, 4, 5]
     await tasks.close()
+
+
+async def test_finished_tasks_take_a_bounded_amount_of_memory() -> None:
+    tasks = build_registry(held_bytes=3_000)
+    finished = [made(id=f"t{n}") for n in range(20)]
+    watched = finished[0]
+    stop = watched.watch(lambda: None)
+    for task in finished:
+        tasks.insert(task)
+        task.update_status(WORKING, "")
+        task.complete(Result(content=[{"type": "text", "text": "done"}]))
+        tasks.flush()
+    held = [task for task in finished if task.record.view is not None]
+    assert held[0] is watched and held[1:] == finished[1 - len(held) :], "the oldest are released"
+    assert len(held) > 1 and sum(task.size for task in held) <= 3_000
+    stop()
+    await tasks.close()
+    assert all(render_task(task)["status"]["state"] == "TASK_STATE_COMPLETED" for task in finished)
 
 
 def test_times_and_ids_have_the_form_of_the_protocol() -> None:

@@ -272,6 +272,9 @@ def test_json_rpc_errors_are_json_rpcs(served: RunningHub) -> None:
     assert wire.get(url).status == 405 and wire.get(url).headers["allow"] == "POST"
     notified = wire.post(url, wire.notification("SendMessage", V10.params("x")))
     assert notified.status == 204 and notified.body == b""
+    bad_key = {"Idempotency-Key": "x" * 257}
+    refused = wire.post(url, wire.notification("SendMessage", V10.params("x")), bad_key)
+    assert (refused.status, refused.json()["error"]["code"]) == (200, -32600)
 
 
 @pytest.mark.promise("J3")

@@ -33,7 +33,8 @@ class TaskLimits:
     owner_share: float = 0.25
     """The share of `stored_bytes` that one owner may use."""
     held_bytes: int = 64 * 1024 * 1024
-    """Results that are kept in memory (`TaskRecord.keeps_result`); beyond it the oldest go."""
+    """What finished tasks may take in memory; beyond it the oldest are released, or removed if
+    nothing else has their result (`TaskRecord.keeps_result`)."""
     idle_seconds: float = 86_400.0
     """A task that waits for its client for so long has failed."""
     ttl: float = 0.0
@@ -78,10 +79,8 @@ class TaskRegistry(Generic[R]):
         self._bytes = 0
         self._unsaved: dict[Task[R], None] = {}
         self._held: OrderedDict[Task[R], int] = OrderedDict()
-        """The bytes of each result that only memory has."""
+        """Finished and stored tasks that are not released yet, with the bytes of each."""
         self._held_bytes = 0
-        self._watched: dict[Task[R], None] = {}
-        """Those that were finished and stored while somebody still watched them."""
         self._expiries: dict[Task[R], asyncio.TimerHandle] = {}
         self._save_timer: asyncio.TimerHandle | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -215,7 +214,7 @@ class TaskRegistry(Generic[R]):
             del self._owners[task.owner]
         self._count -= 1
         self._add_size(task, -task.size)
-        for kept in (self._finished, self._unsaved, self._watched):
+        for kept in (self._finished, self._unsaved):
             kept.pop(task, None)
         self._held_bytes -= self._held.pop(task, 0)
         if (expiry := self._expiries.pop(task, None)) is not None:
@@ -266,17 +265,10 @@ class TaskRegistry(Generic[R]):
             self._bytes += size
             if task.owned is not None:
                 task.owned.size += size
-            if not task.finished:
-                continue
-            if task.record.keeps_result:
+            if task.finished:
                 self._hold(task)
-            elif task.watchers or task.waiters:
-                self._watched[task] = None
-            else:
-                task.result = None
-                task.record.release()
-        while self._held_bytes > self._limits.held_bytes and len(self._held) > 1:
-            self.remove(next(iter(self._held)))
+        if self._held_bytes > self._limits.held_bytes:
+            self._free_memory()
 
     def _save(self) -> None:
         self._save_timer = None
@@ -304,15 +296,34 @@ class TaskRegistry(Generic[R]):
         self._finished[task] = None
 
     def _hold(self, task: Task[R]) -> None:
-        if task.result is None or task in self._held:
-            return
-        result = task.result
-        size = result.size
-        if size < 0:
-            parts = (result.content, result.structured, result.extra)
-            size = sum(len(repr(part)) for part in parts)
+        """Keeps what a client may soon ask for in memory, until the next sweep."""
+        size, result = task.size, task.result
+        if task.record.keeps_result:
+            if result is None or task in self._held:
+                return
+            size = result.size
+            if size < 0:
+                parts = (result.content, result.structured, result.extra)
+                size = sum(len(repr(part)) for part in parts)
+        elif not _is_needed(task):
+            task.result = None
+            task.record.entries = []
+        self._held_bytes += size - self._held.get(task, 0)
         self._held[task] = size
-        self._held_bytes += size
+
+    def _free_memory(self) -> None:
+        for task in list(self._held)[:-1]:
+            if self._held_bytes <= self._limits.held_bytes:
+                return
+            if task.record.keeps_result:
+                self.remove(task)
+            elif not _is_needed(task):
+                self._release(task)
+
+    def _release(self, task: Task[R]) -> None:
+        self._held_bytes -= self._held.pop(task)
+        task.result = None
+        task.record.release()
 
     # --- bounds --------------------------------------------------------------------------------
 
@@ -364,15 +375,14 @@ class TaskRegistry(Generic[R]):
         self._sweep_timer = loop.call_later(self._limits.sweep_seconds, self._sweep)
 
     def _sweep(self) -> None:
-        """Releases finished tasks that nobody watches any more, and fails those that have waited
-        too long for their client."""
+        """Releases finished tasks without watchers, and fails those that have waited too long for
+        their client."""
         self._sweep_timer = None
         if self._closed:
             return
-        for task in [task for task in self._watched if not (task.watchers or task.waiters)]:
-            del self._watched[task]
-            task.result = None
-            task.record.release()
+        for task in list(self._held):
+            if not (task.record.keeps_result or _is_needed(task)):
+                self._release(task)
         idle = self._limits.idle_seconds
         before = time() - idle if self._clock_is_steady() else 0.0
         for task in self:
@@ -406,6 +416,11 @@ class VolatileTaskStore:
     def save_push(self, push: StoredPush) -> None: ...
 
     def delete_push(self, task: int, id: str) -> None: ...
+
+
+def _is_needed(task: Task[Any]) -> bool:
+    """Whether a response or a stream is about to read it from memory."""
+    return bool(task.watchers or task.waiters)
 
 
 def task_not_found(id: Any) -> NotFound:

@@ -77,6 +77,7 @@ class Exchange:
     headers: list[tuple[bytes, bytes]] = JSON_HEADERS
     lists_extensions = True
     """Whether a response names the extensions in use."""
+    is_notification = False
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Exchange:
 
 
 class JsonRpcExchange(Exchange):
-    __slots__ = ("id",)
+    __slots__ = ("id", "is_notification")
 
     def parse(self) -> Exchange | None:
         request = self.request
@@ -151,9 +152,7 @@ class JsonRpcExchange(Exchange):
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         self.op = op
         self.wanted = dialect.parse_params(op, params)
-        if "id" not in message:  # a notification: nobody waits for the outcome, so nothing is done
-            request.reply(204, [], b"")
-            return None
+        self.is_notification = "id" not in message
         return self
 
     def encode_result(self, answer: dict[str, Any]) -> bytes:
@@ -355,6 +354,9 @@ class A2aHttpTransport:
                 key,
                 parse_trace(fields, metadata),
             )
+            if exchange.is_notification:  # no client waits for the outcome: nothing is done
+                request.reply(204, [], b"")
+                return _done()
             answer = None
             if op not in operations.STREAMING:
                 answer = self.server.answer(ctx, op, wanted)
