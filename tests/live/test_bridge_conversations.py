@@ -123,7 +123,7 @@ def test_a_conversation_belongs_to_its_principal_and_to_its_agent(
     with hub.relay() as owner:
         owner.initialize()
         stolen = call(owner, "dragoman_agent_both", {"message": "turn", "context": id})
-        assert stolen["isError"] and "no conversation" in stolen["content"][0]["text"]
+        assert stolen["isError"] and "unknown conversation" in stolen["content"][0]["text"]
         assert said(call(owner, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 1"
         assert said(call(owner, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 2"
     elsewhere = call(hub, "dragoman_agent_plain", {"message": "turn", "context": id})
@@ -160,7 +160,7 @@ def test_files_and_data_reach_the_agent_with_the_message(ground: tuple[RunningHu
     assert {"message", "context", "data", "files"} == set(schema["properties"])
     for bad, why in (
         ({"data": "no base64!"}, "not base64"),
-        ({"url": "file:///etc/passwd"}, "no http:// or https://"),
+        ({"url": "file:///etc/passwd"}, "not an http:// or https://"),
         ({"name": "x"}, "either"),
         ({"data": "A" * ((7 << 20) * 4 // 3 + 8)}, "7 MB"),
     ):
