@@ -163,7 +163,7 @@ class HttpWire:
                 if method == "initialize":
                     self._note_session(reply)
                 data = await reply.body.read(MAX_BYTES)  # as nearly always
-                return self._extract_result(self._decode(data, method), id, method), len(data)
+                return self._parse_answer(data, id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._read_answer(reply, id, method, in_session, params)
             async with asyncio.timeout_at(deadline) as clock:  # reading a stream has no timeout
@@ -304,7 +304,7 @@ class HttpWire:
             self._note_session(reply)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
-            return self._extract_result(self._decode(data, method), id, method), len(data)
+            return self._parse_answer(data, id, method), len(data)
         if in_session and (
             reply.status == 404 or (reply.status == 400 and _is_session_refusal(data, id))
         ):
@@ -339,18 +339,21 @@ class HttpWire:
     def _note_session(self, reply: Reply) -> None:
         self._session = reply.headers.get(SESSION)
 
-    def _decode(self, data: bytes, method: str) -> Any:
+    def _parse_answer(self, data: bytes, id: int, method: str) -> Any:
         try:
-            return decode_reply(data)
+            message = decode_reply(data)
         except Malformed as error:
-            if data[:100].lstrip()[:1] == b"<":
-                raise BadReply(
-                    f'server "{self.server}" answered "{method}" with a web page instead of JSON; '
-                    "check its url"
-                ) from None
-            raise BadReply(
-                f'server "{self.server}" answered "{method}" with an invalid message: {error}'
-            ) from None
+            raise self._build_invalid(data, method, error) from None
+        is_result = type(message) is dict and message.get("id") == id and "error" not in message
+        if is_result and "result" in message:  # as nearly always
+            return message["result"]
+        return self._extract_result(message, id, method)
+
+    def _build_invalid(self, data: bytes, method: str, error: Malformed) -> BadReply:
+        answered = f'server "{self.server}" answered "{method}"'
+        if data[:100].lstrip()[:1] == b"<":
+            return BadReply(f"{answered} with a web page instead of JSON; check its url")
+        return BadReply(f"{answered} with an invalid message: {error}")
 
     def _extract_result(self, message: Any, id: int, method: str) -> Any:
         if isinstance(message, list):
@@ -484,7 +487,10 @@ class HttpWire:
                     continue
                 size = len(event.data)
                 begun = thread_time() if size > LARGE else 0.0
-                message = self._decode(event.data, "a stream")
+                try:
+                    message = decode_reply(event.data)
+                except Malformed as error:
+                    raise self._build_invalid(event.data, "a stream", error) from None
                 for item in message[:MAX_BATCH] if isinstance(message, list) else [message]:
                     if isinstance(item, dict):
                         yield item, size
