@@ -230,11 +230,11 @@ def test_what_an_agent_should_not_do_hurts_its_own_task_alone(served: RunningHub
     caller = Caller(served, "my oddly-named 1")
     for text, state, said in (
         ("time", "completed", '"2026-01-31T00:00:00Z"'),
-        ("object", "failed", "no JSON"),
-        ("artifact", "failed", "no JSON"),
+        ("object", "failed", "not JSON"),
+        ("artifact", "failed", "not JSON"),
         ("half", "completed", "half ?"),
         ("file", "failed", "no file caf?"),
-        ("exit", "failed", "end the hub"),
+        ("exit", "failed", "exit the hub"),
         ("stop", "failed", "StopIteration"),
     ):
         task = caller.send(text)
@@ -243,7 +243,7 @@ def test_what_an_agent_should_not_do_hurts_its_own_task_alone(served: RunningHub
         assert caller.get(task["id"]) == task
     task = Caller(served, "leaving").send("bye")
     assert task["status"]["state"] == "TASK_STATE_FAILED"
-    assert "end the hub" in words(task["status"]["message"])
+    assert "exit the hub" in words(task["status"]["message"])
 
 
 @pytest.mark.promise("J5")
