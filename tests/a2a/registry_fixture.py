@@ -30,7 +30,7 @@ from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.tasks import MemoryTaskStore
-from dragoman.web.app import Under
+from dragoman.web.app import PathMount
 
 NOT_FOUND = -32001
 
@@ -147,7 +147,7 @@ class Ground:
         self.reasons.append(event.reason)
         self._moved.set()
 
-    def build_mounts(self) -> list[Under]:
+    def build_mounts(self) -> list[PathMount]:
         return build_a2a_mounts(self.config, self.agents.a2a)
 
     def one(self, key: str) -> dict[str, Any]:

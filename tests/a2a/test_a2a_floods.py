@@ -54,7 +54,8 @@ from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.http import http1
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
+from dragoman.web.http.request import ServerRequest
 from dragoman.web.http.sockets import tcp_socket
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
@@ -459,10 +460,10 @@ class Large:
 
     size = 16_000_000
 
-    def admit(self, request: http1.Request) -> bool:
+    def admit(self, request: ServerRequest) -> bool:
         return True
 
-    async def answer(self, request: http1.Request) -> None:
+    async def answer(self, request: ServerRequest) -> None:
         request.reply(200, [(b"content-type", b"text/plain")], b"x" * self.size)
 
 
@@ -471,7 +472,7 @@ async def test_those_who_ask_for_much_and_do_not_read_it_are_left_the_first_of_t
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_BYTES_ALL", 3 * Large.size)
     sock = tcp_socket("127.0.0.1", 0)
-    listener = Listener(Large(), sock)
+    listener = HttpListener(Large(), sock)
     await listener.start()
     opened = []
     try:

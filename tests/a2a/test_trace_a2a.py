@@ -41,9 +41,9 @@ from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
 from dragoman.stores.tasks import MemoryTaskStore
 from dragoman.web.api import Api
-from dragoman.web.app import App, Under
+from dragoman.web.app import PathMount, TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -140,9 +140,9 @@ async def place() -> AsyncIterator[Place]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: None, lambda: False)
-    under = [Under("/a2a", http, http.is_card)]
+    under = [PathMount("/a2a", http, http.is_card)]
     names = AllowedNames("127.0.0.1", None, [], [])
-    listener = Listener(App(auth, names, {}, Api(hub, Sources()), under, peers=ALONE), sock)
+    listener = HttpListener(TcpApp(auth, names, {}, Api(hub, Sources()), under, peers=ALONE), sock)
     await listener.start()
     known = Principal("key", "one")
     server = A2aGrpcServer(

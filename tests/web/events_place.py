@@ -16,16 +16,16 @@ from dragoman.core.principal import Principal
 from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.api import Api
 from dragoman.web.api_dispatches import DispatchesApi
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.events import EventStreams
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 
 class Ground(Place):
     def __init__(
-        self, port: int, listener: Listener, road: SkillHub, streams: EventStreams
+        self, port: int, listener: HttpListener, road: SkillHub, streams: EventStreams
     ) -> None:
         self.port = port
         self.listener = listener
@@ -69,7 +69,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(road.hub, Sources(), parts=[DispatchesApi(road.hub, store)])
     names = AllowedNames("127.0.0.1", None, [], [])
-    listener = Listener(App(auth, names, {"/api/events": streams}, api, peers=ALONE), sock)
+    listener = HttpListener(TcpApp(auth, names, {"/api/events": streams}, api, peers=ALONE), sock)
     await listener.start()
     made = Ground(sock.getsockname()[1], listener, road, streams)
     try:

@@ -23,10 +23,10 @@ from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import ServerEvent, SseParser
 
@@ -102,7 +102,7 @@ class Place:
     def __init__(
         self,
         port: int,
-        listener: Listener,
+        listener: HttpListener,
         face: McpServer,
         http: StreamableHttpTransport,
         sse: LegacySseTransport,
@@ -251,8 +251,8 @@ async def place(
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     names = AllowedNames("127.0.0.1", None, [], [])
-    app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()), peers=ALONE)
-    listener = Listener(app, sock, budget, connections)
+    app = TcpApp(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()), peers=ALONE)
+    listener = HttpListener(app, sock, budget, connections)
     await listener.start()
     made = Place(sock.getsockname()[1], listener, face, http, sse, work)
     try:

@@ -21,10 +21,10 @@ from dragoman.stores.keys import LOOK_SECONDS, KeyStore
 from dragoman.web import access_watch
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
-from dragoman.web.app import App, Mounted
+from dragoman.web.app import Mounted, TcpApp
 from dragoman.web.auth import API_KEY, AllowedNames, Authenticator
 from dragoman.web.http import http1
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.http import HttpRequest
 
@@ -138,7 +138,7 @@ class Served:
 
 
 @asynccontextmanager
-async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
+async def listening(served: Served) -> AsyncIterator[tuple[HttpListener, int]]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
 
@@ -148,8 +148,8 @@ async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
     auth = Authenticator(None, find, lambda: True)
     mounts: dict[str, Mounted] = {"/plain": served.answer, "/stream": served.answer}
     api = Api(build_permissive_hub(Catalog(review=admit_all), Bus(), []), Plain())
-    made = Listener(
-        App(auth, AllowedNames("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock
+    made = HttpListener(
+        TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock
     )
     await made.start()
     try:

@@ -23,9 +23,9 @@ from dragoman.core.tool import Tool
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.web.api import Api
 from dragoman.web.api_agents import OPERATIONS, AgentsApi
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 pytestmark = pytest.mark.promise("R10")
@@ -91,8 +91,8 @@ async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIte
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-        listener = Listener(
-            App(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
+        listener = HttpListener(
+            TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
         )
         await listener.start()
         try:

@@ -27,9 +27,9 @@ from dragoman.pins.review import PinReviewer
 from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import Api
 from dragoman.web.api_pins import OPERATIONS, PinsApi
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 
@@ -82,8 +82,8 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(hub, Sources(), parts=[PinsApi(hub, people)])
-    listener = Listener(
-        App(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
+    listener = HttpListener(
+        TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
     )
     await listener.start()
     catalog.offer("files", tools("a", "b", "c"))

@@ -39,9 +39,9 @@ from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.keys import KeyStore
 from dragoman.web.api import Api
 from dragoman.web.api_policies import OPERATIONS, PoliciesApi
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 CI = Principal("key", "ci")
@@ -153,8 +153,8 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
     made.port = sock.getsockname()[1]
     auth = Authenticator(BOSS, lambda key: Principal("key", key), lambda: True)
     api = Api(made.hub, Sources(), parts=[PoliciesApi(made.hub, made.side)])
-    listener = Listener(
-        App(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
+    listener = HttpListener(
+        TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
     )
     await listener.start()
     try:

@@ -16,7 +16,8 @@ from tests.web.test_listener import JSON, PING, Place, call, get, kept, parsed, 
 
 from dragoman.web.http import body_budget, http1
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
+from dragoman.web.http.request import ServerRequest
 
 CHUNKED = b"Transfer-Encoding: chunked"
 
@@ -106,10 +107,10 @@ async def test_a_body_in_tiny_chunks_is_parsed_in_turns() -> None:
     """However much of it the loop has read at once."""
 
     class Taker:
-        def admit(self, request: http1.Request) -> bool:
+        def admit(self, request: ServerRequest) -> bool:
             return True
 
-        async def answer(self, request: http1.Request) -> None:
+        async def answer(self, request: ServerRequest) -> None:
             request.reply(200, [], str(len(request.body)).encode())
 
     listener, steps = await serve(Taker()), [0]
@@ -133,10 +134,10 @@ async def test_a_body_in_tiny_chunks_is_parsed_in_turns() -> None:
     assert largest < 2 * 2 * (http1.PIECES_A_TURN + http1.SLICE_BYTES // 7)
 
 
-async def serve(app: http1.Application) -> Listener:
+async def serve(app: http1.Application) -> HttpListener:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    listener = Listener(app, sock)
+    listener = HttpListener(app, sock)
     await listener.start()
     return listener
 

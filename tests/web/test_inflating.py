@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from dragoman.web.http.decompression import STEP_BYTES, Damaged, inflate
+from dragoman.web.http.decompression import STEP_BYTES, CorruptBody, inflate
 
 
 async def inflate_counting(data: bytes) -> tuple[bytes, int]:
@@ -42,5 +42,5 @@ async def test_a_body_comes_out_whole_whatever_its_size(size: int) -> None:
         whole = zlib.compress(plain)
         assert (await inflate_counting(whole))[0] == plain
         for broken in (whole[:-1], whole + b"x", whole + b"x" * STEP_BYTES):
-            with pytest.raises(Damaged):
+            with pytest.raises(CorruptBody):
                 await inflate_counting(broken)

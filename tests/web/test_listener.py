@@ -22,11 +22,12 @@ from dragoman.mcp.server import replay_streams
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.errors import TABLE
 from dragoman.web.http import http1
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
+from dragoman.web.http.request import ServerRequest
 from dragoman.web.peer_process import ALONE
 
 
@@ -75,7 +76,12 @@ class Slow:
 
 class Place:
     def __init__(
-        self, made: Listener, port: int, sources: Plain, slow: Slow, face: StreamableHttpTransport
+        self,
+        made: HttpListener,
+        port: int,
+        sources: Plain,
+        slow: Slow,
+        face: StreamableHttpTransport,
     ) -> None:
         self.listener = made
         self.port = port
@@ -125,14 +131,14 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
     face = StreamableHttpTransport(McpServer(hub), bytes(32))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    app = App(
+    app = TcpApp(
         Authenticator(api_key, lambda key: None, lambda: False),
         AllowedNames("127.0.0.1", None, [], []),
         {"/mcp": face},
         Api(hub, sources),
         peers=ALONE,
     )
-    made = Listener(app, sock)
+    made = HttpListener(app, sock)
     await made.start()
     try:
         yield Place(made, sock.getsockname()[1], sources, slow, face)
@@ -570,10 +576,10 @@ async def test_a_client_that_reads_nothing_for_long_is_left(
     ended = asyncio.Event()
 
     class Talker:
-        def admit(self, request: http1.Request) -> bool:
+        def admit(self, request: ServerRequest) -> bool:
             return True
 
-        async def answer(self, request: http1.Request) -> None:
+        async def answer(self, request: ServerRequest) -> None:
             request.start(200, [])
             while not request.gone.done():
                 if waits:
@@ -584,7 +590,7 @@ async def test_a_client_that_reads_nothing_for_long_is_left(
             ended.set()
 
     sock = socket.create_server(("127.0.0.1", 0))
-    serving = Listener(Talker(), sock)
+    serving = HttpListener(Talker(), sock)
     await serving.start()
     _, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
     writer.write(get("/"))
@@ -599,15 +605,15 @@ async def test_a_body_in_very_small_pieces_takes_no_more_than_its_size() -> None
     bodies: list[bytes] = []
 
     class Taker:
-        def admit(self, request: http1.Request) -> bool:
+        def admit(self, request: ServerRequest) -> bool:
             return True
 
-        async def answer(self, request: http1.Request) -> None:
+        async def answer(self, request: ServerRequest) -> None:
             bodies.append(request.body)
             request.reply(200, [], b"")
 
     sock = socket.create_server(("127.0.0.1", 0))
-    serving = Listener(Taker(), sock)
+    serving = HttpListener(Taker(), sock)
     await serving.start()
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -25,9 +25,9 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.web import tool_listing
 from dragoman.web.api import Api
-from dragoman.web.app import App
+from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 
 COUNT = 2_000
@@ -127,8 +127,10 @@ async def place() -> AsyncIterator[Place]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    app = App(auth, AllowedNames("127.0.0.1", None, [], []), {}, Api(hub, Sources()), peers=ALONE)
-    listener = Listener(app, sock)
+    app = TcpApp(
+        auth, AllowedNames("127.0.0.1", None, [], []), {}, Api(hub, Sources()), peers=ALONE
+    )
+    listener = HttpListener(app, sock)
     await listener.start()
     try:
         yield Place(sock.getsockname()[1], catalog, judge)

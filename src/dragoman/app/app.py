@@ -33,11 +33,11 @@ from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
-from dragoman.web.app import App as TcpApp
-from dragoman.web.app import Mounted, OwnerApp, Under
+from dragoman.web.app import Mounted, OwnerApp, PathMount
+from dragoman.web.app import TcpApp as TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.listener import Listener
+from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
 from dragoman.web.peer_process import PeerIdentifier
 
@@ -76,7 +76,7 @@ class App:
         default_factory=lambda: PeerIdentifier(DESCENDANTS.find_server, DESCENDANTS.find_socket)
     )
     _loops: Background = field(default_factory=lambda: Background("the hub's watches"))
-    _listeners: list[Listener] = field(default_factory=list)
+    _listeners: list[HttpListener] = field(default_factory=list)
     _servers: list[asyncio.Server] = field(default_factory=list)
 
     # --- start -----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class App:
         if self.state.mode == "daemon":
             authenticate = self._listen_tcp(mounts, under, bodies)
         owner_app = OwnerApp(self._peers, mounts, self.api, under)
-        self._listeners.append(Listener(owner_app, unix_socket(http_path), bodies))
+        self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await self.agents.start(config, self.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
             await listener.start()
@@ -112,7 +112,7 @@ class App:
         self._watch()
 
     def _listen_tcp(
-        self, mounts: Mapping[str, Mounted], under: list[Under], bodies: BodyBudget
+        self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
     ) -> Authenticate:
         config, auth = self.live.config, self.auth
         settings = config.server
@@ -132,7 +132,7 @@ class App:
         note_failed = self.status.note_failed
         app = TcpApp(auth, names, mounts, self.api, under, note_failed, peers=self._peers)
         most = process.limit_connections(config.limits.connections)
-        self._listeners.append(Listener(app, sock, bodies, most))
+        self._listeners.append(HttpListener(app, sock, bodies, most))
 
         def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             found = auth.authenticate(

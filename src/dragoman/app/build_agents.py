@@ -47,7 +47,7 @@ from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import resolve_apart
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
-from dragoman.web.app import Under
+from dragoman.web.app import PathMount
 from dragoman.wire.http import HttpClient
 
 if TYPE_CHECKING:
@@ -246,17 +246,22 @@ def _build_signer(home: Path, config: Config) -> Callable[[Mapping[str, Any]], A
     return lambda card: signing.sign_card(card, key)
 
 
-def build_a2a_mounts(config: Config, a2a: A2aParts | None) -> list[Under]:
+def build_a2a_mounts(config: Config, a2a: A2aParts | None) -> list[PathMount]:
     """The paths of A2A; if it is not served, they say so."""
     prefixes = [config.a2a.listen_path, *CARD_PATHS]
     public = {*CARD_PATHS, *ai_catalog.CATALOG_PATHS}
     if a2a is None:
         prefixes += ai_catalog.CATALOG_PATHS
-        return [Under(prefix, answer_disabled, lambda path: path in public) for prefix in prefixes]
+        return [
+            PathMount(prefix, answer_disabled, lambda path: path in public) for prefix in prefixes
+        ]
     http, catalog = a2a.http, a2a.catalog
     return [
-        *(Under(prefix, http, http.is_card, http.is_rpc) for prefix in prefixes),
-        *(Under(path, catalog, lambda path: path in public) for path in ai_catalog.CATALOG_PATHS),
+        *(PathMount(prefix, http, http.is_card, http.is_rpc) for prefix in prefixes),
+        *(
+            PathMount(path, catalog, lambda path: path in public)
+            for path in ai_catalog.CATALOG_PATHS
+        ),
     ]
 
 

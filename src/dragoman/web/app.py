@@ -14,8 +14,15 @@ from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, ApiResponse, build_error
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.decompression import CODINGS, Damaged, NoRoom, TooLarge, inflate
-from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
+from dragoman.web.http.decompression import (
+    CODINGS,
+    BodyBudgetFull,
+    BodyTooLarge,
+    CorruptBody,
+    inflate,
+)
+from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
+from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
 from dragoman.web.update_stream import UpdateStream, wants_updates
 from dragoman.wire import rpc
@@ -30,7 +37,7 @@ Public = Callable[[HttpRequest, Principal | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Under:
+class PathMount:
     """A handler of all paths with a prefix, and which of them need no key."""
 
     prefix: str
@@ -61,7 +68,7 @@ MIRRORED = b"mcp-param-"
 """The prefix of the headers that repeat arguments; they must not be repeated either."""
 
 
-class App:
+class TcpApp:
     """Serves the TCP listener: authenticates, and routes by path."""
 
     def __init__(
@@ -70,7 +77,7 @@ class App:
         names: AllowedNames,
         mounts: Mapping[str, Mounted],
         api: Api,
-        under: Sequence[Under] = (),
+        under: Sequence[PathMount] = (),
         note_failed: Callable[[str], None] = lambda address: None,
         *,
         peers: PeerIdentifier,
@@ -84,12 +91,12 @@ class App:
         self._under = under
         self._api = api
 
-    def admit(self, request: Request) -> bool:
+    def admit(self, request: ServerRequest) -> bool:
         """Authenticates the request. The body of one without a principal is not read."""
         request.refusal = refusal = self._find_refusal(request)
         return refusal is None and request.principal is not None
 
-    def _find_refusal(self, request: Request) -> ApiResponse | None:
+    def _find_refusal(self, request: ServerRequest) -> ApiResponse | None:
         """Sets the principal; returns the response if the request is refused."""
         fields = request.fields
         if request.repeated and (twice := _find_repeated(request.repeated)):
@@ -126,7 +133,7 @@ class App:
             return self._refuse_stranger(request)
         return None
 
-    def _refuse_stranger(self, request: Request) -> ApiResponse:
+    def _refuse_stranger(self, request: ServerRequest) -> ApiResponse:
         if b"authorization" in request.fields:
             self._note_failed(request.address)
         elif request.path.startswith(NO_OAUTH):
@@ -138,7 +145,7 @@ class App:
     def _is_open(self, path: str) -> bool:
         return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
 
-    def answer(self, request: Request) -> Awaitable[None] | None:
+    def answer(self, request: ServerRequest) -> Awaitable[None] | None:
         mounted = self._mounts.get(request.path)
         if (
             mounted is None
@@ -160,25 +167,25 @@ class OwnerApp:
         peers: PeerIdentifier,
         mounts: Mapping[str, Mounted],
         api: Api,
-        under: Sequence[Under] = (),
+        under: Sequence[PathMount] = (),
     ) -> None:
         self._peers = peers
         self._mounts = mounts
         self._under = under
         self._api = api
 
-    def admit(self, request: Request) -> bool:
+    def admit(self, request: ServerRequest) -> bool:
         request.principal = request.find_peer(self._peers.identify_unix)
         if b"content-encoding" in request.fields and not _is_readable(request.fields):
             request.refusal = _ENCODED
         return request.refusal is None
 
-    def answer(self, request: Request) -> Awaitable[None] | None:
+    def answer(self, request: ServerRequest) -> Awaitable[None] | None:
         return serve(request, self._mounts, self._api, self._under)
 
 
 def serve(
-    request: Request, mounts: Mapping[str, Mounted], api: Api, under: Sequence[Under]
+    request: ServerRequest, mounts: Mapping[str, Mounted], api: Api, under: Sequence[PathMount]
 ) -> Awaitable[None] | None:
     path, principal = request.path, request.principal
     mounted = mounts.get(path)
@@ -195,7 +202,7 @@ def serve(
 
 
 async def _serve_inflated(
-    request: Request, mounts: Mapping[str, Mounted], api: Api, under: Sequence[Under]
+    request: ServerRequest, mounts: Mapping[str, Mounted], api: Api, under: Sequence[PathMount]
 ) -> None:
     coding = request.fields.pop(b"content-encoding").lower()
     try:
@@ -205,17 +212,19 @@ async def _serve_inflated(
             )
             if request.reserved:
                 request.take_room(len(request.body))
-    except TooLarge:
+    except BodyTooLarge:
         request.refused = 413
-    except NoRoom:
+    except BodyBudgetFull:
         request.refused = 503
-    except Damaged:
+    except CorruptBody:
         request.refusal = build_error(400, f"invalid {coding.decode('latin-1')} body")
     if (answer := serve(request, mounts, api, under)) is not None:
         await answer
 
 
-async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequence[Under]) -> None:
+async def _refuse(
+    request: ServerRequest, mounts: Mapping[str, Mounted], under: Sequence[PathMount]
+) -> None:
     """Sends the refusal of the listener or of `admit`, in the form that the path's clients read."""
     if request.refusal is not None:
         reply(request, request.refusal)
@@ -232,7 +241,7 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
     reply(request, ApiResponse(request.refused, body, headers=headers))
 
 
-async def _respond(request: Request, api: Api) -> None:
+async def _respond(request: ServerRequest, api: Api) -> None:
     stream = UpdateStream(request) if wants_updates(request) else None
     work = start_task(
         api.respond(
@@ -268,7 +277,7 @@ async def _respond(request: Request, api: Api) -> None:
         reply(request, response)
 
 
-def reply(request: Request, response: ApiResponse) -> None:
+def reply(request: ServerRequest, response: ApiResponse) -> None:
     headers: Headers = [
         (b"content-type", response.content_type.encode()),
         (b"x-content-type-options", b"nosniff"),
@@ -277,7 +286,7 @@ def reply(request: Request, response: ApiResponse) -> None:
     request.reply(response.status, headers, response.body)
 
 
-def _is_probe(request: Request) -> bool:
+def _is_probe(request: ServerRequest) -> bool:
     return request.path in PROBES and request.method in ("GET", "HEAD")
 
 

@@ -12,7 +12,7 @@ MAX_WAITING_EACH = 64
 """Of these, requests of one principal."""
 
 
-class Waiter(Protocol):
+class BodyWaiter(Protocol):
     def grant_body(self) -> None:
         """Called once: the body may be read."""
 
@@ -26,7 +26,7 @@ class BodyBudget:
         self.share = limit // 2
         self.held = 0
         self._held_by: dict[Hashable, int] = {}
-        self._waiting: dict[Hashable, deque[tuple[int, int, Waiter]]] = {}
+        self._waiting: dict[Hashable, deque[tuple[int, int, BodyWaiter]]] = {}
         """By principal, in order: its turn, the bytes it needs, and its connection."""
         self._turn = 0
         self._count = 0
@@ -40,7 +40,7 @@ class BodyBudget:
         self._add(owner, size)
         return True
 
-    def wait(self, owner: Hashable, size: int, waiter: Waiter) -> bool:
+    def wait(self, owner: Hashable, size: int, waiter: BodyWaiter) -> bool:
         """Reserves the bytes when it is their turn; False if too many requests wait already."""
         queue = self._waiting.get(owner)
         if self._count >= MAX_WAITING or (queue and len(queue) >= MAX_WAITING_EACH):
@@ -53,7 +53,7 @@ class BodyBudget:
         self._grant()
         return True
 
-    def leave(self, owner: Hashable, waiter: Waiter) -> None:
+    def leave(self, owner: Hashable, waiter: BodyWaiter) -> None:
         """Stops waiting."""
         queue = self._waiting.get(owner, deque())
         for entry in queue:
@@ -84,7 +84,7 @@ class BodyBudget:
     def _grant(self) -> None:
         """Grants what fits, in order. A request that waits for bytes of its own principal is passed
         over; one that waits for those of others is not."""
-        granted: list[Waiter] = []
+        granted: list[BodyWaiter] = []
         self._crowded = False
         for owner in sorted(self._waiting, key=lambda owner: self._waiting[owner][0][0]):
             queue = self._waiting[owner]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dragoman.web.http.http1 import Connection
+    from dragoman.web.http.http1 import HttpConnection
 
 MAX_CONNECTIONS = 10_000
 RESCAN_SECONDS = 0.05
 """How long a search for idle connections that found none is not repeated."""
 
 
-class Connections:
+class ConnectionLimits:
     """No address has more than half of the unauthenticated connections, no principal more than half
     of all, and a tenth is reserved for principals. At a limit the connection that has been idle for
     longest is closed; a new one is refused only if none is idle."""
@@ -28,11 +28,11 @@ class Connections:
         self.share = max(1, limit // 2)
         self.scarce = False
         """Few are left: unauthenticated ones are kept only briefly between requests."""
-        self._all: set[Connection] = set()
+        self._all: set[HttpConnection] = set()
         self._strangers = 0
         self._most_strangers = max(1, limit - limit // 10)
         self._by_owner: dict[Hashable, int] = {}
-        self._closable: dict[Hashable, list[tuple[float, Connection]]] = {}
+        self._closable: dict[Hashable, list[tuple[float, HttpConnection]]] = {}
         """The idle connections of a group at the last search, the longest idle last. Searched again
         when it is used up."""
         self._in_vain: dict[Hashable, float] = {}
@@ -41,10 +41,10 @@ class Connections:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[HttpConnection]:
         return iter(self._all)
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: HttpConnection) -> bool:
         """Adds a connection, if need be by closing an idle one; False if there is no room."""
         owner = connection.owner
         if self._by_owner.get(owner, 0) >= self.share and not self._close_idle(owner):
@@ -60,7 +60,7 @@ class Connections:
         self._count(owner, 1)
         return True
 
-    def identify(self, connection: Connection, caller: Hashable) -> bool:
+    def identify(self, connection: HttpConnection, caller: Hashable) -> bool:
         """Moves a connection from its address to a principal; False if that has too many."""
         if self._by_owner.get(caller, 0) >= self.share and not self._close_idle(caller):
             return False
@@ -71,7 +71,7 @@ class Connections:
         connection.owner, connection.is_stranger = caller, False
         return True
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: HttpConnection) -> None:
         if connection in self._all:
             self._all.discard(connection)
             self._strangers -= connection.is_stranger
@@ -109,8 +109,8 @@ class Connections:
                 return True
         return False
 
-    def _idle(self, group: Hashable) -> list[tuple[float, Connection]]:
-        belongs: Callable[[Connection], bool]
+    def _idle(self, group: Hashable) -> list[tuple[float, HttpConnection]]:
+        belongs: Callable[[HttpConnection], bool]
         if group is STRANGERS:
             belongs = _is_stranger
         elif group is EVERYBODY:
@@ -129,13 +129,13 @@ class Connections:
 STRANGERS, EVERYBODY = object(), object()
 
 
-def _is_stranger(connection: Connection) -> bool:
+def _is_stranger(connection: HttpConnection) -> bool:
     return connection.is_stranger
 
 
-def _is_anybody(connection: Connection) -> bool:
+def _is_anybody(connection: HttpConnection) -> bool:
     return True
 
 
-def _is_of(owner: Hashable) -> Callable[[Connection], bool]:
+def _is_of(owner: Hashable) -> Callable[[HttpConnection], bool]:
     return lambda connection: connection.owner == owner

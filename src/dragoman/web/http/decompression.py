@@ -19,15 +19,15 @@ MAX_RATIO = 100
 fifth or a twentieth."""
 
 
-class TooLarge(Exception):
+class BodyTooLarge(Exception):
     """The body is too large."""
 
 
-class NoRoom(Exception):
+class BodyBudgetFull(Exception):
     """The budget for bodies has no room now."""
 
 
-class Damaged(Exception):
+class CorruptBody(Exception):
     """The body is not valid in its coding."""
 
 
@@ -47,20 +47,20 @@ async def inflate(
         try:
             piece = machine.decompress(part, STEP_BYTES)
         except zlib.error:
-            raise Damaged from None
+            raise CorruptBody from None
         left = machine.unconsumed_tail
         if not piece and not part and not machine.eof:
-            raise Damaged  # it ends too early
+            raise CorruptBody  # it ends too early
         found += piece
         if len(found) > most:
-            raise TooLarge
+            raise BodyTooLarge
         if len(found) > small and not taken:
             if not take_room():
-                raise NoRoom
+                raise BodyBudgetFull
             taken = True
         await asyncio.sleep(0)
     if machine.unused_data or place < len(data):
-        raise Damaged
+        raise CorruptBody
     return bytes(found)
 
 

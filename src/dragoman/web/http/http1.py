@@ -19,10 +19,8 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import start_task
 from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import Connections
-from dragoman.web.http.request import STATUS, Headers, Request
-
-__all__ = ["Application", "Connection", "Headers", "Request"]
+from dragoman.web.http.connection_limits import ConnectionLimits
+from dragoman.web.http.request import STATUS, ServerRequest
 
 log = logging.getLogger(__name__)
 
@@ -69,17 +67,17 @@ _BLANK = b" \t"
 
 
 class Application(Protocol):
-    def admit(self, request: Request) -> bool:
+    def admit(self, request: ServerRequest) -> bool:
         """Whether the body is read; otherwise it is discarded without waiting for it."""
 
-    def answer(self, request: Request) -> Awaitable[None] | None: ...
+    def answer(self, request: ServerRequest) -> Awaitable[None] | None: ...
 
 
 _NONE: frozenset[bytes] = frozenset()
 _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
     __slots__ = (
         "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
@@ -93,7 +91,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         app: Application,
-        register: Connections,
+        register: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         budget: BodyBudget,
     ) -> None:
@@ -109,11 +107,11 @@ class Connection(asyncio.Protocol):
         self._budget = budget
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._reading: Request | None = None
+        self._reading: ServerRequest | None = None
         """The request being received."""
-        self._current: Request | None = None
+        self._current: ServerRequest | None = None
         """The request being answered."""
-        self._queue: deque[Request] = deque()
+        self._queue: deque[ServerRequest] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed = 0.0
@@ -395,7 +393,7 @@ class Connection(asyncio.Protocol):
         if self._repeated_before:
             repeated |= self._repeated_before
             self._repeated_before = _NONE
-        request = Request(
+        request = ServerRequest(
             *(self, self.loop, method.decode("latin-1"), path.decode("latin-1"), query),
             *(keep, self._fields, repeated),
         )
@@ -415,13 +413,13 @@ class Connection(asyncio.Protocol):
         if b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _identify(self, request: Request) -> bool:
+    def _identify(self, request: ServerRequest) -> bool:
         if self._register.identify(self, request.principal):
             return True
         self._refuse(503, b"too many connections of one principal; try again shortly", RETRY_AFTER)
         return False
 
-    def _begin_large_body(self, request: Request, size: int) -> None:
+    def _begin_large_body(self, request: ServerRequest, size: int) -> None:
         if size <= BODY_BYTES:
             self._reserve(request, size)
             return
@@ -431,7 +429,7 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._ready(request)
 
-    def _reserve(self, request: Request, size: int) -> None:
+    def _reserve(self, request: ServerRequest, size: int) -> None:
         """Reserves budget for a body, waits for it, or refuses the request."""
         if self._budget.take(request.principal, size):
             request.reserved = size
@@ -453,7 +451,7 @@ class Connection(asyncio.Protocol):
         self._adjust_reading()
         self._resume_soon()
 
-    def take_room(self, request: Request, size: int) -> bool:
+    def take_room(self, request: ServerRequest, size: int) -> bool:
         """Changes the reservation of a body whose size changes after it was read."""
         more = size - request.reserved
         if more > 0 and not self._budget.take(request.principal, more):
@@ -463,7 +461,7 @@ class Connection(asyncio.Protocol):
         request.reserved = size
         return True
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: ServerRequest) -> None:
         size, request.reserved = request.reserved, 0
         self._budget.give_back(request.principal, size)
 
@@ -525,7 +523,7 @@ class Connection(asyncio.Protocol):
                 self._body = bytearray(self._body)
             self._body += body
 
-    def _takes_more(self, request: Request) -> bool:
+    def _takes_more(self, request: ServerRequest) -> bool:
         """Whether a body that has become large is kept."""
         if self._size > BODY_BYTES:
             self._body = b""
@@ -558,7 +556,7 @@ class Connection(asyncio.Protocol):
 
     # --- requests, one after the other -----------------------------------------------------------
 
-    def _ready(self, request: Request) -> None:
+    def _ready(self, request: ServerRequest) -> None:
         self._reading = None
         self._due = NEVER
         if self._current is None and not self._queue and self._drained is None:
@@ -567,7 +565,7 @@ class Connection(asyncio.Protocol):
             self._queue.append(request)
             self._adjust_reading()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: ServerRequest) -> None:
         self._current = request
         try:
             answer = self._app.answer(request)
@@ -582,7 +580,7 @@ class Connection(asyncio.Protocol):
         if self._current is request:  # else it was answered at once, and another has begun
             self._task = task
 
-    async def _run(self, request: Request, answer: Awaitable[None] | None) -> None:
+    async def _run(self, request: ServerRequest, answer: Awaitable[None] | None) -> None:
         try:
             if answer is not None:
                 await answer
@@ -604,7 +602,7 @@ class Connection(asyncio.Protocol):
                 500, [(b"content-type", b"text/plain")], b"internal error; see the hub's log\n"
             )
 
-    def finish(self, request: Request, data: bytes = b"") -> None:
+    def finish(self, request: ServerRequest, data: bytes = b"") -> None:
         """Sends the last bytes of a response."""
         request.answered = True
         if data and not self.lost:
@@ -620,7 +618,7 @@ class Connection(asyncio.Protocol):
         else:
             self._rest()
 
-    def end_caller(self, why_ended: WhyEnded) -> None:
+    def end_principal(self, why_ended: WhyEnded) -> None:
         """Ends the running request of a principal that has lost access, unless it ends by itself
         soon. Authenticates requests that have not begun again."""
         for waiting in (self._reading, *self._queue):
@@ -631,7 +629,7 @@ class Connection(asyncio.Protocol):
         if request is not None and request.principal and (why := why_ended(request.principal)):
             self.loop.call_later(ENDING_SECONDS, self._end_request, request, why)
 
-    def _end_request(self, request: Request, why: str) -> None:
+    def _end_request(self, request: ServerRequest, why: str) -> None:
         if self._current is not request or self.lost:
             return
         task = self._task
@@ -776,7 +774,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
 
-    def shut(self) -> None:
+    def drain(self) -> None:
         """Accepts no further requests; finishes the running response."""
         self._closing = True
         self._forget_unanswered()

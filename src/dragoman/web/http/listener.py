@@ -7,11 +7,11 @@ import socket
 
 from dragoman.core.access import WhyEnded
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import MAX_CONNECTIONS, Connections
-from dragoman.web.http.http1 import BUDGET_BYTES, Application, Connection
+from dragoman.web.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits
+from dragoman.web.http.http1 import BUDGET_BYTES, Application, HttpConnection
 
 
-class Listener:
+class HttpListener:
     def __init__(
         self,
         app: Application,
@@ -23,14 +23,14 @@ class Listener:
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
-        self._connections = Connections(connections)
+        self._connections = ConnectionLimits(connections)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
-            return Connection(self._app, self._connections, loop, self._budget)
+            return HttpConnection(self._app, self._connections, loop, self._budget)
 
         self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
 
@@ -40,7 +40,7 @@ class Listener:
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for connection in tuple(self._connections):
-            connection.end_caller(why_ended)
+            connection.end_principal(why_ended)
 
     def stop_accepting(self) -> None:
         if self._server is not None:
@@ -51,7 +51,7 @@ class Listener:
         self.stop_accepting()
         loop = asyncio.get_running_loop()
         for connection in tuple(self._connections):
-            connection.shut()
+            connection.drain()
         deadline = loop.time() + seconds
         while self._connections and loop.time() < deadline:
             await asyncio.sleep(0.02)

@@ -13,7 +13,7 @@ from dragoman.core.principal import Principal
 from dragoman.wire.http import JSON_HEADERS
 
 if TYPE_CHECKING:
-    from dragoman.web.http.http1 import Connection
+    from dragoman.web.http.http1 import HttpConnection
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -27,7 +27,7 @@ LARGE = 64 * 1024
 _JSON = STATUS[200] + b"content-type: application/json\r\ncontent-length: "
 
 
-class Request(msgspec.Struct, eq=False):
+class ServerRequest(msgspec.Struct, eq=False):
     connection: Any  # a Connection; msgspec resolves annotations, and http1 imports this module
     loop: asyncio.AbstractEventLoop
     method: str
@@ -59,8 +59,8 @@ class Request(msgspec.Struct, eq=False):
         return self._connection.address
 
     @property
-    def _connection(self) -> Connection:
-        connection: Connection = self.connection
+    def _connection(self) -> HttpConnection:
+        connection: HttpConnection = self.connection
         return connection
 
     def take_room(self, size: int) -> bool:
@@ -76,7 +76,7 @@ class Request(msgspec.Struct, eq=False):
         """Sends the whole response in one write."""
         if self.answered or self.streaming:
             return
-        connection: Connection = self.connection
+        connection: HttpConnection = self.connection
         if (
             headers is JSON_HEADERS
             and status == 200
