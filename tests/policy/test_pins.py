@@ -599,7 +599,7 @@ def test_a_flood_of_names_does_not_wash_away_what_was_pinned(
     assert board.store.load("files")[-1].name != "files.long"
 
 
-# --- what nobody sees -----------------------------------------------------------------------------
+# --- invisible characters -------------------------------------------------------------------------
 
 DIRTY = {
     "C0": "a\x00\x07\x1fb",
@@ -683,7 +683,7 @@ def test_what_hides_something_that_cannot_be_taken_out_waits_for_somebody(
 ) -> None:
     dirty = tool(at(READ, path, new), "x")
     why = board.held(dirty)["files.x"]
-    assert "characters that nobody sees" in why
+    assert "invisible characters" in why
     assert "<U+" in board.people.render_diff("files.x")
     board.people.approve("files.x", "ann")
     assert board.held(dirty) == {}

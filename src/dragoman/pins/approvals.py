@@ -283,9 +283,7 @@ def _describe_pin(pin: Pin, offered: bool) -> str:
         return f"{what} is as approved on {render_date(pin.approved_at)} by {pin.approved_by}"
     now = "is offered now" if offered else "was offered then and is not offered now"
     if not pin.mark:
-        return (
-            f"{what} is held since {render_date(pin.held_at)}: nobody has approved it yet; it {now}"
-        )
+        return f"{what} is held since {render_date(pin.held_at)} and was never approved; it {now}"
     return (
         f"{what} is held since {render_date(pin.held_at)}; "
         f"- was approved on {render_date(pin.approved_at)} by {pin.approved_by}, + {now}"

@@ -450,7 +450,7 @@ def explain_hold(pin: Pin, secretive: bool = False) -> str:
     elif pin.mark:
         why = f"{its} has changed since it was approved on {render_date(pin.approved_at)}"
     elif secretive:
-        why = f"{its} has characters that nobody sees, in places where they cannot be taken out"
+        why = f"{its} has invisible characters in values that cannot be cleaned"
     else:
         why = f"{its} was not approved yet"
     name = shlex.quote(pin.name)
