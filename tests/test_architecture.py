@@ -35,7 +35,8 @@ SILENT = {
     "dragoman.mcp",
     "dragoman.mcp.protocol",
 }  # package __init__s on that path: loading them imports nothing
-LAZY = {  # what a function of these modules may load when it needs it
+LAZY = {  # what a function or the types of these modules may load when needed
+    "dragoman": {"dragoman.mcp.protocol.tool_names"},
     "dragoman.__main__": {"dragoman.cli"},
     "dragoman.mcp.relay": {"dragoman.app", "dragoman.core.errors"},
 }

@@ -6,6 +6,12 @@ on first use.
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as in `typing`, which is slow to import
+if TYPE_CHECKING:
+    from dragoman.mcp.protocol.tool_names import extract_mcp_server as extract_mcp_server
+    from dragoman.mcp.protocol.tool_names import format_mcp_tool_name as format_mcp_tool_name
+    from dragoman.mcp.protocol.tool_names import is_mcp_tool as is_mcp_tool
+
 _PUBLIC = {
     "extract_mcp_server": "dragoman.mcp.protocol.tool_names",
     "format_mcp_tool_name": "dragoman.mcp.protocol.tool_names",

@@ -35,7 +35,7 @@ DEPLOY = {
     },
 }
 ARGS = {"projectId": "proj_abc", "branch": "main"}
-FEATURES = {"elicitation": {"form": {}, "url": {}}}
+FEATURES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 
 
 def card_03(url: str, **more: Any) -> dict[str, Any]:

@@ -185,10 +185,10 @@ async def ground(
     hub, net, pins = build_permissive_hub(tools, Bus(), []), OutboundHttp(), Pins()
     changes: list[None] = []
     audit = SqliteAuditLog(home)
-    config = parse(written)
-    live, state, local = LiveConfig(config), RunState("mcp", None), LocalAgents({}, {})
+    parsed = parse(written)
+    live, state, local = LiveConfig(parsed), RunState("mcp", None), LocalAgents({}, {})
     store = RegistryStore(home)
-    stores = AgentStores(store, MemoryTaskStore(), SteadyClock(None, None))
+    stores = AgentStores(store, MemoryTaskStore(), SteadyClock(0, 0))
     agents = build_agents(
         home,
         live,
@@ -203,10 +203,10 @@ async def ground(
         touch_policies=lambda: changes.append(None),
         is_secured=lambda: True,
     )
-    made = Ground(hub, config, state, agents, store, pins, audit)
+    made = Ground(hub, parsed, state, agents, store, pins, audit)
     try:
         if start:
-            await agents.start(config, state, None, lambda principal: "")
+            await agents.start(parsed, state, None, lambda principal: "")
         yield made
         made.fact_changes = len(changes)
     finally:

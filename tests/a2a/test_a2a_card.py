@@ -507,6 +507,7 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("version", ["1.0", "merged", "0.3", "0.1"])
 def test_a_card_with_anything_wrong_anywhere_is_still_one(version: str) -> None:
     whole = render_card(a_card(), version)
+    junk: Any
     for path in paths(whole):
         for junk in (None, 5, True, "x", "", [], {}, [None], [[]], {"a": None}, {"": [{}]}):
             raw = copy.deepcopy(whole)

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from a2a.client.client import ClientCallContext
+from a2a.client.transports.base import ClientTransport
 from a2a.client.transports.grpc import GrpcTransport
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceStub
@@ -173,7 +174,9 @@ async def serving(canned: Any, **how: Any) -> AsyncIterator[GrpcTransport]:
 
 
 def sent(**more: Any) -> pb.SendMessageRequest:
-    return ParseDict({"message": MESSAGE, **more}, pb.SendMessageRequest())
+    request = pb.SendMessageRequest()
+    ParseDict({"message": MESSAGE, **more}, request)
+    return request
 
 
 def parameters(**values: str) -> ClientCallContext:
@@ -190,7 +193,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     return info
 
 
-CALLS: dict[str, tuple[str, Callable[[GrpcTransport], Any], dict[str, Any]]] = {
+CALLS: dict[str, tuple[str, Callable[[ClientTransport], Any], dict[str, Any]]] = {
     operations.SEND: (
         "send_message",
         lambda t: t.send_message(sent(configuration={"historyLength": 0})),

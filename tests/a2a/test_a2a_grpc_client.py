@@ -34,7 +34,7 @@ SAID = {"message": build_text_message("hi")}
 Handle = Callable[[Any], Any]
 
 
-class Servicer(A2AServiceServicer):  # type: ignore[misc]
+class Servicer(A2AServiceServicer):
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
 
@@ -157,10 +157,10 @@ async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> No
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         begun.set()
         await refused.wait()
-        return pb.SendMessageResponse(message=pb.Message(message_id="m", role=2))
+        return pb.SendMessageResponse(message=pb.Message(message_id="m", role=pb.ROLE_AGENT))
 
     async with served(answer) as port, client_of(f"127.0.0.1:{port}") as (client, url):
-        slow = asyncio.create_task(client.send_message(url, SAID))
+        slow = asyncio.ensure_future(client.send_message(url, SAID))
         await asyncio.wait_for(begun.wait(), 10)
         with pytest.raises(Unreachable):
             await client.send_message(url, SAID)

@@ -99,7 +99,9 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
 
 def sent(text: str, **more: Any) -> pb.SendMessageRequest:
     message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": text}], **more}
-    return ParseDict({"message": message}, pb.SendMessageRequest())
+    request = pb.SendMessageRequest()
+    ParseDict({"message": message}, request)
+    return request
 
 
 @pytest.mark.promise("J3", "J5")

@@ -129,13 +129,13 @@ def test_members_that_the_message_does_not_know_are_left_out() -> None:
 def _number(value: float) -> bytes:
     part = a2a_pb2.Part()
     part.data.number_value = value
-    return part.SerializeToString()
+    return bytes(part.SerializeToString())
 
 
 def _late() -> bytes:
     asked = a2a_pb2.ListTasksRequest()
     asked.status_timestamp_after.seconds = 10**15
-    return asked.SerializeToString()
+    return bytes(asked.SerializeToString())
 
 
 def _deep() -> bytes:

@@ -522,8 +522,10 @@ async def test_a_long_answer_or_one_without_end_is_not_read_and_what_it_took_is_
 
 async def test_one_that_does_not_answer_in_time_has_failed(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
-    settings = {"push_timeout_secs": 0.05, "push_attempts": 2}
-    async with receiving() as receiver, ground(store, **settings) as hub:
+    async with (
+        receiving() as receiver,
+        ground(store, push_timeout_secs=0.05, push_attempts=2) as hub,
+    ):
         receiver.held["/hook"] = asyncio.Event()
         task = hub.begin()
         await hub.push.set(task, {"url": receiver.url()}, "1.0")
@@ -568,7 +570,8 @@ async def test_sixteen_are_under_way_at_once_and_half_of_them_for_one_caller() -
                 await hub.push.set(task, {"url": receiver.url(path)}, "1.0")
             await hub.run(owner.id, owner=owner)
             async with asyncio.timeout(BOUND), receiver.came:
-                await receiver.came.wait_for(lambda most=most: len(receiver.got) >= most)
+                while len(receiver.got) < most:
+                    await receiver.came.wait()
         assert (len(receiver.got), receiver.most, len(hub.push._sending)) == (16, 16, 16)
         gate.set()
         async with asyncio.timeout(BOUND), receiver.came:
@@ -664,10 +667,10 @@ class Refusing(SqliteTaskStore):
 
     full = False
 
-    def _one(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         if self.full:
             raise StorageFailed("the disk is full")
-        super()._one(statement, values)
+        super()._execute(statement, values)
 
 
 async def test_a_full_disk_refuses_a_webhook_and_stops_none_that_there_is(

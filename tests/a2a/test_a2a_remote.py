@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.a2a.scripted_agent import Request, card_10, scripted_agent, task_10
@@ -66,7 +66,7 @@ async def until_cancelled(log: Path) -> None:
     await asyncio.to_thread(wait_for_log, log, event="cancel", task=task)
 
 
-FEATURES = {"elicitation": {"form": {}, "url": {}}}
+FEATURES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 
 
 @asynccontextmanager
@@ -145,12 +145,12 @@ def test_an_address_that_is_none_is_told_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r'invalid address "ftp:[^"]*" of agent "x"'):
         RemoteAgent(
             entry,
-            lambda *_: None,
+            cast(Any, lambda *_: None),
             Catalog(review=admit_all),
             compile_schema,
             headers={},
             signatures="ignore",
-        )  # type: ignore[arg-type, return-value]
+        )
 
 
 # --- a message and what comes of it ---------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_members_are_there_or_not_as_the_specification_shows() -> None:
 
 
 def test_only_what_is_required_or_marked_is_kept_when_it_is_empty() -> None:
-    card = {
+    card: dict[str, Any] = {
         "iconUrl": "",
         "documentationUrl": None,
         "securitySchemes": {},

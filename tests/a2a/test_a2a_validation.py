@@ -21,7 +21,7 @@ def refused(read: Callable[[Any], Any], params: Any) -> tuple[str, str]:
 
 
 def test_a_request_that_fits_is_handed_on_as_it_is() -> None:
-    request = {"message": dict(MESSAGE)}
+    request: dict[str, Any] = {"message": dict(MESSAGE)}
     assert validation.validate_send(request) is request
     request = {"message": {**MESSAGE, "contextId": "c", "metadata": {"a": 1}}}
     assert validation.validate_send(request)["message"] is request["message"]

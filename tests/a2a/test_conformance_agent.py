@@ -221,12 +221,12 @@ def test_a_conversation_goes_on_until_it_is_done(full: RunningHub) -> None:
 def provoke(hub: RunningHub, binding: str, reason: str) -> Said:
     """The error of that name, by what a client of the full profile can do."""
     done = send(hub, message("tck-complete-task"))["task"]["id"]
-    foreign = {"parts": [{"raw": "dGNr", "mediaType": "application/x-nobody-has-this"}]}
+    foreign = [{"raw": "dGNr", "mediaType": "application/x-nobody-has-this"}]
     operation, params, headers = {
         "TASK_NOT_FOUND": ("GetTask", {"id": str(uuid.uuid4())}, {}),
         "TASK_NOT_CANCELABLE": ("CancelTask", {"id": done}, {}),
         "UNSUPPORTED_OPERATION": ("SubscribeToTask", {"id": done}, {}),
-        "CONTENT_TYPE_NOT_SUPPORTED": ("SendMessage", message(**foreign), {}),
+        "CONTENT_TYPE_NOT_SUPPORTED": ("SendMessage", message(parts=foreign), {}),
         "VERSION_NOT_SUPPORTED": ("SendMessage", message(), {"A2A-Version": "9.9"}),
     }[reason]
     return ask(hub, binding, operation, params, headers)

@@ -193,7 +193,7 @@ def test_a_part_that_is_odd_is_read_or_kept_as_data(part: Any, found: Any) -> No
 )
 def test_an_event_is_known_by_what_is_in_it(value: Any, kind: str) -> None:
     for dialect in ALL:
-        found = dialect.parse_event(value)  # type: ignore[attr-defined]
+        found = dialect.parse_event(value)
         assert list(found) == [kind]
 
 
@@ -222,7 +222,7 @@ def test_what_is_no_answer_is_refused(value: Any) -> None:
     for dialect in ALL:
         for op in (SEND, GET):
             with pytest.raises(A2aError) as caught:
-                dialect.parse_result(op, value)  # type: ignore[attr-defined]
+                dialect.parse_result(op, value)
             assert caught.value.reason == "INVALID_AGENT_RESPONSE"
 
 

@@ -260,8 +260,9 @@ def test_the_id_of_a_request_about_a_webhook_is_the_tasks() -> None:
 
 
 def test_a_webhook_without_a_scheme_has_no_authentication() -> None:
+    authentication: dict[str, Any] | None
     for authentication in ({}, {"schemes": []}, None):
-        config = {"url": "https://a.example/", "authentication": authentication}
+        config: dict[str, Any] = {"url": "https://a.example/", "authentication": authentication}
         found = v03.parse_params(PUSH_SET, {"taskId": "t", "pushNotificationConfig": config})
         assert "authentication" not in found
 

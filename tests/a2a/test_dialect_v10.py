@@ -31,6 +31,7 @@ MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
 def test_a_request_is_not_copied_and_a_result_goes_out_as_it_is() -> None:
     request = {"message": MESSAGE}
     assert v10.parse_params(SEND, request) is request
+    value: dict[str, Any]
     for value in ({"task": {}}, {"message": {}}):
         assert v10.render_result(SEND, value) is value
         assert v10.render_event(value, final=True) is value

@@ -47,8 +47,8 @@ async def test_a_registered_agent_is_found_named_by_its_card_kept_and_called(
                 here.hub, OWNER, "vercel_ops.deploy", {"x": 1}, door="test", view=EVERYTHING
             )
             assert result.content[0]["text"] == "done"
-            assert here.hub.catalog.find("vercel_ops.deploy").bridged is not None
-            assert here.hub.catalog.find("vercel_ops.deploy").bridged.card_id == row["id"]
+            bridged = here.hub.catalog.find("vercel_ops.deploy").bridged
+            assert bridged is not None and bridged.card_id == row["id"]
         async with ground(tmp_path) as again:
             await again.until(lambda: "vercel_ops.deploy" in again.tools())
             kept = again.one(row["id"])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from tests.a2a.registry_fixture import Ground, ground, moody, skill
+from tests.permissive_hub import PermitAll
 
 from dragoman.a2a.server.ai_catalog import CATALOG_PATHS, build_identifier
-from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
@@ -106,23 +105,9 @@ async def test_it_lists_the_hub_and_its_agents_to_everybody(tmp_path: Path, path
 
 
 async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path) -> None:
-    class Discreet:
-        version = 0
-
-        def decide(self, call: Call) -> Decision:
-            return Decision(True)
-
-        def can_list(self, caller: Principal, tool: Tool) -> bool:
-            return True
-
-        def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
-            return True
-
-        def group_of_principal(self, caller: Principal) -> Hashable:
-            return None
-
+    class Discreet(PermitAll):
         def decide_action(
-            self, caller: Principal, action: str, tool: Tool | None = None
+            self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
         ) -> Decision:
             return Decision(tool is None or tool.target.name != "Hidden")
 

@@ -18,11 +18,13 @@ from dragoman.a2a.protocol.skill_tools import (
     slug_from_name,
 )
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.validate import compile_schema
 
 
 class Somebody:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

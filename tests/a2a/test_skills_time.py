@@ -158,7 +158,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_try() -> None:
     for _ in range(3):
         assert breaker.admit() == 0.0
         breaker.record_failure()
-    assert breaker.is_open and breaker.admit() == 30.0
+    assert (breaker.is_open, breaker.admit()) == (True, 30.0)
     now += 29.0
     assert breaker.admit() == 1.0
     now += 1.0

@@ -17,7 +17,7 @@ from tests.a2a.scripted_agent import Request
 from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.core.call import MessageOrigin
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound, RemoteA2ATaskFailedError
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import MEMBERS
 
 
@@ -226,6 +226,7 @@ async def test_a_tool_that_another_holds_is_not_offered_and_both_are_named() -> 
 
         class Server:
             name = "vercel-mcp"
+            traits = DEFAULT_TRAITS
 
             async def run(self, call: Any) -> Any:
                 raise NotImplementedError
@@ -306,7 +307,7 @@ async def test_an_answer_is_decoded_once_and_credentials_change_nothing_in_how(
 
 async def test_the_header_names_the_extensions_of_each_message() -> None:
     """And not those of the first message that had some."""
-    named = (["https://one.example"], ["https://two.example"], [])
+    named: tuple[list[str], ...] = (["https://one.example"], ["https://two.example"], [])
     async with bridged(done_10, card_of_10) as ground:
         for extensions in named:
             await ground.call(message=MessageOrigin(message_extensions=extensions))

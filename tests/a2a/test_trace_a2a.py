@@ -133,7 +133,7 @@ async def place() -> AsyncIterator[Place]:
     catalog.offer("mirror", [build_agent_tool(agent, facts, "dragoman_agent_", accept_anything)])
     tasks = build_registry(store)
     targets = MessageRouter(hub, "mirror")
-    cards = CardService(targets, settings, lambda card: card)
+    cards = CardService(targets, settings, dict)
     push = PushNotifier(tasks, store, Nowhere(), settings, check=_nothing_wrong)
     face = A2aServer(hub, tasks, targets, cards, push, 60)
     http = A2aHttpTransport(face, settings, lambda request: "http://localhost")

@@ -92,7 +92,8 @@ def main() -> None:
         message = json.loads(line)
         if "id" not in message:
             continue
-        method, result = message["method"], {}
+        method: str = message["method"]
+        result: dict[str, Any] = {}
         if method == "initialize":
             result = {
                 "protocolVersion": "2025-06-18",

@@ -18,14 +18,14 @@ SECONDS = 10.0
 
 Answering = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
 
-ADA = {"action": "accept", "content": {"name": "Ada"}}
-PARIS = {
+ADA: dict[str, Any] = {"action": "accept", "content": {"name": "Ada"}}
+PARIS: dict[str, Any] = {
     "role": "assistant",
     "content": {"type": "text", "text": "Paris"},
     "model": "small",
     "stopReason": "endTurn",
 }
-FOLDERS = {"roots": [{"uri": "file:///home/ada/work", "name": "work"}]}
+FOLDERS: dict[str, Any] = {"roots": [{"uri": "file:///home/ada/work", "name": "work"}]}
 
 
 def well(method: str, params: Mapping[str, Any]) -> dict[str, Any]:

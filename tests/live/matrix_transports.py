@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -210,5 +210,9 @@ def connect(
     hub: RunningHub, revision: str, way: str, features: Mapping[str, Any] | None = None
 ) -> Client:
     """`way` is `http`, `sse` or `stdio`; the default declares all that the revision has."""
-    made = {"http": OverHttp, "sse": OverSse, "stdio": OverStdio}[way]
-    return made(hub, revision, everything(revision) if features is None else features)
+    kinds: dict[str, Callable[[RunningHub, str, Mapping[str, Any]], Client]] = {
+        "http": OverHttp,
+        "sse": OverSse,
+        "stdio": OverStdio,
+    }
+    return kinds[way](hub, revision, everything(revision) if features is None else features)

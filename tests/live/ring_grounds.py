@@ -137,7 +137,11 @@ class Peers:
         if name in self.keys:
             headers["authorization"] = f"Bearer {self.keys[name]}"
         if door == "a2a":
-            message = {"messageId": f"m{self.sent}", "role": "ROLE_USER", "parts": [{"text": "go"}]}
+            message: dict[str, Any] = {
+                "messageId": f"m{self.sent}",
+                "role": "ROLE_USER",
+                "parts": [{"text": "go"}],
+            }
             if beside:
                 message["metadata"] = beside
             asked = envelope("SendMessage", {"message": message})

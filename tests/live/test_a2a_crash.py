@@ -34,8 +34,9 @@ def start(short_tmp: Path) -> Iterator[Callable[..., Hub]]:
 
 
 def told_of(client: Client, text: str, agent: str = "quick") -> dict[str, Any]:
-    task: dict[str, Any] = client.rpc("SendMessage", {"message": said(text)}, f"/a2a/{agent}")
-    return task["task"]
+    sent = client.rpc("SendMessage", {"message": said(text)}, f"/a2a/{agent}")
+    task: dict[str, Any] = sent["task"]
+    return task
 
 
 def limit_files(hub: Hub, size: int) -> None:

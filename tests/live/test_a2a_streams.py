@@ -45,15 +45,19 @@ def actor(grounds: Grounds) -> Caller:
     return Caller(grounds.hub, "actor")
 
 
+def state_of(status: Any) -> str:
+    return str(status["state"]).removeprefix("TASK_STATE_").lower()
+
+
 def told(event: Any) -> str:
     """An event of 1.0 in one word."""
     if "task" in event:
-        return "task " + event["task"]["status"]["state"].removeprefix("TASK_STATE_").lower()
+        return "task " + state_of(event["task"]["status"])
     if "artifactUpdate" in event:
         return "artifact " + words(event["artifactUpdate"]["artifact"])
     status = event["statusUpdate"]["status"]
     said = f" {words(status['message'])}" if "message" in status else ""
-    return status["state"].removeprefix("TASK_STATE_").lower() + said
+    return state_of(status) + said
 
 
 def of(event: Any) -> str:

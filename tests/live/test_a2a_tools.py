@@ -380,7 +380,7 @@ def test_the_prefix_of_agents_is_the_operators(
 
 def test_a_question_of_an_agent_is_an_elicitation(with_agents: Grounds) -> None:
     hub = with_agents.hub
-    meta = {CAPABILITIES: {"elicitation": {"form": {}}}}
+    meta: dict[str, Any] = {CAPABILITIES: {"elicitation": {"form": {}}}}
     params = {"name": "dragoman_agent_asking", "arguments": {"message": "hm"}, "_meta": meta}
     asked = hub.rpc("tools/call", params)["result"]
     assert asked["resultType"] == "input_required"

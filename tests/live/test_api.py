@@ -40,7 +40,11 @@ def hub() -> Iterator[RunningHub]:
     with lasting_hub(servers, config, {"TOKEN": SECRETS[2]}) as running:
         running.wait_connected("s", "dies", "hangs", "large")
         for name in ("away", "nothing"):
-            until(lambda name=name: state_of(running, name)["state"] == "failed")
+
+            def has_failed(name: str = name) -> bool:
+                return bool(state_of(running, name)["state"] == "failed")
+
+            until(has_failed)
         yield running
 
 

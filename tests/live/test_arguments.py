@@ -4,6 +4,7 @@ the configuration or a policy wants it exact."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.lasting import lasting_hub
@@ -47,7 +48,7 @@ def test_what_a_server_converts_reaches_it_as_it_was_sent(tmp_path: Path) -> Non
         assert seen["result"]["isError"] is False and "3" in str(seen["result"]["content"]), seen
         assert "result" in hub.call("told.odd", {"a": "x"}), "no tool is lost for its pattern"
 
-        def called(name: str, arguments: object) -> str:
+        def called(name: str, arguments: dict[str, Any]) -> str:
             answer = hub.call(name, arguments)
             return str(answer.get("error") or answer["result"]["content"][0]["text"])
 

@@ -184,7 +184,7 @@ def test_a_question_that_nobody_answers_ends_the_agents_task(
     place: Place, revision: str, name: str, able: bool
 ) -> None:
     before = len(place.agents.log(name))
-    features = {"elicitation": {"form": {}}} if able else {}
+    features: dict[str, Any] = {"elicitation": {"form": {}}} if able else {}
     with OverHttp(place.hub, revision, features, place.anns) as client:
         client.answering = lambda method, params: {"action": "decline"}
         answer = client.call(f"{name}.ask", {"text": "ask me"})

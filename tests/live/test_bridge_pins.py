@@ -19,7 +19,7 @@ from tests.peers import wire
 pytestmark = [pytest.mark.promise("R9"), pytest.mark.timeout(60)]
 
 CONFIG = "[bridge]\nprobe_secs = 0.1\n[a2a]\nenabled = true\n"
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"projectId": {"type": "string"}, "branch": {"type": "string"}},
     "required": ["projectId", "branch"],
@@ -132,7 +132,8 @@ def test_another_order_is_no_change_and_it_was_never_away() -> None:
     with crowd(agent), lasting_hub([], CONFIG + external("Ops", agent.url)) as hub:
         until(lambda: NAME in tool_names(hub))
         session = wire.Session(hub.mcp_url)
-        ended, away = threading.Event(), []
+        ended = threading.Event()
+        away: list[str] = []
 
         def look() -> None:
             while not ended.is_set():

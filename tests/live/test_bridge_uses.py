@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ ODD = (
 )  # fmt: skip
 SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PATIENCE = 1.0
-TASKS = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+TASKS: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
 @contextmanager
@@ -130,8 +130,12 @@ def test_a_skill_is_a_skill_of_the_hub_itself_and_a_word_of_the_command_line() -
         (skill,) = wire.get(f"{hub.url}/.well-known/agent-card.json").json()["skills"]
         assert skill["id"] == "vercel_ops.deploy"
         assert skill["description"].startswith("Invokes the deploy skill on remote A2A agent")
-        message = {"messageId": "1", "role": "ROLE_USER", "parts": [{"data": {"branch": "a"}}]}
-        message["metadata"] = {"urn:dragoman:a2a:skill:v1": {"skillId": skill["id"]}}
+        message = {
+            "messageId": "1",
+            "role": "ROLE_USER",
+            "parts": [{"data": {"branch": "a"}}],
+            "metadata": {"urn:dragoman:a2a:skill:v1": {"skillId": skill["id"]}},
+        }
         body = wire.request(1, "SendMessage", {"message": message})
         answer = wire.post(f"{hub.url}/a2a", body, {"A2A-Version": "1.0"}).json()["result"]
         assert "done" in json.dumps(answer)
@@ -220,10 +224,16 @@ def test_who_has_tasks_gets_one_and_waits_as_long_as_it_takes(slow: Slow) -> Non
             def status(client: Any = client, id: str = id) -> Any:
                 return client.request("tasks/get", {"taskId": id})["result"]
 
-            until(lambda begun=begun: time.monotonic() > begun + 2 * PATIENCE)
+            def is_late(begun: float = begun) -> bool:
+                return time.monotonic() > begun + 2 * PATIENCE
+
+            def is_completed(status: Callable[[], Any] = status) -> bool:
+                return bool(status()["status"] == "completed")
+
+            until(is_late)
             assert status()["status"] == "working"
             slow.opened(revision)
-            until(lambda status=status: status()["status"] == "completed")
+            until(is_completed)
             if revision == "2025-11-25":
                 answer = client.request("tasks/result", {"taskId": id})["result"]
             else:

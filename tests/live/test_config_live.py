@@ -105,8 +105,11 @@ def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Star
     }
     for text, words in broken.values():
         rewrite(running, text)
-        problem = until(lambda w=words: w in (running.api("/api/status")["config_problem"] or ""))
-        assert problem
+
+        def is_named(words: str = words) -> bool:
+            return words in (running.api("/api/status")["config_problem"] or "")
+
+        assert until(is_named)
         assert "config.toml" in running.api("/api/status")["config_problem"]
         assert f"the new configuration is not used: {running.home}/config.toml" in running.log()
         assert words in running.log()
@@ -200,7 +203,11 @@ def test_a_file_that_is_gone_or_half_written_takes_no_server_away(hub: Start) ->
     said = "config.toml is empty; the last configuration stays in force"
     for count, content in enumerate((b"", b"\n \0\n"), 1):  # as a full disk leaves it
         file.write_bytes(content)
-        until(lambda count=count: running.log().count(said) == count, 5)
+
+        def was_said(count: int = count) -> bool:
+            return running.log().count(said) == count
+
+        until(was_said, 5)
         assert "is empty" in running.api("/api/status")["config_problem"]
     assert names(running) == ["stays"] and pid_of(running, "stays") == pid
     with file.open("w", encoding="utf-8") as half:  # as an editor that truncates first writes it

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote
@@ -218,16 +219,16 @@ def _provoke(hub: RunningHub, key: dict[str, str]) -> list[str]:
         headers = {"A2A-Version": "1.0", **key}
         return wire.post(f"{hub.url}/a2a/{quote(agent)}", asked, headers).body.decode()
 
-    work = [lambda mode=mode: call("keyed.t", {"mode": mode}) for mode in MODES]
-    work += [
-        lambda mode=mode: rpc("tools/call", {"name": "keyed.t", "arguments": {"mode": mode}})
-        for mode in MODES
-    ]
-    work += [lambda mode=mode: send("keyed agent", mode) for mode in MODES]
-    work += [lambda mode=mode: call("keyed_agent.work", {"message": mode}) for mode in MODES]
-    work += [lambda: call("gone.t", {}), lambda: send("gone agent", "ok")]
+    work: list[Callable[[], str]] = []
+    for mode in MODES:
+        params = {"name": "keyed.t", "arguments": {"mode": mode}}
+        work.append(partial(call, "keyed.t", {"mode": mode}))
+        work.append(partial(rpc, "tools/call", params))
+        work.append(partial(send, "keyed agent", mode))
+        work.append(partial(call, "keyed_agent.work", {"message": mode}))
+    work += [partial(call, "gone.t", {}), partial(send, "gone agent", "ok")]
     reads = ("db://listed", f"db://{SECRET['resource']}", f"none:{SECRET['resource']}")
-    work += [lambda uri=uri: rpc("resources/read", {"uri": uri}) for uri in reads]
+    work += [partial(rpc, "resources/read", {"uri": uri}) for uri in reads]
     with ThreadPoolExecutor(8) as pool:
         heard = list(pool.map(lambda one: one(), work))
     # What a caller sent itself comes back to it alone.
@@ -262,9 +263,9 @@ def test_no_secret_is_told(hub: RunningHub) -> None:
     failed = [one for one in answers if '"error"' in one or "isError" in one or "FAILED" in one]
     assert len(failed) >= 4 * (len(MODES) - 1) + 4, answers
     told = {"answers": "\n".join(answers), "events": json.dumps(events)}
-    paths = ("/api/status", "/api/mcp/servers", "/api/tools", "/api/a2a/agents", "/a2a/agents")
-    paths += ("/api/a2a/agents/keyed%20agent", "/api/a2a/agents/gone%20agent")
-    paths += ("/api/a2a/dispatches?limit=200",)
+    paths = ["/api/status", "/api/mcp/servers", "/api/tools", "/api/a2a/agents", "/a2a/agents"]
+    paths += ["/api/a2a/agents/keyed%20agent", "/api/a2a/agents/gone%20agent"]
+    paths += ["/api/a2a/dispatches?limit=200"]
     for path in paths:
         told[f"GET {path}"] = wire.get(hub.url + path, key).body.decode()
     commands = [["servers", "--json"], ["agents"], ["agents", "show", "keyed agent"], ["status"]]

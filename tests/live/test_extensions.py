@@ -54,7 +54,7 @@ def test_extensions_of_servers_reach_clients_and_their_results_pass_as_they_are(
         assert shaken.rpc()["result"]["capabilities"]["extensions"] == {RECEIPTS: {}, APPS: {}}
 
         params = wire.modern_params({"name": "shop.buy", "arguments": {}})
-        able = {"extensions": {RECEIPTS: {}}}
+        able: dict[str, Any] = {"extensions": {RECEIPTS: {}}}
         params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = able
         headers = wire.modern_headers("tools/call", params)
         answer = wire.post(hub.mcp_url, wire.request(2, "tools/call", params), headers)

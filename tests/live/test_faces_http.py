@@ -198,10 +198,10 @@ def test_methods_and_media_types_that_do_not_fit_are_refused(hub: RunningHub) ->
 
     assert ask("GET") == ask("GET", Accept="text/event-stream") == 405
     assert ask("DELETE") == ask("PUT", b"{}") == ask("PATCH") == ask("OPTIONS") == 405
-    sessions = {"Mcp_Session_Id": session.headers["Mcp-Session-Id"]}
+    sessions: dict[str, Any] = {"Mcp_Session_Id": session.headers["Mcp-Session-Id"]}
     assert ask("GET", Accept="application/json", **sessions) == 406
     assert ask("GET", **sessions) == 406
-    modern = {"Mcp_Protocol_Version": wire.MODERN}
+    modern: dict[str, Any] = {"Mcp_Protocol_Version": wire.MODERN}
     assert ask("GET", Accept="text/event-stream", **sessions, **modern) == 405
     assert ask("DELETE", **sessions, **modern) == 405
     body = json.dumps(LIST).encode()

@@ -111,12 +111,12 @@ def test_ten_large_messages_at_once_take_bounded_memory(hub: RunningHub, door: s
 
     def over_http(number: int) -> int:
         sent = body if number % 2 else too_large
-        return wire.post(hub.mcp_url, sent, timeout=30).json()["error"]["code"]
+        return int(wire.post(hub.mcp_url, sent, timeout=30).json()["error"]["code"])
 
     def over_stdio(number: int) -> int:
         with UnixClient(hub.home, timeout=30) as client:
             client.write((body if number % 2 else too_large) + b"\n")
-            return client.read()["error"]["code"]
+            return int(client.read()["error"]["code"])
 
     ask: Callable[[int], int] = over_http if door == "http" else over_stdio
     ask(1)
@@ -231,12 +231,13 @@ def test_a_message_64_deep_is_served(hub: RunningHub, old: UnixClient) -> None:
     deep: Any = "x"
     for _ in range(61):
         deep = [deep]
-    params = {"name": "r.pid", "arguments": {"deep": deep}}  # the envelope has three levels
+    arguments = {"deep": deep}
+    params = {"name": "r.pid", "arguments": arguments}  # the envelope has three levels
     message = json.dumps(wire.request("deep", "tools/call", params)).encode()
     old.write(message + b"\n")
     assert text_of(old.read()).isdigit()
     assert text_of(wire.post(hub.mcp_url, message).json()).isdigit()
-    params["arguments"]["deep"] = [deep]
+    arguments["deep"] = [deep]
     refused = wire.post(hub.mcp_url, wire.request("deep", "tools/call", params))
     assert refused.json()["error"]["code"] == -32700
 

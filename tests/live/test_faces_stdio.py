@@ -315,7 +315,8 @@ def test_a_changed_list_is_told_to_those_who_shook_hands_and_to_no_one_else(
         silent.request("initialize", wire.initialize_params())
         new.request("tools/list", wire.modern_params())
         assert told.call("mcp_s_toggle")
-        told.notifications or told.notifications.append(told.read())
+        if not told.notifications:
+            told.notifications.append(told.read())
         assert [n["method"] for n in told.notifications] == ["notifications/tools/list_changed"]
         assert "id" not in told.notifications[0]
         assert silent.silent() and new.silent()
@@ -359,7 +360,11 @@ def test_without_a_setting_stdio_shows_and_calls_nothing_and_globs_show_what_the
             ):
                 setting = f"[mcp]\nstdio_expose = {json.dumps(globs)}\n"
                 file.write_text(setting + written, encoding="utf-8")
-                until(lambda names=names: seen(client) == names)
+
+                def are_seen(names: list[str] = names) -> bool:
+                    return seen(client) == names
+
+                until(are_seen)
                 for name in ("one.echo", "two.slow", "mcp_two_pid"):
                     answer = client.call(name, {"seconds": 0})
                     alias = "mcp_" + name.replace(".", "_") if "." in name else name

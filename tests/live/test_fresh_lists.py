@@ -19,7 +19,7 @@ TALKATIVE = "mcp1_talkative_server"
 CHANGED = "notifications/tools/list_changed"
 PLAIN: dict[str, Any] = {}
 """The capabilities of a client that shares the connection of all."""
-NEVER = {"refresh_secs": 0}
+NEVER: dict[str, Any] = {"refresh_secs": 0}
 
 
 @dataclass

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
             "hears-badly",
         )  # fmt: skip
         for name in ("idle", "idle-stubborn"):  # connected once: they may rest again by now
-            until(lambda name=name: tools_of(hub, name), 20)
+            until(partial(tools_of, hub, name), 20)
         yield Ward(hub, logs, modern, legacy, plain)
 
 

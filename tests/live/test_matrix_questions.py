@@ -333,7 +333,7 @@ def test_what_is_shared_declares_nothing(client: Client, upstream: str) -> None:
 def test_a_client_that_declares_what_its_revision_has_not_is_not_asked_it(
     grounds: Grounds,
 ) -> None:
-    features = {"elicitation": {"form": {}, "url": {}}}
+    features: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
     with grounds.connect(("2025-03-26", "http"), features) as client:
         for upstream in UPSTREAMS:
             key = f"undeclarable {upstream}"

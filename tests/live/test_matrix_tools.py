@@ -117,9 +117,11 @@ def test_a_structured_result_that_is_no_object_is_one_for_older_clients(
     if not kind:
         assert schema is None and "structuredContent" not in result
     elif kind == "object":
+        assert schema is not None
         assert schema["type"] == "object" and schema["required"] == ["result"]
         assert result["structuredContent"] == {"result": [1, 2]}
     else:
+        assert schema is not None
         assert schema["type"] == "array" and result["structuredContent"] == [1, 2]
 
 

@@ -76,15 +76,15 @@ def test_every_line_of_the_log_is_a_record_with_a_time_and_without_secrets(
 
 
 def test_a_failure_that_does_not_change_is_logged_once(hub: RunningHub) -> None:
-    def tries() -> int:
+    def has_failed() -> bool:
         state = hub.api("/api/mcp/servers")["connected"]
         (one,) = [each for each in state if each["name"] == "absent"]
-        return one["state"] == "failed"
+        return bool(one["state"] == "failed")
 
-    until(tries)
+    until(has_failed)
     for _ in range(3):  # each asks for it, which tries again
         hub.call("absent.anything")
-        until(tries)
+        until(has_failed)
     told = [one for one in records(hub) if 'server "absent" is not' in str(one["message"])]
     assert len(told) == 1, told
 

@@ -12,6 +12,7 @@ from typing import Any
 import mcp.types
 import pytest
 from mcp.client.streamable_http import streamable_http_client
+from pydantic import FileUrl
 from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
@@ -103,7 +104,7 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
     running: RunningHub, home: Path
 ) -> None:
     every = ["allowed", "count", "grow"]
-    forms = {"elicitation": {}}
+    forms: dict[str, Any] = {"elicitation": {}}
     with Ide(home, {}) as plain, Ide(home, ASKED) as one, Ide(home, forms) as two:
         assert plain.list_tools() == every
         assert one.list_tools() == [*every, "sample"]
@@ -185,7 +186,7 @@ class Window:
         )
 
     async def _roots(self, context: Any) -> mcp.types.ListRootsResult:
-        return mcp.types.ListRootsResult(roots=[mcp.types.Root(uri=self.uri)])
+        return mcp.types.ListRootsResult(roots=[mcp.types.Root(uri=FileUrl(self.uri))])
 
     async def text(self, tool: str) -> str:
         (block,) = (await self.client.call_tool(tool, {})).content

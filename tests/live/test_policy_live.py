@@ -82,7 +82,7 @@ def by_stdio(hub: RunningHub) -> Refusal:
 def by_a2a(hub: RunningHub) -> Refusal:
     """As a skill of the hub itself."""
     parts = [{"data": {"target": "production"}}]
-    message = {"messageId": "1", "role": "ROLE_USER", "parts": parts}
+    message: dict[str, Any] = {"messageId": "1", "role": "ROLE_USER", "parts": parts}
     message["metadata"] = {URI: {"skillId": SKILL}}
     body = wire.request(1, "SendMessage", {"message": message})
     error = wire.post(f"{hub.url}/a2a", body, {"A2A-Version": "1.0"}).json()["error"]
@@ -295,7 +295,11 @@ class Load:
                     self.answers[trace] = done
                     self.late.append((number, trace))
                     enough = self.judged() + EACH
-                    await eventually(lambda enough=enough: self.judged() >= enough)
+
+                    def is_enough(enough: int = enough) -> bool:
+                        return self.judged() >= enough
+
+                    await eventually(is_enough)
             finally:
                 over.set()
                 streams[1].close()

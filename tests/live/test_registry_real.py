@@ -162,9 +162,9 @@ def test_odd_http_of_an_agent_is_read(hub: RunningHub) -> None:
         elif request.rpc == "SendStreamingMessage":
             made = [{"artifactId": "a", "parts": [{"text": "read"}]}]
             result = {"task": task_10(artifacts=made)}
-            data = json.dumps({"jsonrpc": "2.0", "id": request.json["id"], "result": result})
+            event = json.dumps({"jsonrpc": "2.0", "id": request.json["id"], "result": result})
             request.stream()
-            request.writer.write(f"data: {data}\r\r".encode())
+            request.writer.write(f"data: {event}\r\r".encode())
             await request.writer.drain()
         else:
             echo(request)

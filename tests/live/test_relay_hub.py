@@ -250,7 +250,8 @@ def test_the_answers_are_the_same_with_a_daemon_and_without(
     def answers(client: wire.Stdio) -> list[Any]:
         child_of(client)
         got = [client.request(method, params, 20) for method, params in asked]
-        return json.loads(wire_less_traces(json.dumps(got)))
+        found: list[Any] = json.loads(wire_less_traces(json.dumps(got)))
+        return found
 
     with ide(home) as client:
         alone = answers(client)

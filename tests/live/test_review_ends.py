@@ -18,7 +18,7 @@ from tests.peers import wire
 from tests.peers.process import server_entry
 from tests.peers.wire import LEGACY, MODERN
 
-FORM = {"elicitation": {}}
+FORM: dict[str, Any] = {"elicitation": {}}
 
 
 def modern(hub: RunningHub, params: dict[str, Any]) -> Any:

@@ -33,7 +33,7 @@ from tests.live.a2a_hub import (
 )
 from tests.live.conftest import RunningHub
 from tests.live.lasting import until
-from tests.live.test_a2a_webhooks import receiving
+from tests.live.test_a2a_webhooks import Receiver, receiving
 from tests.peers import wire
 
 from dragoman.stores.keys import KeyStore
@@ -154,8 +154,8 @@ def call_modern(it: Opened) -> None:
 
 def listen(it: Opened) -> None:
     """subscriptions/listen of 2026-07-28, to a task."""
-    url, able = f"{it.hub_url}/mcp", {"extensions": {TASKS: {}}}
-    meta = {f"{META}clientCapabilities": able}
+    url = f"{it.hub_url}/mcp"
+    meta: dict[str, Any] = {f"{META}clientCapabilities": {"extensions": {TASKS: {}}}}
     made = wire.modern_request(url, "tools/call", {**it.call, "_meta": meta}, it.headers).rpc()
     wanted = {"taskIds": [made["result"]["taskId"]]}
     params = wire.modern_params({"notifications": wanted, "_meta": meta})
@@ -378,7 +378,11 @@ def test_a_key_that_is_revoked_while_the_hub_is_down_hears_nothing_of_the_next_o
             params = V10.params(steps(("say", "begun"), ("wait", "never")), at_once=True)
             params["configuration"]["taskPushNotificationConfig"] = {"url": hook.url}
             assert V10.ask(running, SEND, params, "actor", headers).error is None
-            until(lambda hook=hook: "begun" in str(hook.taken))
+
+            def has_begun(hook: Receiver = hook) -> bool:
+                return "begun" in str(hook.taken)
+
+            until(has_begun)
         running.kill()  # the next hub says that the tasks were interrupted
         assert running.command("keys", "revoke", "first").returncode == 0
         again = hub(home=running.home, env=env)

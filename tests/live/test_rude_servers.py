@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
@@ -199,7 +200,7 @@ def test_a_message_of_two_hundred_megabytes_costs_the_hub_no_memory(company: Com
 
 def test_an_answer_too_large_harms_nobody_who_waits_for_the_same_server(company: Company) -> None:
     # it names the ids of the others' calls inside
-    def call(number: int) -> object:
+    def call(number: int) -> Any:
         if number == 0:
             return company.hub.call("impostor.echo", {"text": "huge"})
         return company.hub.call("impostor.hang" if number < 4 else "impostor.pid")
@@ -306,5 +307,5 @@ def test_a_stream_without_end_slows_nobody_down(company: Company) -> None:
     neighbour.unharmed()
     assert rss(company.hub.pid) - before < 30 * MB
     # by its query: another test hangs up on another server at the same path
-    flood = {"path": "/after/endless-sse", "query": {"seconds": "0"}}
+    flood: dict[str, Any] = {"path": "/after/endless-sse", "query": {"seconds": "0"}}
     wait_for_log(company.logs / "http.log", event="gone", **flood)

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(60)]
 
 NEW, OLD, OLDER = "2026-07-28", "2025-11-25", "2025-06-18"
 TASKS = "io.modelcontextprotocol/tasks"
-KNOWS = {"extensions": {TASKS: {}}, "elicitation": {"form": {}}}
-ASKABLE = {"elicitation": {}}
+KNOWS: dict[str, Any] = {"extensions": {TASKS: {}}, "elicitation": {"form": {}}}
+ASKABLE: dict[str, Any] = {"elicitation": {}}
 RELATED = "io.modelcontextprotocol/related-task"
 SERVERS = {
     "new_stdio": ("new", "stdio"),

@@ -58,7 +58,7 @@ def test_each_call_has_one_record_that_says_how_it_ended(
         ide.notify("notifications/cancelled", {"requestId": 1})
         wait_for_log(log, method="notifications/cancelled", count=2)
 
-    def settled() -> list[tuple[str, str, str, str | None]] | None:
+    def settled() -> list[tuple[str, str, str | None, str | None]] | None:
         records = running.audit()
         found = [(r["verb"], r["asked_as"], r.get("outcome"), r.get("error")) for r in records]
         return found if all(outcome for _, _, outcome, _ in found) else None

@@ -397,7 +397,11 @@ def test_a_change_of_the_tools_is_followed_and_passed_on(world: World, server: s
         for said in ("added", "removed"):
             assert text_of(hub.call(f"{server}.toggle")) == said
             assert stream.next_json()["method"] == "notifications/tools/list_changed"
-            until(lambda there=said == "added": (name in tools_of(hub, server)) is there)
+
+            def is_current(said: str = said) -> bool:
+                return (name in tools_of(hub, server)) is (said == "added")
+
+            until(is_current)
             assert (name in [t["name"] for t in hub.rpc("tools/list")["result"]["tools"]]) is (
                 said == "added"
             )
@@ -496,7 +500,7 @@ def test_two_hundred_calls_to_one_stdio_server_overlap_and_none_is_mixed_up(worl
             arguments = {"seconds": 0.5 + number / 1e6}
             params = {"name": "stdio-new.slow", "arguments": arguments}
             ide.send(wire.request(f"n{number}", "tools/call", params))
-        answers = {}
+        answers: dict[str, str] = {}
         while len(answers) < count:
             message = ide.read(10)
             answers[message["id"]] = text_of(message)

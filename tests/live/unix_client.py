@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.peers import wire
 
@@ -83,7 +83,7 @@ class UnixClient:
         self._file.close()
         self.socket.close()
 
-    def __enter__(self) -> UnixClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

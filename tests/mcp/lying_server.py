@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CAPABILITIES = {"tools": {}}
+CAPABILITIES: dict[str, Any] = {"tools": {}}
 MODERN = {
     "resultType": "complete",
     "supportedVersions": ["2026-07-28"],

@@ -82,9 +82,10 @@ class Curious:
         number = int(call.handle or 0)
         if number < len(self.rounds):
             return Result(questions=self.rounds[number], handle=str(number + 1))
-        content = [{"type": "text", "text": json.dumps(call.answers)}]
+        text = json.dumps(call.answers)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if call.tool.kind == RESOURCE:
-            content = [{"type": "resource", "resource": {"uri": "a:b", "text": content[0]["text"]}}]
+            content = [{"type": "resource", "resource": {"uri": "a:b", "text": text}}]
         return Result(content=content)
 
 

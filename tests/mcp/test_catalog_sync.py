@@ -111,7 +111,11 @@ async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are
 
         for what, kind in (("prompts", PROMPT), ("tools", TOOL), ("extra", RESOURCE)):
             await world.call("m.change", {"what": what})
-            await until(lambda kind=kind: any("extra" in name for name in names(world, kind)))
+
+            def has_extra(kind: str = kind) -> bool:
+                return any("extra" in name for name in names(world, kind))
+
+            await until(has_extra)
             before[kind] += 1
             assert versions(world) == before
         after = asked()
@@ -290,12 +294,16 @@ async def test_results_of_extensions_pass_where_both_ends_declare_the_same(short
         {"tools/call": odd},
         capabilities={"tools": {}, "extensions": {"example.com/odd": {"v": 1}}},
     )
-    both = {"extensions": {"example.com/odd": {}, "example.com/other": {}}, "sampling": {}}
+    both: dict[str, Any] = {
+        "extensions": {"example.com/odd": {}, "example.com/other": {}},
+        "sampling": {},
+    }
     async with run_hub(short_tmp) as world:
         await world.add(server.entry())
 
         passed = await world.call("s.t", features=both)
         assert passed.extra == odd
+        features: dict[str, Any]
         for features in ({}, {"extensions": {"example.com/other": {}}}):
             with pytest.raises(BadReply, match=r"example\.com/odd"):
                 await world.call("s.t", features=features)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.peers.process import alive, wait_until_gone
@@ -221,7 +222,7 @@ def test_a_hubs_mark_finds_the_children_of_all_its_servers() -> None:
         running.wait(5)
 
 
-KNOWN = {
+KNOWN: dict[str, Any] = {  # keyword arguments of make_env
     "PATH": "/bin", "A": "1", "B": "2", "SECRET": "x", "HOME": "/home/ada", "TMPDIR": "/var/tmp",
     "LANG": "de_DE.UTF-8", "LC_TIME": "C", "TZ": "Asia/Tokyo", "SSL_CERT_FILE": "/ca.pem",
     "NODE_EXTRA_CA_CERTS": "/ca.pem", "HTTPS_PROXY": "http://u:p@proxy", "USER": "ada",

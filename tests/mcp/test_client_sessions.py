@@ -47,7 +47,7 @@ ANSWERS: Mapping[str, Any] = {
     },
     "roots": {"roots": [{"uri": "file:///x", "name": "x"}]},
 }
-FORMS = {"elicitation": {}}
+FORMS: dict[str, Any] = {"elicitation": {}}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ async def through(
 ) -> tuple[Result, list[list[str]]]:
     """The call and those that continue it; what was asked, round by round."""
     more = {"client": "c", "features": EVERYTHING_ASKED, **more}
-    asked = []
+    asked: list[list[str]] = []
     result = await world.call(name, arguments, **more)
     while result.questions is not None:
         assert len(asked) < 5
@@ -177,7 +177,7 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
         asked = {**EVERYTHING_ASKED, "roots": {"listChanged": True}}
         assert await declared("a", everything) == asked
         assert await declared("b", {"elicitation": {}}) == {"elicitation": {"form": {}}}
-        tools = {"sampling": {"tools": {}, "odd": {}}}
+        tools: dict[str, Any] = {"sampling": {"tools": {}, "odd": {}}}
         assert await declared("d", tools) == {"sampling": {"tools": {}}}
         assert len(upstream.client_sessions) == 3
         assert await declared("", {}) == {}
@@ -206,11 +206,12 @@ async def test_who_cannot_be_asked_is_told_what_was(
     async with run_hub(short_tmp) as world:
         await world.add(entry(http_peer, transport))
 
+        features: dict[str, Any]
         for features in ({}, {"sampling": {}}):
             with pytest.raises(NeedsInput, match="What is your name") as raised:
                 await world.call("m.ask_form", {"key": "k"}, client="c", features=features)
             assert raised.value.missing == {"elicitation": {"form": {}}}
-        forms = {"elicitation": {"form": {}}}
+        forms: dict[str, Any] = {"elicitation": {"form": {}}}
         with pytest.raises(WorkFailed) as failed:  # the server's own error, as it put it
             await world.call("m.need_url", {"key": "k"}, client="c", features=forms)
         assert failed.value.native is not None and failed.value.native["code"] == -32042
@@ -307,8 +308,8 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
         asking = await world.call("m.ask_form", {"key": "k"}, **how)
 
         await asyncio.to_thread(wait_for_log, log, event="lost", key="k")
-        cancelled = {"event": "message", "method": "notifications/cancelled"}
-        await asyncio.to_thread(wait_for_log, log, **cancelled)
+        cancelled = "notifications/cancelled"
+        await asyncio.to_thread(wait_for_log, log, event="message", method=cancelled)
         with pytest.raises(InvalidInput):
             await world.call(
                 "m.ask_form", {"key": "k"}, answers=answers(asking), handle=asking.handle, **how

@@ -250,15 +250,15 @@ async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
     def handle(request: Request) -> None:
         if modern(request, [PLAIN, MARKED, BROKEN], prompts={}, resources={}, completions={}):
             return
-        member = {
+        members: dict[str, dict[str, Any]] = {
             "prompts/list": {"prompts": [{"name": "été"}]},
             "resources/list": {"resources": [{"name": "a", "uri": "x://a b"}]},
             "resources/templates/list": {"resourceTemplates": []},
             "prompts/get": {"messages": []},
             "resources/read": {"contents": []},
             "completion/complete": {"completion": {"values": []}},
-        }.get(request.asked, DONE)
-        request.result({"resultType": "complete", **member})
+        }
+        request.result({"resultType": "complete", **members.get(request.asked, DONE)})
 
     async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))

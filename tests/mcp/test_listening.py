@@ -23,7 +23,8 @@ from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.server_logs import ServerLogs
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY, Revision
 from dragoman.mcp.server import subscriptions
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 
 META = "io.modelcontextprotocol/"
@@ -95,6 +96,11 @@ class Listener:
         params = {"notifications": wanted, "_meta": meta}
         message = json.loads(rpc.encode_request(id, "subscriptions/listen", params))
         self.work = asyncio.ensure_future(face.answer(message, self.peer, self.push))
+
+    async def read_answer(self) -> Any:
+        answer = await self.work
+        assert answer is not None
+        return json.loads(answer)
 
     def push(self, message: bytes) -> bool:
         if self.deaf:
@@ -441,14 +447,14 @@ async def test_a_stream_ends_with_its_result_when_the_hub_goes_down(id: Any) -> 
     await told(listener, 1)
     face.close()
     async with asyncio.timeout(5):
-        answer = json.loads(await listener.work)
+        answer = await listener.read_answer()
     assert answer["id"] == id
     assert answer["result"]["resultType"] == "complete"
     assert answer["result"]["_meta"][ID] == id
     assert SERVER_KEY in answer["result"]["_meta"]
     face.hub.catalog.offer("more", [offered(TOOL, "t", target)])
     assert face.subscriptions._notify_timer is None and len(listener.told) == 1
-    late = json.loads(await Listener(face, toolsListChanged=True).work)
+    late = await Listener(face, toolsListChanged=True).read_answer()
     assert late["error"]["code"] == 42900
 
 
@@ -465,7 +471,7 @@ async def test_a_stream_ends_with_its_result_when_the_hub_goes_down(id: Any) -> 
 async def test_a_filter_that_is_none_is_refused(wanted: Any) -> None:
     face, target = watched()
     listener = Listener(face, **wanted)
-    assert json.loads(await listener.work)["error"]["code"] == -32602
+    assert (await listener.read_answer())["error"]["code"] == -32602
     assert not listener.told and not target.calls
 
 
@@ -523,7 +529,7 @@ async def test_a_client_that_does_not_even_get_the_acknowledgement_is_let_go() -
     face, _ = watched()
     listener = Listener(face, toolsListChanged=True)
     listener.deaf = True
-    assert json.loads(await listener.work)["error"]["code"] == -32603
+    assert (await listener.read_answer())["error"]["code"] == -32603
     assert not face.subscriptions._streams and listener.peer.listens == 0
 
 
@@ -533,7 +539,7 @@ async def test_one_connection_listens_only_so_often(monkeypatch: pytest.MonkeyPa
     face, _ = watched()
     peer = ClientState(OWNER, "test", EVERYTHING, R2607)
     some = [Listener(face, id, peer, toolsListChanged=True) for id in range(3)]
-    assert json.loads(await some[2].work)["error"]["code"] == 42900
+    assert (await some[2].read_answer())["error"]["code"] == 42900
     await some[0].end()
     another = Listener(face, 3, peer, toolsListChanged=True)
     await told(another, 1)

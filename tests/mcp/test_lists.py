@@ -18,7 +18,8 @@ from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL,
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revision
 from dragoman.mcp.server import list_pages
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 
 MODERN_META: dict[str, Any] = {

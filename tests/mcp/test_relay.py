@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +32,13 @@ from dragoman.home import (
     write_daemon,
 )
 from dragoman.mcp import relay as relay_module
-from dragoman.mcp.protocol.framing import Deframer, frame
+from dragoman.mcp.protocol.framing import Deframer, Frame, frame
 from dragoman.mcp.protocol.revisions import build_initialize_result
 from dragoman.mcp.relay import Relay
 
 WAIT = 10  # seconds; the bound of every wait here
 
-INITIALIZE = {
+INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 0,
     "method": "initialize",
@@ -79,8 +80,8 @@ class Hub:
         self.name = name
         self.silent = silent
         self.greeting = greeting
-        self.got = queue.Queue()
-        self.connections = queue.Queue()
+        self.got: queue.Queue[Any] = queue.Queue()
+        self.connections: queue.Queue[socket.socket] = queue.Queue()
         self._threads = []
         self._open = []
         http, path = find_socket_paths(str(home))
@@ -129,6 +130,7 @@ class Hub:
             if not data:
                 return
             for piece in deframer.feed(data):
+                assert isinstance(piece, Frame)
                 message = json.loads(piece.payload)
                 self.got.put(message)
                 self.answer(message, connection)
@@ -162,7 +164,7 @@ class Ide:
         self.stdin = stdin
         self.stdout = stdout
         self._deframer = Deframer(64 * 1024 * 1024)
-        self._pieces = []
+        self._pieces: list[Any] = []
 
     def raw(self, data: bytes):
         view = memoryview(data)
@@ -204,16 +206,21 @@ class Ide:
         return answer["result"]
 
 
+class RelayProcess(subprocess.Popen[bytes]):
+    ide: Ide
+
+
 @contextmanager
 def process(home):
     """`dragoman mcp` as an IDE starts it."""
-    with subprocess.Popen(
+    with RelayProcess(
         [sys.executable, "-m", "dragoman", "mcp", "--home", str(home)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
     ) as child:
+        assert child.stdin is not None and child.stdout is not None
         child.ide = Ide(child.stdin.fileno(), child.stdout.fileno())
         try:
             yield child
@@ -546,7 +553,7 @@ def test_without_a_hub_initialize_is_answered_at_once_and_the_rest_when_the_hub_
 
 @pytest.mark.promise("F2")
 def test_the_hub_in_the_process_is_told_what_the_client_said_before_it_was_up(place):
-    hubs = queue.Queue()
+    hubs: queue.Queue[Hub] = queue.Queue()
     go = threading.Event()
 
     def boot(home, stop):
@@ -849,7 +856,7 @@ def test_a_closed_stderr_does_not_lead_what_is_said_there_elsewhere(place):
         ours.shutdown(socket.SHUT_WR)
         done = subprocess.run(
             ["sh", "-c", f'exec "{sys.executable}" -m dragoman mcp --home "{place}" 2>&-'],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.PIPE,
             timeout=WAIT,
         )

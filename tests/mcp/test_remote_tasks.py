@@ -231,7 +231,7 @@ async def test_a_second_question_is_asked_too() -> None:
     both = {"a": FORM_ASKED, "b": {"method": "roots/list"}}
     server = Server(ASKS, {**ASKS, "inputRequests": both}, DONE)
     following = UpstreamTasks("s", QUICK)
-    features = {"elicitation": {}, "roots": {}}
+    features: dict[str, Any] = {"elicitation": {}, "roots": {}}
     first = await following.follow(CREATED, a_call(features=features), server.ask)
     again = a_call(features=features, answers={"a": {}}, handle=first.handle)
     second = await following.resume(again, server.ask)
@@ -429,7 +429,7 @@ async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> Non
 def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
     support: Any, asked: bool, wanted: bool
 ) -> None:
-    features = {"tasks": {"requests": {"tools": {"call": {}}}}}
+    features: dict[str, Any] = {"tasks": {"requests": {"tools": {"call": {}}}}}
     call = a_call(wanted_updates=WantedUpdates(task_start=asked))
     definition = {"execution": {"taskSupport": support}}
     call = replace(call, tool=replace(call.tool, definition=definition))
@@ -441,6 +441,7 @@ def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
 
 def test_both_forms_of_a_task_are_known_from_results() -> None:
     assert is_task(CREATED) and is_task(OLD)
+    other: Any
     for other in (None, [], {"content": []}, {"task": "x"}, {"task": {"taskId": 7}}):
         assert not is_task(other)
     assert remote_tasks.makes_tasks({"tasks": {}})

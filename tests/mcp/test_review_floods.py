@@ -18,7 +18,8 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2607
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, NotifyThrottle
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]

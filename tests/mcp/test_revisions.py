@@ -171,7 +171,7 @@ def test_whether_a_value_is_wrapped_follows_from_its_schema_first(
 
 @pytest.mark.parametrize("revision", ALL)
 def test_an_input_schema_without_a_type_gets_the_one_it_can_have(revision: Revision) -> None:
-    schema = {"properties": {"a": {}}}
+    schema: dict[str, Any] = {"properties": {"a": {}}}
     shaped = shape_tool({**TOOL, "inputSchema": schema}, revision)
     assert shaped["inputSchema"] == {"type": "object", "properties": {"a": {}}}
     assert "type" not in schema
@@ -460,7 +460,7 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
         answer = json.loads(encode_error(1, error, revision))["error"]
         assert answer["code"] == expected
         assert answer["message"] == "it did not work (trace 01234567)"
-        told = {"requiredCapabilities": {}} if kind is e.NeedsInput else {}
+        told: dict[str, Any] = {"requiredCapabilities": {}} if kind is e.NeedsInput else {}
         assert answer["data"] == {"kind": kind.kind, "trace": error.trace, **told}
     if revision == R2607 and isinstance(expected, int) and expected not in ITS_OWN:
         assert not -32099 <= expected <= -32000, "that range is the specification's"
@@ -517,8 +517,8 @@ PAGE = {"mode": "url", "url": "https://example.com/go", "message": "Go", "elicit
 def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understood(
     revision: Revision,
 ) -> None:
-    able = {"elicitation": {"url": {}}}
-    form = {"elicitation": {"form": {}}}
+    able: dict[str, Any] = {"elicitation": {"url": {}}}
+    form: dict[str, Any] = {"elicitation": {"form": {}}}
     lacks = e.WorkFailed(
         "x", {"code": -32021, "message": "A form!", "data": {"requiredCapabilities": form}}
     )

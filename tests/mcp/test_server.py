@@ -8,7 +8,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -262,11 +262,17 @@ async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revisi
     revision: Revision,
 ) -> None:
     pushed: list[Any] = []
+
+    def push(message: bytes) -> bool:
+        pushed.append(json.loads(message))
+        return True
+
+    meta: dict[str, Any]
     for meta in ({"progressToken": "t"}, {"progressToken": 0}, {}, {"progressToken": [1]}):
         params = params_for(revision, name="desk.a")
         params["_meta"] = {**params.get("_meta", {}), **meta}
         message = json.loads(rpc.encode_request(1, "tools/call", params))
-        await face("a").answer(message, peer(revision), lambda one: pushed.append(json.loads(one)))
+        await face("a").answer(message, peer(revision), push)
     told = {"progressToken": "t", "progress": 1, "total": 2}
     if revision > R2024:
         told["message"] = "half"
@@ -348,7 +354,7 @@ ODD: list[tuple[Any, int | None]] = [
             },
             -32602,
         )
-        for arguments in ([], "x", 7, True)
+        for arguments in cast(tuple[Any, ...], ([], "x", 7, True))
     ),
     ({"jsonrpc": "2.0", "method": "tools/list"}, None),
     ({"jsonrpc": "2.0", "method": "no/such"}, None),

@@ -121,7 +121,11 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
         hanging = []
         for number, client in enumerate(others):
             hanging.append(call(client))
-            await until(lambda number=number: len(server.sent("tools/call")) == number + 1)
+
+            def was_sent(number: int = number) -> bool:
+                return len(server.sent("tools/call")) == number + 1
+
+            await until(was_sent)
         await call("b")
 
         assert [one.data for one in heard["b"]] == (["whose?"] if heard_by_b else [])

@@ -42,13 +42,14 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.mcp.server import tasks as task_face
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(20)]
 
 META = "io.modelcontextprotocol/"
-KNOWS = {"extensions": {TASKS: {}}, "elicitation": {}}
+KNOWS: dict[str, Any] = {"extensions": {TASKS: {}}, "elicitation": {}}
 BOB = Principal("key", "bob")
 Steps = Update | Result | Exception
 
@@ -202,7 +203,7 @@ async def test_what_lasts_for_its_server_is_a_task_at_once() -> None:
 
 async def test_one_who_does_not_know_tasks_waits_and_is_passed_on_as_it_is() -> None:
     async with place(after=0.01) as here:
-        able = {"extensions": {"x/y": {}}}
+        able: dict[str, Any] = {"extensions": {"x/y": {}}}
         answer = await here.waits(here.ask("tools/call", able, name="t"))
         assert text(answer["result"]) == "done" and here.worker.calls[0].features == able
         assert len(here.tasks) == 0
@@ -326,6 +327,7 @@ async def test_a_task_asks_and_goes_on_when_all_is_answered() -> None:
         assert text((await here.until(id, "completed"))["result"]) == "thanks"
         again = here.worker.calls[1]
         assert (again.answers, again.handle) == ({"a": {"x": 1}, "b": {"x": 2}}, "state")
+        bad: Any
         for bad in (None, [], {"a": 7}):
             answer = await here.ask("tasks/update", taskId=id, inputResponses=bad)
             assert answer["error"]["code"] == rpc.INVALID_PARAMS
@@ -533,6 +535,7 @@ async def test_an_unknown_tool_is_no_task_and_a_bad_time_is_said() -> None:
         old = Old(here)
         answer = await old.ask("tools/call", name="nobody", task={})
         assert answer["error"]["code"] == rpc.INVALID_PARAMS and len(here.tasks) == 0
+        ttl: Any
         for ttl in ("x", True, {}):
             answer = await old.ask("tools/call", name="t", task={"ttl": ttl})
             assert answer["error"]["code"] == rpc.INVALID_PARAMS
@@ -653,7 +656,7 @@ async def test_who_does_not_read_is_told_later_how_it_is_by_then(
 async def test_who_listens_for_tasks_must_know_them() -> None:
     async with place() as here:
         push = Listener().push
-        listen = {"method": "subscriptions/listen", "push": push}
+        listen: dict[str, Any] = {"method": "subscriptions/listen", "push": push}
         answer = await here.ask(**listen, able={}, notifications={"taskIds": []})
         assert answer["error"]["code"] == -32021
         for wrong in ("x", [7], ["x"] * 101):

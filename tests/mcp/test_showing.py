@@ -26,7 +26,8 @@ from dragoman.mcp.protocol.revisions import (
     SERVER_KEY,
     Revision,
 )
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.wire import rpc
 
 META = "io.modelcontextprotocol/"
@@ -210,6 +211,7 @@ async def test_a_completion_has_at_most_a_hundred_values() -> None:
     params = {"ref": ref, "argument": {"name": "a", "value": ""}}
     completion = (await ask(face, "completion/complete", R2511, **params))["result"]["completion"]
     assert len(completion["values"]) == 100 and completion["hasMore"] is True
+    odd: Any
     for odd in (None, [], {}, {"values": 7}, "x"):
         target.structured = odd
         answer = await ask(face, "completion/complete", R2511, **params)
@@ -432,4 +434,5 @@ async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
     peer.client = ""
     await face.answer(message, peer, lambda _: True)
     if revision != R2607:
+        assert target.last is not None
         assert target.last.features is TASKS_ONLY  # its answers would reach nobody

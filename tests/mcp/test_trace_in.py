@@ -21,7 +21,8 @@ from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
 from dragoman.mcp.protocol.revisions import R2511, R2607, TASKS
-from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.socket_transport import SocketConnection
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -252,7 +253,7 @@ async def test_a_call_that_has_become_a_task_has_one_trace() -> None:
     async with place() as here:
         work = curious(here, at_once=False)
         here.face.tasks._after = 0.0
-        able = {"elicitation": {"form": {}}, "extensions": {TASKS: {}}}
+        able: dict[str, Any] = {"elicitation": {"form": {}}, "extensions": {TASKS: {}}}
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
         peer = ClientState(OWNER, "test", EVERYTHING, R2607)
 

@@ -21,7 +21,7 @@ from dragoman.mcp.protocol.revisions import TASKS
 WHOLE = {"resultType": "complete"}
 DONE = {"content": [{"type": "text", "text": "done"}]}
 TOOL = {"name": "t", "inputSchema": {"type": "object"}}
-CLIENTS = {
+CLIENTS: dict[str, Any] = {
     "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     "tracestate": "rojo=1",
     "X-OpenStarry-Trace-ID": "theirs",
@@ -109,7 +109,7 @@ async def test_everything_that_goes_out_over_http_is_traced_in_the_new_era(
 
     async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         await world.add(http("s", server.url, interactive=interactive))
-        features = {"features": EVERYTHING_ASKED} if interactive else {}
+        features: dict[str, Any] = {"features": EVERYTHING_ASKED} if interactive else {}
         for _ in range(2):  # the second one with headers that are known
             await world.call("s.t", **features)
         await world.call("s.p", kind=PROMPT)
@@ -192,7 +192,9 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
     server = Scripted(short_tmp, "legacy", {"tools/call": DONE})
     async with run_hub(short_tmp) as world:
         await world.add(server.entry(interactive=interactive))
-        features = {"features": EVERYTHING_ASKED, "client": "c"} if interactive else {}
+        features: dict[str, Any] = (
+            {"features": EVERYTHING_ASKED, "client": "c"} if interactive else {}
+        )
         carried = parse_trace({}, CLIENTS)
         await world.call("s.t", meta=CLIENTS, trace_context=carried, **features)
         meta = meta_of(server.sent("tools/call")[0])
@@ -214,7 +216,7 @@ async def test_a_task_of_a_server_is_followed_in_the_trace_of_its_call(
     made = {"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1}
     over = {"taskId": "t1", "status": "completed", "result": DONE, **WHOLE}
     answers = {"tools/call": made, "tasks/get": over}
-    features = {"tools": {}, "extensions": {TASKS: {}}}
+    features: dict[str, Any] = {"tools": {}, "extensions": {TASKS: {}}}
     server = Scripted(short_tmp, "modern", answers, capabilities=features)
     async with run_hub(short_tmp) as world:
         await world.add(server.entry())

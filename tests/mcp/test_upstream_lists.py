@@ -12,7 +12,7 @@ from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, stdio, 
 
 from dragoman.core.tool import PROMPT, TOOL
 
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}, "context": {}},
     "roots": {},

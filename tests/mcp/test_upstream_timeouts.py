@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.mcp.http_stub_server import Request, serve_stub
-from tests.mcp.test_http_upstream import legacy
+from tests.mcp.http_stub_server import Request, legacy, serve_stub
 from tests.mcp.upstream_hub import (
     EVERYTHING_ASKED,
     Scripted,

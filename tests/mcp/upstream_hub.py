@@ -20,6 +20,7 @@ from dragoman.core.call import Result, Update, WantedUpdates
 from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.name_claims import NameClaims
+from dragoman.core.pipeline import Stage
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.tool import TOOL
@@ -39,7 +40,11 @@ from dragoman.mcp.config import (
 )
 from dragoman.net.client import OutboundHttp
 
-EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+EVERYTHING_ASKED: dict[str, Any] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {},
+    "roots": {},
+}
 
 
 class UpstreamHub:
@@ -48,7 +53,7 @@ class UpstreamHub:
         handles = QuestionHandles(b"k" * 32, limits.question_secs)
         catalogs = build_catalogs(admit_all, NameClaims())
         self.servers = UpstreamManager(self._make, catalogs, self.bus)
-        stages = [Questions(handles), Timeout(60)]
+        stages: list[Stage] = [Questions(handles), Timeout(60)]
         self.hub = build_permissive_hub(catalogs, self.bus, stages, refresher=self.servers)
         self.net = OutboundHttp()
         self._connector = Connector(

@@ -12,6 +12,8 @@ import argparse
 import asyncio
 import json
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,8 +26,10 @@ from a2a.server.routes import create_agent_card_routes
 from a2a.server.tasks import InMemoryTaskStore
 from a2a.types import AgentInterface
 from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_new
-from a2a_sdk_agent import Agent, card
 from starlette.applications import Starlette
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # it is run as a script, anywhere
+from tests.peers.a2a_sdk_agent import Agent, card
 
 
 async def serve(given: argparse.Namespace) -> None:

@@ -59,6 +59,7 @@ class Agent(AgentExecutor):
         """How many messages there were in each conversation."""
 
     async def execute(self, context: RequestContext, queue: EventQueue) -> None:
+        assert context.task_id and context.context_id and context.message
         updater = TaskUpdater(queue, context.task_id, context.context_id)
         word, _, rest = context.get_user_input().partition(" ")
         self._log(event="execute", word=word, task=context.task_id, context=context.context_id)
@@ -191,12 +192,14 @@ class Agent(AgentExecutor):
 
     async def cancel(self, context: RequestContext, queue: EventQueue) -> None:
         self._log(event="cancel", task=context.task_id)
+        assert context.task_id and context.context_id
         await TaskUpdater(queue, context.task_id, context.context_id).cancel()
 
 
 def received(context: RequestContext) -> dict[str, Any]:
     """What reached the agent."""
     message, configuration = context.message, context.configuration
+    assert message is not None and configuration is not None
     return {
         "metadata": dict(context.metadata),
         "message_metadata": json_format.MessageToDict(message.metadata),
@@ -234,7 +237,12 @@ def card(url: str, declared: list[str], streaming: bool) -> AgentCard:
     )
 
 
-def main() -> None:
+def main(
+    agent: type[Agent] = Agent,
+    describe: Callable[[str, list[str], bool], AgentCard] = card,
+    *,
+    validate_input_modes: bool = False,
+) -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--declare", action="append", default=[])
     options.add_argument("--no-streaming", action="store_true")
@@ -251,11 +259,14 @@ def main() -> None:
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    described = card(url, given.declare or EVERYTHING, not given.no_streaming)
+    described = describe(url, given.declare or EVERYTHING, not given.no_streaming)
     for uri in given.require:
         described.capabilities.extensions.append(AgentExtension(uri=uri, required=True))
     handler = DefaultRequestHandler(
-        agent_executor=Agent(log), task_store=InMemoryTaskStore(), agent_card=described
+        agent_executor=agent(log),
+        task_store=InMemoryTaskStore(),
+        agent_card=described,
+        validate_input_modes=validate_input_modes,
     )
     app = Starlette(
         routes=[

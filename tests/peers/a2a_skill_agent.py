@@ -8,15 +8,17 @@ card and refuses everything else; without it, it takes data and reads no text.
 
 from __future__ import annotations
 
-import functools
 import sys
+from functools import partial
+from pathlib import Path
 
-import a2a_sdk_agent
 from a2a.server.agent_execution import RequestContext
 from a2a.server.events import EventQueue
 from a2a.types import AgentCard
-from a2a_sdk_agent import Agent, main
 from google.protobuf import json_format
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # it is run as a script, anywhere
+from tests.peers.a2a_sdk_agent import Agent, card, main
 
 TEXT_ONLY = "--text-only"
 
@@ -33,20 +35,16 @@ class SkillAgent(Agent):
         await super().execute(context, queue)
 
 
-def card(url: str, declared: list[str], streaming: bool) -> AgentCard:
-    described = plain_card(url, declared, streaming)
+def describe(mode: str, url: str, declared: list[str], streaming: bool) -> AgentCard:
+    described = card(url, declared, streaming)
     del described.default_input_modes[:]
-    described.default_input_modes.append("text/plain" if text_only else "application/json")
+    described.default_input_modes.append(mode)
     return described
 
 
 if __name__ == "__main__":
-    text_only = TEXT_ONLY in sys.argv
-    if text_only:
+    if TEXT_ONLY in sys.argv:
         sys.argv.remove(TEXT_ONLY)
-        checking = functools.partial(a2a_sdk_agent.DefaultRequestHandler, validate_input_modes=True)
-        a2a_sdk_agent.DefaultRequestHandler = checking  # type: ignore[misc]
+        main(describe=partial(describe, "text/plain"), validate_input_modes=True)
     else:
-        a2a_sdk_agent.Agent = SkillAgent  # type: ignore[misc]
-    plain_card, a2a_sdk_agent.card = a2a_sdk_agent.card, card
-    main()
+        main(SkillAgent, partial(describe, "application/json"))

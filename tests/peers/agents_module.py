@@ -24,10 +24,11 @@ WAIT_SECONDS = 30.0
 if "A2A_QUICK" in os.environ:
     http.HEARTBEAT_SECONDS = 0.2
 
-    def start_sweeping(tasks: Any) -> None:
+    def start_sweeping(tasks: TaskRegistry[Any]) -> None:
         tasks._sweep_timer = asyncio.get_running_loop().call_later(0.1, tasks._sweep)
 
-    TaskRegistry._start_sweeping = start_sweeping  # type: ignore[method-assign]
+    # A test cannot wait for the next sweep, and the hub has no setting for it.
+    TaskRegistry._start_sweeping = start_sweeping  # type: ignore[assignment, method-assign]
 
 
 def gate(key: str) -> Path:

@@ -135,7 +135,7 @@ async def ask_rounds(ctx: Context, a: Arguments) -> dict[str, Any]:
 async def ask_politely(ctx: Context, a: Arguments) -> dict[str, Any]:
     if "elicitation" not in declared_by(ctx):
         if modern(ctx):
-            needed = {"requiredCapabilities": {"elicitation": {"form": {}}}}
+            needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"form": {}}}}
             raise MCPError(MISSING_CAPABILITY, "A form is needed here", needed)
         return text("This client cannot be asked for a form", isError=True)
     return await ask_form(ctx, a)

@@ -30,7 +30,7 @@ from tests.peers.matrix_questions import NotYet, answers, form, modern
 from tests.peers.sdk_server import BUS, CODE, OPTIONS, TOOLS, Arguments, Context, taking, text
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-LOGGED = ("debug", "info", "warning", "error")
+LOGGED: tuple[t.LoggingLevel, ...] = ("debug", "info", "warning", "error")
 BLOB = "AAECAwT/"
 SHARED = "shared://everywhere"
 RESOURCE_NOT_FOUND = -32002
@@ -133,7 +133,7 @@ SCHEMA: dict[str, Any] = {
 
 def bomb() -> dict[str, Any]:
     """A short schema that comes to 2^40 parts when its references are followed."""
-    layers = {
+    layers: dict[str, Any] = {
         f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}, {"$ref": f"#/$defs/l{n + 1}"}]}
         for n in range(40)
     }

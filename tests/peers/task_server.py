@@ -172,7 +172,7 @@ def answer(method: str, params: dict[str, Any], send: Send) -> dict[str, Any]:
     if OPTIONS.form == "old":
         return greet_old(method)
     if method == "server/discover":
-        capabilities = {"tools": {}, "extensions": {EXTENSION: {}}}
+        capabilities: dict[str, Any] = {"tools": {}, "extensions": {EXTENSION: {}}}
         return {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}
     raise Problem(-32601, f"no {method}")
 
@@ -182,7 +182,7 @@ def greet_old(method: str) -> dict[str, Any]:
         return {}
     if method != "initialize":
         raise Problem(-32601, f"no {method}")
-    able = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    able: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     return {
         "protocolVersion": "2025-11-25",
         "capabilities": {"tools": {}, "tasks": able},
@@ -203,7 +203,7 @@ def knows_tasks(params: dict[str, Any]) -> bool:
 
 
 def missing() -> Problem:
-    needed = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     return Problem(-32021, "Missing required client capability", needed)
 
 

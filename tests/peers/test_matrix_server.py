@@ -41,16 +41,16 @@ async def test_the_official_client_is_asked_everything_and_reads_everything(
 ) -> None:
     asked: list[str] = []
 
-    async def elicit(_: Any, params: Any) -> t.ElicitResult:
+    async def elicit(context: Any, params: Any) -> t.ElicitResult:
         asked.append(params.mode)
         content = ADA["content"] if params.mode == "form" else None
         return t.ElicitResult(action="accept", content=content)
 
-    async def sample(_: Any, params: Any) -> t.CreateMessageResult:
+    async def sample(context: Any, params: Any) -> t.CreateMessageResult:
         asked.append("sampling")
         return t.CreateMessageResult.model_validate(PARIS)
 
-    async def folders(_: Any) -> t.ListRootsResult:
+    async def folders(context: Any) -> t.ListRootsResult:
         asked.append("roots")
         return t.ListRootsResult.model_validate(FOLDERS)
 
@@ -68,10 +68,13 @@ async def test_the_official_client_is_asked_everything_and_reads_everything(
                 assert not result.is_error, result
             assert asked == ["form", "url", "sampling", "roots"]
             both = await client.call_tool("ask_rounds", {"key": "r"})
+            assert isinstance(both.content[0], t.TextContent)
             assert both.content[0].text == "Ada and Ada"
             read = await client.read_resource("matrix://text")
+            assert isinstance(read.contents[0], t.TextResourceContents)
             assert read.contents[0].text == "the text of matrix"
             prompt = await client.get_prompt("travel", {"country": "fr", "city": "Pau"})
+            assert isinstance(prompt.messages[0].content, t.TextContent)
             assert prompt.messages[0].content.text == "To Pau"
             assert len((await client.list_resource_templates()).resource_templates) == 1
 
@@ -105,7 +108,8 @@ def test_the_client_of_the_matrix_hears_and_answers_in_the_way_of_its_era(
         assert [h.params["progress"] for h in client.said("notifications/progress")] == [1, 2]
         if era == "legacy":
             assert client.request("logging/setLevel", {"level": "warning"})["result"] == {}
-        client.call("log", **{"io.modelcontextprotocol/logLevel": "warning"})
+        meta: dict[str, Any] = {"io.modelcontextprotocol/logLevel": "warning"}
+        client.call("log", **meta)
         heard = [h.params["level"] for h in client.said("notifications/message")]
         assert heard == ["warning", "error"]
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import pytest
 from tests.a2a.registry_fixture import Ground, external, ground, moody
+from tests.permissive_hub import PermitAll
 from tests.web.serving import Sources
 
-from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
@@ -33,24 +33,12 @@ pytestmark = pytest.mark.promise("R10")
 PATH = "/api/a2a/agents"
 
 
-class Judge:
+class Judge(PermitAll):
     """The key "boss" runs the hub; "guest" may not know of the agent "Hidden"."""
 
-    version = 0
-
-    def decide(self, call: Call) -> Decision:
-        return Decision(True)
-
-    def can_list(self, caller: Principal, tool: Tool) -> bool:
-        return True
-
-    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
-        return True
-
-    def group_of_principal(self, caller: Principal) -> Hashable:
-        return None
-
-    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def decide_action(
+        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
         if action == ADMIN:
             return Decision(caller.id == "boss")
         assert action == A2A_DISCOVER and tool is not None

@@ -36,7 +36,9 @@ from dragoman.web.peer_process import ALONE
 class AliceAlone(PermitAll):
     """May administer."""
 
-    def decide_action(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+    def decide_action(
+        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
         return Decision(action != ADMIN or caller.id == "alice")
 
 
@@ -155,6 +157,7 @@ async def test_only_who_may_administer_sees_or_decides_anything(tmp_path: Path) 
 
 async def test_what_does_not_fit_is_explained_and_does_nothing(tmp_path: Path) -> None:
     async with ground(tmp_path) as at:
+        body: Any
         for body in (
             {},
             {"all": False},

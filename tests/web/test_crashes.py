@@ -127,8 +127,7 @@ async def test_every_method_over_http() -> None:
 async def test_every_method_over_sse() -> None:
     async with place() as here:
         stream = await here.send("GET", "/sse")
-        path = (await stream.event()).data
-        path = path.decode() if isinstance(path, bytes) else path
+        path = (await stream.event()).data.decode()
 
         async def ask(message: Any) -> Any:
             assert (await here.send("POST", path, message)).status == 202

@@ -227,8 +227,9 @@ async def test_what_is_kept_is_bounded_in_bytes(
     monkeypatch.setattr(events, "MAX_KEPT_BYTES", 20_000)
     async with ground(tmp_path) as here:
         await here.listen("alice")
+        names: dict[str, Any] = {f"argument {n}": n for n in range(60)}
         for _ in range(100):
-            await here.road.call(who=ALICE, **{f"argument {n}": n for n in range(60)})
+            await here.road.call(who=ALICE, **names)
         assert 0 < here.streams._kept_bytes <= 20_000
         assert here.streams._kept_bytes == sum(len(data) for _, data in here.streams._kept)
 
@@ -242,7 +243,7 @@ async def test_one_who_does_not_read_keeps_nobody_waiting_and_is_told_how_much_i
         slow, quick = await here.listen("boss"), await here.listen("boss")
         slow.answer._reader._transport.pause_reading()
         (stream, _) = here.streams._streams
-        names = {f"{n} " + "n" * 150: n for n in range(60)}
+        names: dict[str, Any] = {f"{n} " + "n" * 150: n for n in range(60)}
         count = 0
         while not stream._dropped:
             await asyncio.wait_for(here.road.call(who=ALICE, **names), 5)

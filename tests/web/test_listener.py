@@ -245,8 +245,8 @@ async def test_a_header_that_stands_twice_is_refused_and_a_list_is_joined() -> N
         ):
             status, _, said = await here.ask(get("/api/tools", *twice))
             assert status == 400 and b"is repeated" in said
-        for twice in ("Mcp-Method: a", "Mcp-Name: a", "Mcp-Session-Id: a", "Content-Type: a/b"):
-            both = (twice, twice)
+        for line in ("Mcp-Method: a", "Mcp-Name: a", "Mcp-Session-Id: a", "Content-Type: a/b"):
+            both = (line, line)
             assert (await here.ask(post("/mcp", PING, key, *both)))[0] == 400
         listed = ("Accept: application/json", "Accept: text/plain", "X-Other: 1", "X-Other: 2")
         status, headers, _ = await here.ask(post("/mcp", PING, key, JSON, *listed))

@@ -84,6 +84,9 @@ class Sources:
     def metrics(self) -> str:
         return ""
 
+    def note_denied(self, principal: Principal | None, what: str) -> None:
+        pass
+
 
 @dataclass
 class Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.web.serving import MODERN, call, modern, notification, place, request
@@ -57,7 +57,7 @@ async def test_a_method_in_a_header_is_that_of_the_body() -> None:
             assert answer.status == status, "of a notification no header is demanded"
 
 
-MIRRORED = [
+MIRRORED: list[tuple[dict[str, Any], dict[str, str], bool]] = [
     # arguments, headers, whether they agree
     ({}, {}, True),
     ({"region": None}, {}, True),
@@ -137,7 +137,8 @@ async def test_the_headers_of_a_tool_follow_its_schema() -> None:
         assert (await here.send("POST", **modern(message), Mcp_Param_Zone="eu")).status == 200
         for number in range(50):
             await (await here.send("POST", **modern(call(1, f"no.such{number}")))).body()
-        assert len(here.http._find_mismatch.__self__._params) == 1, "wrong names are not remembered"
+        check = cast(Any, here.http._find_mismatch).__self__
+        assert len(check._params) == 1, "wrong names are not remembered"
 
 
 @pytest.mark.promise("G2")

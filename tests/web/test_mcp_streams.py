@@ -367,7 +367,8 @@ async def test_hanging_up_cancels_from_2026_on_and_never_before(
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.01)
     async with place() as here:
-        message = call(waits=True, **({"steps": [1]} if streamed else {}))
+        steps: dict[str, Any] = {"steps": [1]} if streamed else {}
+        message = call(waits=True, **steps)
         accept = "application/json, text/event-stream" if streamed else "application/json"
         session = await here.session()
 

@@ -51,12 +51,12 @@ def resolved(reference: str) -> Any:
 
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
     hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
-    parts = [
+    parts: list[Any] = [
         part(hub, nothing)
         for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, PromptsAndResourcesApi)
     ]
     parts.append(AgentsApi(hub, nothing, nothing))
-    api = Api(hub, nothing, parts=cast(Any, parts))
+    api = Api(hub, nothing, parts=parts)
     routes = {
         (method, re.sub(r"\(.*?\)", "{name}", pattern.pattern).replace("\\", ""))
         for method, pattern, _ in api._routes
