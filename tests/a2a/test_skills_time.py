@@ -78,7 +78,7 @@ async def test_an_agent_that_never_answers_is_a_timeout_that_says_so(wire: str) 
 @pytest.mark.promise("R5")
 async def test_the_agents_own_time_holds_where_the_bridge_has_none() -> None:
     async with bridged(Slow(1_000), timeout_secs=0.2) as ground:
-        assert ground.agent.patience == 0.2
+        assert ground.agent.timeout == 0.2
         with pytest.raises(RemoteA2ATimeoutError, match=r"longer than 0\.2 s"):
             await ground.call()
 
