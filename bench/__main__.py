@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, replace
+from typing import Any
 
 from bench import machine, tables
 from bench.agents import agents
@@ -72,7 +73,7 @@ def plan_from(arguments: argparse.Namespace) -> Plan:
 
 
 def run(plan: Plan) -> dict:
-    results = {"plan": asdict(plan), "machine": machine.describe()}
+    results: dict[str, Any] = {"plan": asdict(plan), "machine": machine.describe()}
     began = time.perf_counter()
     for name in TABLES:
         if name in plan.tables:

@@ -51,7 +51,8 @@ class Endpoint:
         answer = self.ask("SendMessage", {"message": self.message(text)})
         if f"E:{text}" not in answer:
             raise RuntimeError(f"a message was answered with {answer[:200]}")
-        return json.loads(answer)["result"]["task"]
+        task: dict = json.loads(answer)["result"]["task"]
+        return task
 
     def stream(self, text: str) -> int:
         """The number of events that were heard."""

@@ -93,7 +93,7 @@ def contextforge(ground: Ground) -> Command:
 
 
 def contextforge_token() -> str:
-    ask = [CONTEXTFORGE_PYTHON, "-m", "mcpgateway.utils.create_jwt_token", "--admin"]
+    ask: Command = [CONTEXTFORGE_PYTHON, "-m", "mcpgateway.utils.create_jwt_token", "--admin"]
     ask += ["--username", CONTEXTFORGE_ADMIN, "--exp", "600", "--secret", CONTEXTFORGE_SECRET]
     made = subprocess.run(
         ask,
@@ -104,7 +104,7 @@ def contextforge_token() -> str:
     )
     if made.returncode:
         raise RuntimeError(f"ContextForge gave no token: {made.stderr.strip()[-200:]}")
-    return made.stdout.split()[-1]
+    return str(made.stdout.split()[-1])
 
 
 def register_at_contextforge(ground: Ground) -> Dialect:

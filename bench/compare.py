@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import agents, bridge, rows
 from bench.agents import AgentRow, Endpoint
@@ -46,7 +47,7 @@ class Load:
         return measure(self.child, self.port, self.templates, self.connections, requests, **checks)
 
     def count(self, seconds: float) -> int:
-        checks = {"expected": self.expected, "with_id": self.with_id}
+        checks: dict[str, Any] = {"expected": self.expected, "with_id": self.with_id}
         request = (self.port, self.templates, self.connections)
         pilot = blast(*request, max(20, 3 * self.connections), **checks)
         pilot = blast(*request, fitting(pilot, 0.2, self.connections), **checks)

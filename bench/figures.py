@@ -1,10 +1,12 @@
 """Medians and ratios over the rounds of a run; None where nothing was measured."""
 
 import statistics
+from typing import Any
 
 
-def dig(record: dict, path: tuple[str, ...]) -> float | None:
-    value = record
+def dig(record: dict, path: tuple[str, ...]) -> Any:
+    """Returns the figure, or the list of samples, at that path; None if there is none."""
+    value: Any = record
     for key in path:
         if not isinstance(value, dict) or key not in value:
             return None

@@ -30,13 +30,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dragoman"
 WARM_UP, TRACES = 30, 12
 START_SECONDS = 30.0
 MOST_ENTRIES = 5
-META = {
+META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
     "io.modelcontextprotocol/clientInfo": {"name": "journeys", "version": "1"},
@@ -114,6 +115,8 @@ class RemoteAgent(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    server: http.server.HTTPServer
+
     def do_GET(self):
         url = f"http://127.0.0.1:{self.server.server_port}/a2a"
         interface = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
@@ -148,17 +151,21 @@ class StdioClient:
     def __init__(self, home: str) -> None:
         command = [sys.executable, "-m", "dragoman", "mcp"]
         environment = {**os.environ, "DRAGOMAN_HOME": home}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def request(self, method: str, params: dict) -> dict:
         asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": META}}
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        self.stdin.write(json.dumps(asked) + "\n")
+        self.stdin.flush()
+        answer: dict = json.loads(self.stdout.readline())
+        return answer
 
     def close(self) -> None:
-        self.process.stdin.close()
+        self.stdin.close()
         self.process.wait(10)
 
 
@@ -176,7 +183,8 @@ class HttpClient:
             **headers,
         }
         self.connection.request("POST", path, json.dumps(asked), head)
-        return json.loads(self.connection.getresponse().read())
+        answer: dict = json.loads(self.connection.getresponse().read())
+        return answer
 
 
 # --- the journeys ----------------------------------------------------------------------------

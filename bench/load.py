@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import tempfile
+from typing import Any, Protocol
 
 from bench.places import BLAST, BUILD
 from bench.processes import LOAD_CORE, Child, on_core
@@ -41,7 +42,7 @@ def blast(
             )
     if ran.returncode:
         raise RuntimeError(f"blast ended with code {ran.returncode}: {ran.stderr.strip()[:200]}")
-    figures = json.loads(ran.stdout)
+    figures: dict = json.loads(ran.stdout)
     if figures["n"] == 0:
         raise RuntimeError(f"no request was answered in {LONGEST_SECONDS:.0f} s")
     if figures["bad"]:
@@ -62,7 +63,18 @@ def fitting(pilot: dict, seconds: float, connections: int) -> int:
     return int(min(MOST_REQUESTS, max(3 * connections, 20, pilot["per_second"] * seconds)))
 
 
-def measure_calls(target: Child, endpoint: Endpoint, connections: int, seconds: float) -> dict:
+class CallableEndpoint(Protocol):
+    """An endpoint of either protocol."""
+
+    @property
+    def port(self) -> int: ...
+
+    def call_templates(self, connections: int) -> list[bytes]: ...
+
+
+def measure_calls(
+    target: Child, endpoint: CallableEndpoint, connections: int, seconds: float
+) -> dict:
     templates = endpoint.call_templates(connections)
     pilot = blast(endpoint.port, templates, connections, max(20, connections))
     if pilot["per_second"] > 500:  # caches filled, and the pilot's speed is worth something
@@ -77,7 +89,7 @@ def measure_lists(target: Child, endpoint: Endpoint, seconds: float) -> dict:
     total = {"tools": len(names), "pages": len(cursors), "cpu_us": 0.0, "p50_us": 0.0, "bad": 0}
     for cursor in cursors:
         request = (endpoint.port, [endpoint.list_template(cursor)], 1)
-        checks = {"expected": LISTED, "with_id": False}
+        checks: dict[str, Any] = {"expected": LISTED, "with_id": False}
         pilot = blast(*request, 5, **checks)
         count = fitting(pilot, seconds / len(cursors), 1)
         figures = measure(target, *request, count, **checks)

@@ -70,7 +70,7 @@ def versions() -> dict[str, dict[str, str]]:
     found = {}
     for name, (python, packages) in ENVIRONMENTS.items():
         try:
-            asked = [python, "-c", ASK, *packages]
+            asked = [str(python), "-c", ASK, *packages]
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
             found[name] = json.loads(answer.stdout)
         except (OSError, subprocess.SubprocessError, ValueError):

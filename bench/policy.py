@@ -33,7 +33,7 @@ def policy(plan: Plan) -> Records:
 
 
 def ask(plan: Plan) -> Records:
-    command = [PYTHON, PEERS / "decisions.py", str(plan.rounds), str(plan.seconds / 4)]
+    command = [str(PYTHON), str(PEERS / "decisions.py"), str(plan.rounds), str(plan.seconds / 4)]
     with on_core(TARGET_CORE):
         ran = subprocess.run(
             command,
@@ -44,4 +44,5 @@ def ask(plan: Plan) -> Records:
         )
     if ran.returncode:
         raise RuntimeError(f"decisions.py ended with code {ran.returncode}: {ran.stderr[-300:]}")
-    return json.loads(ran.stdout)
+    records: Records = json.loads(ran.stdout)
+    return records

@@ -205,7 +205,7 @@ def start(
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def wait_until(ready: Callable[[], object], child: Child, seconds: float = 60.0) -> None:

@@ -196,8 +196,8 @@ def up(row: Row, *, tools: int = 10, servers: int = 1) -> Iterator[Running]:
         child = start(row.name, command, core=TARGET_CORE, environment=environment, folder=home)
         stack.callback(child.stop)
         healthy = None
-        if row.ready:
-            wait_until(lambda: get_status(ground.port, row.ready) == 200, child)
+        if ready := row.ready:
+            wait_until(lambda: get_status(ground.port, ready) == 200, child)
             healthy = child.age()
         endpoint = Endpoint(ground.port, row.register(ground) if row.register else row.dialect)
         wait_until(endpoint.probe, child)

@@ -98,12 +98,14 @@ def relay_start(hub: Running) -> dict:
 
 def tell(child: Child, message: dict) -> None:
     line = json.dumps({"jsonrpc": "2.0", **message}) + "\n"
+    assert child.process.stdin is not None
     os.write(child.process.stdin.fileno(), line.encode())
 
 
 def ask(child: Child, message: dict) -> dict:
     """Sends a request over stdio and waits, within a bound, for the answer with its id."""
     tell(child, message)
+    assert child.process.stdout is not None
     output = child.process.stdout.fileno()
     buffer = b""
     deadline = time.perf_counter() + REPLY_SECONDS
@@ -119,5 +121,6 @@ def ask(child: Child, message: dict) -> dict:
             if answer.get("id") == message["id"]:
                 if "result" not in answer:
                     raise RuntimeError(f"{message['method']} got {json.dumps(answer)[:200]}")
-                return answer["result"]
+                result: dict = answer["result"]
+                return result
     raise RuntimeError(f"{message['method']} was not answered in {REPLY_SECONDS:.0f} s")

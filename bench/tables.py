@@ -1,6 +1,7 @@
 """The measurements under load: calls, growth with the catalog, memory. Each gives plain records."""
 
 import time
+from typing import Any
 
 from bench import rows
 from bench.load import blast, measure_calls, measure_lists
@@ -58,7 +59,7 @@ def growth_round(plan: Plan, row: Row, size: int, number: int, label: str) -> di
     with up(row, tools=size // servers, servers=servers) as running:
         endpoint, child = running.endpoint, running.child
         wait_until(lambda: len(endpoint.list_pages()[0]) >= size, child)
-        record = {
+        record: dict[str, Any] = {
             "round": number,
             "size": size,
             "ready_seconds": child.age(),

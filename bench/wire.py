@@ -26,10 +26,11 @@ CLIENT = {
 def message_in(text: str) -> dict:
     """The JSON-RPC answer in a body that is JSON or an event stream."""
     if text.lstrip().startswith("{"):
-        return json.loads(text)
+        whole: dict = json.loads(text)
+        return whole
     for line in text.splitlines():
         if line.startswith("data:") and '"jsonrpc"' in line:
-            message = json.loads(line[5:])
+            message: dict = json.loads(line[5:])
             if "result" in message or "error" in message:
                 return message
     raise ValueError(f"no JSON-RPC answer in {text[:200]!r}")
@@ -131,7 +132,8 @@ class Endpoint:
         answer = message_in(self.post(message, headers)[1])
         if "result" not in answer:
             raise RuntimeError(f"{method} was answered with {json.dumps(answer)[:200]}")
-        return answer["result"]
+        result: dict = answer["result"]
+        return result
 
     def probe(self) -> None:
         """One call that must come back from the far end."""

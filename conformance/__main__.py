@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def kits_part(arguments: argparse.Namespace, kits: Kits | None) -> Records:
 
 
 def plain_part(part: str, arguments: argparse.Namespace) -> Records:
-    runners = {
+    runners: dict[str, Callable[[Any], Iterable[object]]] = {
         "lists": lambda _: run_lists(),
         "peers": run_peers,
         "references": run_references,

@@ -16,7 +16,7 @@ from conformance.places import HOMES, HUB
 from conformance.processes import Command, run
 
 SECONDS = 20.0
-ASKABLE = {"elicitation": {"form": {}}}
+ASKABLE: dict[str, Any] = {"elicitation": {"form": {}}}
 
 
 def as_tool(title: str, name: str, url: str, base: str, slow: bool) -> list[Result]:

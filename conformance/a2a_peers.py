@@ -11,9 +11,9 @@ from pathlib import Path
 
 from conformance.a2a_bridge import as_tool
 from conformance.a2a_hub import a2a_hub
-from conformance.peers import Result, reachable, slug
+from conformance.peers import Result, slug
 from conformance.places import HERE, HOMES, HUB, NODE, PYTHON_A2A, SDK02_PYTHON, SDK03_PYTHON
-from conformance.processes import Command, free_port, run, started, wait_for
+from conformance.processes import Command, free_port, reachable, run, started, wait_for
 
 SECONDS = 120.0
 ASKED = 6

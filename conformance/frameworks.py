@@ -156,7 +156,8 @@ def talk_over_a2a(base: str) -> str | None:
         result: dict[str, Any] = answered.get("result") or {}
         if not result:
             raise LookupError(json.dumps(answered)[:300])
-        return result.get("task") or result["message"]
+        said: dict[str, Any] = result.get("task") or result["message"]
+        return said
 
     first = send("I am Ada", None)
     second = send("who am I?", first["contextId"])

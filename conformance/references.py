@@ -278,7 +278,7 @@ async def client_of(target: Any, world: Path, mode: str, able: bool) -> AsyncIte
             "sampling_callback": sample,
             "list_roots_callback": list_roots,
         }
-    async with Client(target, mode=mode, read_timeout_seconds=SECONDS, **answers) as client:  # type: ignore[arg-type]
+    async with Client(target, mode=mode, read_timeout_seconds=SECONDS, **answers) as client:
         yield client
 
 
@@ -311,10 +311,10 @@ async def observe(
         ("after the calls", reference.calls),
         ("after the questions", reference.asking if able else ()),
     ):
-        for tool, arguments in calls:
+        for called, arguments in calls:
             asked = resolve_paths(arguments, world)
-            label = f"call {tool} {json.dumps(arguments)[:60]}"
-            found[label] = await result_of(client.call_tool(names.get(fold(tool), tool), asked))
+            label = f"call {called} {json.dumps(arguments)[:60]}"
+            found[label] = await result_of(client.call_tool(names.get(fold(called), called), asked))
         found |= await observe_resources(client, reference, f" {when}")
     text = json.dumps(found).replace(str(world), "@")
     # What differs from run to run: hashes and times of commits.

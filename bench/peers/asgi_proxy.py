@@ -39,7 +39,7 @@ class PoolClient:
         self.pool = Pool(UPSTREAM_PORT)
 
     async def post(self, url: str, body: bytes) -> bytes:
-        replied = asyncio.get_running_loop().create_future()
+        replied: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.pool.send(body, replied.set_result)
         return await replied or FAILED
 
@@ -53,7 +53,7 @@ class AiohttpClient:
             connector = aiohttp.TCPConnector(limit=0)
             self.session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         async with self.session.post(url, data=body, headers=HEADERS) as response:
-            return await response.read()
+            return bytes(await response.read())
 
 
 client = PoolClient() if CLIENT == "pool" else AiohttpClient()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import cedarpy
 
-from dragoman.core.call import NOTHING, Call
+from dragoman.core.call import Call, Result
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.trace import Trace
@@ -67,7 +67,8 @@ class Server:
     name = "files"
     traits = TargetTraits(facts=TargetFacts(type="Server", transport="stdio"))
 
-    async def run(self, call: Call) -> None: ...
+    async def run(self, call: Call) -> Result:
+        raise NotImplementedError
 
 
 SERVER = Server()
@@ -86,7 +87,6 @@ def call(caller: Principal, tool: Tool, chain: tuple[str, ...] = ()) -> Call:
         arguments={"path": "notes.txt"},
         trace=Trace("0" * 32, chain),
         door="mcp-http",
-        extra=NOTHING,
     )
 
 

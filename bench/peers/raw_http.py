@@ -74,7 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self.pool = pool
         self.buffer = b""
         self.dead = False
-        self.on_reply = None
+        self.on_reply: Callable[[bytes | None], None] | None = None
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -93,7 +93,8 @@ class ClientConnection(asyncio.Protocol):
         self.buffer = b""
         on_reply, self.on_reply = self.on_reply, None
         self.pool.free.append(self)
-        on_reply(message[0])
+        if on_reply:
+            on_reply(message[0])
 
 
 MCP = (b"/mcp", b"accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28")

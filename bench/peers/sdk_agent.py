@@ -14,7 +14,7 @@ from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_jsonrpc_routes
-from a2a.server.tasks import DatabaseTaskStore, InMemoryTaskStore, TaskUpdater
+from a2a.server.tasks import DatabaseTaskStore, InMemoryTaskStore, TaskStore, TaskUpdater
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
@@ -30,7 +30,8 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 
-PORT, DATABASE, COUNTS = [int(sys.argv[2]), *sys.argv[3:], None, None][:3]
+PORT = int(sys.argv[2])
+DATABASE, COUNTS = [*sys.argv[3:], None, None][:2]
 CARD = AgentCard(
     name="echo",
     description="Says it again",
@@ -49,6 +50,7 @@ CARD = AgentCard(
 
 class Echo(AgentExecutor):
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assert context.task_id and context.context_id and context.message
         text = context.get_user_input()
         task = Task(
             id=context.task_id,
@@ -80,12 +82,12 @@ def opened_as_the_hub_does(connection, _) -> None:
 
 
 async def main() -> None:
-    store = InMemoryTaskStore()
+    store: TaskStore = InMemoryTaskStore()
     if DATABASE:
         engine = create_async_engine(f"sqlite+aiosqlite:///{DATABASE}")
         event.listen(engine.sync_engine, "connect", opened_as_the_hub_does)
-        store = DatabaseTaskStore(engine)
-        await store.initialize()
+        store = database = DatabaseTaskStore(engine)
+        await database.initialize()
     handler = DefaultRequestHandler(agent_executor=Echo(), task_store=store, agent_card=CARD)
     app = Starlette(routes=create_jsonrpc_routes(handler, "/a2a"))
     config = uvicorn.Config(

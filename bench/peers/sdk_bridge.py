@@ -24,9 +24,9 @@ async def ask(agent: Client, text: str) -> str:
     message = Message(message_id=uuid.uuid4().hex, role=Role.ROLE_USER, parts=[Part(text=text)])
     async for event in agent.send_message(SendMessageRequest(message=message)):
         if event.HasField("message"):
-            return event.message.parts[0].text
+            return str(event.message.parts[0].text)
         if event.HasField("task") and event.task.artifacts:
-            return event.task.artifacts[0].parts[0].text
+            return str(event.task.artifacts[0].parts[0].text)
     raise RuntimeError("the agent said nothing")
 
 

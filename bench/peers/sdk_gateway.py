@@ -17,6 +17,7 @@ PORT, KIND, WHERE = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
 
 async def main() -> None:
+    target: StdioServerParameters | str
     if KIND == "stdio":
         target = StdioServerParameters(command=WHERE[0], args=WHERE[1:])
     else:
