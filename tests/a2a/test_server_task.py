@@ -111,7 +111,8 @@ async def test_a_finished_task_is_in_memory_until_the_next_sweep_and_shows_the_s
     task.complete(Result(content=[{"type": "text", "text": "done"}]))
     shown = render_task(task)
     tasks.flush()
-    assert task.record.entries == [] and task.record.view is not None and task.result is None
+    is_in_memory = task.record.view is not None
+    assert task.record.entries == [] and is_in_memory and task.result is None
     assert render_task(task) == shown
     async with asyncio.timeout(5):
         while task.record.view is not None:

@@ -49,8 +49,8 @@ from dragoman.core.urls import hide_secrets
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
-    import grpc  # type: ignore[import-untyped]
-    import grpc.aio  # type: ignore[import-untyped]
+    import grpc
+    import grpc.aio
 
     from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, TYPES_RPC, InvalidMessage
     from dragoman.a2a.protocol.grpc.services import (

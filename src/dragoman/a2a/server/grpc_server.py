@@ -42,8 +42,8 @@ from dragoman.core.trace import parse_trace
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
-    import grpc  # type: ignore[import-untyped]
-    import grpc.aio  # type: ignore[import-untyped]
+    import grpc
+    import grpc.aio
 
     from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, InvalidMessage, encode_status
     from dragoman.a2a.protocol.grpc.services import SERVICES, GrpcMethod, GrpcService
