@@ -157,7 +157,6 @@ LIFECYCLE = {
 EXCEPTIONS: dict[str, dict[str, int]] = {
     "tasks": {
         "mcp/server/call_handler.py": 1,
-        "web/tool_listing.py": 1,
     },
 }
 

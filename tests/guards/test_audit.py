@@ -194,7 +194,7 @@ async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_pa
     with pytest.raises(StorageFailed, match="cannot be recorded"):
         await Audit(log)(run, call_of(loop))
     log.close()
-    with pytest.raises(ShuttingDown, match="going down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         await Audit(log)(run, call_of({}))
     assert not ran
 

@@ -225,7 +225,7 @@ async def test_a_closed_audit_refuses_calls(tmp_path: Path) -> None:
     seq = audit.intend(entry())
     audit.close()
     assert saved(tmp_path) == 2
-    with pytest.raises(ShuttingDown, match="going down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         audit.intend(entry())
     audit.conclude(seq, DONE)
 

@@ -272,7 +272,7 @@ async def test_a_store_that_is_closed_has_written_all_and_answers_no_more(tmp_pa
         await road.call()
         await store.close()
         assert written(tmp_path) == [("completed", "vercel_ops.deploy")]
-        with pytest.raises(ShuttingDown, match="going down"):
+        with pytest.raises(ShuttingDown, match="shutting down"):
             await found(store)
         await road.call()  # a late one hurts nobody
 

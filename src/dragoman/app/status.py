@@ -47,7 +47,7 @@ class HubStatus:
     events: Events
 
     def ready(self) -> str | None:
-        return "the hub is going down" if self.state.is_draining else None
+        return "the hub is shutting down" if self.state.is_draining else None
 
     def status(self) -> Mapping[str, Any]:
         state = self.state

@@ -1,6 +1,6 @@
 """Dispatches: every call of a registered agent's skill, in `dispatches.db` of the hub's home.
 
-Those under way are in memory, where the load of each agent is counted. Those that have ended are
+Running dispatches are in memory, where the load of each agent is counted. Ended dispatches are
 written in groups, by a thread in which all of this database is used: no call waits for it. A crash
 loses the last group; the audit has those calls.
 """
@@ -107,8 +107,8 @@ DispatchEnd = tuple[str, int | None, float, float, Any, Any]
 
 
 class ObservedCall(NamedTuple):
-    """What a dispatch is made of, later: while a call is under way every microsecond counts, and
-    neither its arguments nor its result are to be held."""
+    """The data for a dispatch that is built later: the call must not wait for it, and its arguments
+    and result must not be kept."""
 
     tool: Tool
     caller: Principal
@@ -217,7 +217,7 @@ class DispatchStore:
         bus.observe(PostVerb, self._record_end, "the observer that keeps dispatches")
 
     def count_active(self, agent: str) -> int:
-        """How many are under way at the agent of that name."""
+        """Returns the number of running dispatches of an agent."""
         return self._active.get(agent, 0)
 
     # --- from the bus -----------------------------------------------------------------------------
@@ -314,15 +314,15 @@ class DispatchStore:
     async def find(
         self, limit: int, cursor: str | None, **wanted: Any
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The newest first, at most `limit`, and where to go on if there are more. `wanted` are the
-        fields of `Wanted`."""
+        """Finds up to `limit` dispatches, newest first, and the cursor of the next page. `wanted`
+        are the fields of `DispatchFilter`."""
         want = DispatchFilter(
             **wanted, before=_decode_cursor(cursor) if cursor is not None else None
         )
         if self._closed:
-            raise ShuttingDown("the hub is going down; ask again when it is back")
-        if self._finding >= MAX_FINDING:  # what is to be written would wait behind them all
-            raise Overloaded("too many look for dispatches just now; ask again shortly")
+            raise ShuttingDown("the hub is shutting down; try again later")
+        if self._finding >= MAX_FINDING:  # writes would wait behind them
+            raise Overloaded("too many queries for dispatches; try again shortly")
         self._finding += 1
         try:
             return await self._find(limit, want)

@@ -1,7 +1,7 @@
-"""The agents of others that were registered while the hub ran, and the cards of all of them.
+"""The external agents registered at run time, and the cards of all external agents.
 
-An agent is a row of JSON whose meaning is not known here. Cards are kept as they came, each that is
-distinct once, the last fifty of an agent within a few megabytes.
+An agent is a row of JSON that this module does not interpret. Each distinct card is stored once, as
+received: the last fifty of an agent within a few megabytes.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ def parse_object(request: ApiRequest) -> dict[str, Any]:
 def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
     """Raises unless the principal may perform `admin`; `instead` names an alternative."""
     if principal is None or not hub.authorizer.decide_action(principal, ADMIN).allowed:
-        who = principal.label if principal is not None else "nobody"
+        who = principal.label if principal is not None else "anonymous"
         raise AuthorizationError(
             f'"{who}" may not do this: it needs a policy that permits the action "admin"'
             + (f", {instead}" if instead else "")

@@ -106,7 +106,7 @@ _SCHEMAS: dict[str, Any] = {
 }
 
 _OPERATIONS: list[tuple[Any, ...]] = [
-    ("/", "get", "What this is, in words", None, []),
+    ("/", "get", "What this is, as text", None, []),
     ("/healthz", "get", "Whether the hub is alive", None, []),
     ("/readyz", "get", "Whether the hub serves", None, [503]),
     ("/metrics", "get", "Counters for Prometheus; needs admin or the scope metrics", None, [403]),

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from dragoman.core.background import start_task
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
@@ -65,7 +66,7 @@ class ToolListings:
         if task is None:
             if len(self._kept) >= MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
-            task = asyncio.get_running_loop().create_task(self._build(caller))
+            task = start_task(self._build(caller))
             self._kept[key] = task
             task.add_done_callback(lambda done: self._forget_failed(key, done))
         # Other requests may wait for it too: it continues if this one is cancelled.

@@ -217,7 +217,9 @@ class PolicyService:
         async with self._changing:
             if not self.engine.policy_set.default and not self.folder.exists:
                 # A new folder would begin with the default policies, which permit more.
-                raise StorageFailed(f'the policy folder "{self.folder.path}" is gone: put it back')
+                raise StorageFailed(
+                    f'the policy folder "{self.folder.path}" is missing: restore it'
+                )
             checked = await self._check_texts(plan())
             if checked.policy_set is None:
                 return render_checked(checked)
@@ -326,7 +328,7 @@ class PolicyService:
         rows: list[dict[str, Any]] = []
         for begin in range(0, len(tools), BATCH):
             rows += queries.list_what_can(self.engine, caller, tools[begin : begin + BATCH])
-            await asyncio.sleep(0)  # lets calls go on
+            await asyncio.sleep(0)  # lets calls proceed
         verdicts = [{**render_verdict(row["tool"], row), "kind": row["kind"]} for row in rows]
         return {"principal": caller.label, **self._describe_set(), "tools": verdicts}
 

@@ -299,9 +299,7 @@ class SqliteAuditLog:
 
     def _try_recovery(self) -> bool:
         if self._closed:
-            raise ShuttingDown(
-                "the call was refused: the hub is going down and its audit is closed"
-            )
+            raise ShuttingDown("the call was refused: the hub is shutting down")
         return time.monotonic() >= self._paused_until and self._save()
 
     def _seal_pending(self) -> None:
