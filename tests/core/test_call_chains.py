@@ -319,7 +319,7 @@ def test_who_brings_nothing_is_bounded_by_what_a_target_serves() -> None:
     mine = [road.begin(LOCAL, "a") for _ in range(4)]
     problem = refused(road, LOCAL, "a")
     assert problem == (
-        'Overloaded: "a.run" was refused: 4 calls to "a" are under way; try again shortly or raise '
+        'Overloaded: "a.run" was refused: 4 calls to "a" are running; try again shortly or raise '
         "[limits] target_calls"
     )
     for _ in range(4):

@@ -130,7 +130,7 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
     with pytest.raises(Overloaded) as raised:
         await call(a_call(Principal("key", "third")))
     assert str(raised.value) == (
-        '"files.read" was refused: 2 calls are under way; try again shortly or raise [limits] '
+        '"files.read" was refused: 2 calls are running; try again shortly or raise [limits] '
         "calls_in_flight"
     )
     assert [type(event) for event in heard[-2:]] == [PostVerb, VerbError]
@@ -154,7 +154,7 @@ async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
     running = [asyncio.ensure_future(call(a_call())) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(
-        Overloaded, match="3 calls of owner:owner are under way, half of the limit for all"
+        Overloaded, match="3 calls of owner:owner are running, half of the limit for all"
     ):
         await call(a_call())
     running += [asyncio.ensure_future(call(a_call(LOCAL))) for _ in range(2)]

@@ -399,7 +399,7 @@ async def test_a_misspelt_argument_is_named() -> None:
     }
     closed = {**open_, "additionalProperties": False}
     for schema, sent, words in (
-        (open_, {"filePath": "x"}, 'did you mean "file_path"?'),
+        (open_, {"filePath": "x"}, 'unknown argument "filePath": did you mean "file_path"?'),
         (open_, {"zzz": "x"}, 'unknown argument "zzz"'),
         # One that may be left out: the server would go on without it.
         (closed, {"file_path": "x", "dryrun": True},

@@ -262,7 +262,7 @@ def test_a_ring_without_credentials_is_bounded_by_what_a_target_serves(
     here.peers.manner = manner
     said = here.ring(around)
     first = name_in(around[0])
-    assert f'4 calls to "{first}" are under way; try again shortly or raise [limits]' in said
+    assert f'4 calls to "{first}" are running; try again shortly or raise [limits]' in said
     assert set(here.peers.served.values()) == {4} and here.peers.most <= 4 * len(around)
     here.peers.calls.clear()
     assert here.call("mcp:a.message") == "a()"  # all have ended
@@ -281,7 +281,7 @@ def test_a_ring_without_credentials_ends_in_seconds_and_others_are_served_meanwh
             begun = time.monotonic()
             assert here.call("mcp:v.go") == "v()"
             slowest, count = max(slowest, time.monotonic() - begun), count + 1
-        assert re.search(r'\d+ calls to "[ab]" are under way', rings.result())
+        assert re.search(r'\d+ calls to "[ab]" are running', rings.result())
     assert slowest < 10.0
     here.peers.calls.clear()
     assert here.call("mcp:a.message") == "a()"

@@ -54,7 +54,7 @@ def test_each_call_has_one_record_that_says_how_it_ended(
         wait_for_log(log, params={"name": "hang", "arguments": {}}, count=2)
         refused = pool.submit(running.call, "odd.echo", {"text": "x"}).result(5)
         assert kind_of(refused) == "Full"
-        assert "1 calls are under way; try again shortly" in words_of(refused)
+        assert "1 calls are running; try again shortly" in words_of(refused)
         ide.notify("notifications/cancelled", {"requestId": 1})
         wait_for_log(log, method="notifications/cancelled", count=2)
 

@@ -371,6 +371,6 @@ def _render_path(call: Call, chain: Chain) -> str:
 
 def _render_overload(call: Call, count: int) -> str:
     return (
-        f'{_render_refusal(call)}: {count} calls to "{call.tool.target.name}" are under way; '
+        f'{_render_refusal(call)}: {count} calls to "{call.tool.target.name}" are running; '
         "try again shortly or raise [limits] target_calls"
     )

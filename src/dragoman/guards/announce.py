@@ -43,7 +43,7 @@ class Announce:
         label = call.principal.label
         self.running += 1
         self._of[label] = count = self._of.get(label, 0) + 1
-        told: ToolCall | None = None
+        announced: ToolCall | None = None
         try:
             if self.running > self.limit or count > self.share:
                 raise Overloaded(self._render_overload(call, count))
@@ -51,20 +51,15 @@ class Announce:
                 event = PreVerb(call)
                 self.bus.emit(event)
                 if call.principal.serves or call.trace.chain:
-                    told = ToolCall(call)
-                    self.bus.emit(told)
+                    announced = ToolCall(call)
+                    self.bus.emit(announced)
                 if self.bus.has_gates:
                     await self.bus.ask_gates(event)
             result = await next(call)
-        except HubError as error:
-            self._emit_end(call, begun, None, error)
-            self.bus.emit(VerbError(call, error))
-            self._conclude(call, told, None, error)
-            raise
         except BaseException as error:
+            known = error if isinstance(error, HubError) else None
             cancelled = isinstance(error, asyncio.CancelledError)
-            self._emit_end(call, begun, None, None, cancelled)
-            self._conclude(call, told, None, None, cancelled)
+            self._emit_end(call, begun, announced, None, known, cancelled)
             raise
         finally:
             self.running -= 1
@@ -72,18 +67,13 @@ class Announce:
                 self._of[label] = left
             else:
                 del self._of[label]
-        self._emit_end(call, begun, result, None)
-        if told is not None or call.notes.usage is not None:
-            self._conclude(call, told, result, None)
+        self._emit_end(call, begun, announced, result)
         return result
 
     def _render_overload(self, call: Call, count: int) -> str:
+        busy = f"{self.limit} calls are running"
         if count > self.share:
-            busy = (
-                f"{self.share} calls of {call.principal} are under way, half of the limit for all"
-            )
-        else:
-            busy = f"{self.limit} calls are under way"
+            busy = f"{self.share} calls of {call.principal} are running, half of the limit for all"
         return (
             f'"{call.tool.name}" was refused: {busy}; '
             "try again shortly or raise [limits] calls_in_flight"
@@ -93,24 +83,19 @@ class Announce:
         self,
         call: Call,
         begun: float,
+        announced: ToolCall | None,
         result: Result | None,
-        error: HubError | None,
+        error: HubError | None = None,
         cancelled: bool = False,
     ) -> None:
-        if self.bus.is_observed(PostVerb):
+        bus = self.bus
+        if bus.is_observed(PostVerb):
             outcome = "completed" if result is not None and not result.failed else "failed"
             duration = (perf_counter() - begun) * 1000
-            self.bus.emit(PostVerb(call, outcome, duration, result, error, cancelled))
-
-    def _conclude(
-        self,
-        call: Call,
-        told: ToolCall | None,
-        result: Result | None,
-        error: HubError | None,
-        cancelled: bool = False,
-    ) -> None:
-        if told is not None:
-            self.bus.emit(ToolResult(call, told.id, result, error, cancelled))
+            bus.emit(PostVerb(call, outcome, duration, result, error, cancelled))
+        if error is not None:
+            bus.emit(VerbError(call, error))
+        if announced is not None:
+            bus.emit(ToolResult(call, announced.id, result, error, cancelled))
         if call.notes.usage is not None and (usage := select_numbers(call.notes.usage)):
-            self.bus.emit(CostReported(call, usage))
+            bus.emit(CostReported(call, usage))

@@ -15,15 +15,8 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core import errors
 from dragoman.core.call import Call, Notes, Result
-from dragoman.core.errors import (
-    HubError,
-    InvalidInput,
-    NotFound,
-    Refused,
-    StorageFailed,
-    TargetFailed,
-)
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import AuditLog
 from dragoman.core.redaction import (
@@ -35,14 +28,13 @@ from dragoman.core.redaction import (
     shorten,
 )
 from dragoman.core.tool import TOOL
-from dragoman.core.trace import Trace
 from dragoman.core.urls import render_uri
 
-OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
-    (Refused, "refused"),
-    (NotFound, "not_found"),
-    (InvalidInput, "invalid"),
-    (TargetFailed, "target_failed"),
+OUTCOMES: tuple[tuple[type[errors.HubError], str], ...] = (
+    (errors.Refused, "refused"),
+    (errors.NotFound, "not_found"),
+    (errors.InvalidInput, "invalid"),
+    (errors.TargetFailed, "target_failed"),
 )
 
 PERMIT, DENY = "permit", "deny"
@@ -61,10 +53,10 @@ class Audit:
         started = time.perf_counter()
         try:
             seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))
-        except HubError:
+        except errors.HubError:
             raise
         except Exception as error:
-            raise StorageFailed(
+            raise errors.StorageFailed(
                 f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
             ) from error
         try:
@@ -116,19 +108,14 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         entry["kind"] = tool.kind
     if tool.bridged is not None:
         entry["agent"] = shorten(tool.bridged.card_id)
-    if trace.parent is not None or trace.chain:
-        _add_chain(entry, trace)
+    if trace.chain:
+        verbs = tuple(render_uri(verb) if ":" in verb else verb for verb in trace.chain)
+        entry["chain"] = _list_bounded(verbs)
+    if trace.labels:
+        entry["labels"] = _list_bounded(tuple(sorted(trace.labels)))
     if behalf := trace.origin or principal.behalf:
         entry["on_behalf_of"] = shorten(behalf)
     return entry
-
-
-def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
-    if trace.chain:
-        verbs = [render_uri(verb) if ":" in verb else verb for verb in trace.chain]
-        entry["chain"] = _list_bounded(tuple(verbs))
-    if trace.labels:
-        entry["labels"] = _list_bounded(tuple(sorted(trace.labels)))
 
 
 def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:

@@ -36,7 +36,8 @@ class Authorize:
         tool = call.tool
         if not self._authorizer.can_list(call.principal, tool):
             return NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
-        who = _render_principal(call)
+        principal = call.principal
+        who = f'agent "{principal.serves}"' if principal.serves else f'"{principal.label}"'
         if decision.errors:
             why = "the policies could not be evaluated; see the hub's log"
         elif decision.policies:
@@ -44,8 +45,3 @@ class Authorize:
         else:
             why = f"no policy permits {who} to call it"
         return AuthorizationError(f'"{tool.name}" was refused: {why}')
-
-
-def _render_principal(call: Call) -> str:
-    principal = call.principal
-    return f'agent "{principal.serves}"' if principal.serves else f'"{principal.label}"'

@@ -8,7 +8,7 @@ and unknown arguments: pydantic and zod convert or ignore these, which no schema
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dragoman.guards.schema_references import DATA, NAMED
@@ -48,13 +48,15 @@ def relax(schema: Any) -> Any:
     demands: list[dict[str, Any]] = []
     for word, value in schema.items():
         if word == "type":
-            kinds = [kind for kind in _listed(value) if kind in _TYPES]
-            demands.append({"anyOf": [one for kind in kinds for one in _TYPES[kind]]})
+            kinds = value if isinstance(value, list) else [value]
+            demands.append({"anyOf": [one for kind in kinds for one in _TYPES.get(kind, ())]})
         elif word == "properties" and isinstance(value, dict):
             required = schema.get("required")
             needed = required if isinstance(required, list) else []
             relaxed[word] = {
-                name: relax(inner) if name in needed else _or_null(relax(inner))
+                name: relax(inner)
+                if name in needed
+                else {"anyOf": [relax(inner), {"type": "null"}]}
                 for name, inner in value.items()
             }
         elif word in ("enum", "const"):
@@ -75,14 +77,6 @@ def relax(schema: Any) -> Any:
     if demands:
         relaxed["allOf"] = [*relaxed.get("allOf", []), *demands]
     return relaxed
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _or_null(schema: Any) -> Any:
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _texts(value: Any) -> list[Any]:
@@ -126,18 +120,21 @@ def find_misspelt(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> st
     left = {_fold(name): name for name in known if name not in arguments}
     found = []
     for name in unknown:
-        near = difflib.get_close_matches(_fold(name), left, n=1, cutoff=ALIKE)
-        if near:
-            found.append(f'unknown argument "{name[:MAX_NAME]}": '
-                         f'did you mean "{left[near[0]]}"?')  # fmt: skip
+        if near := difflib.get_close_matches(_fold(name), left, n=1, cutoff=ALIKE):
+            found.append(f'unknown argument {quote_names([name])}: did you mean "{left[near[0]]}"?')
     return "; ".join(found[:MAX_NAMED])
 
 
 def name_unknown(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     """Names the unknown arguments of a call that lacks a required one."""
     _, unknown = _split_names(schema, arguments)
-    names = ", ".join(f'"{name[:MAX_NAME]}"' for name in unknown[:MAX_NAMED])
-    return f"unknown {'argument' if len(unknown) == 1 else 'arguments'} {names}" if names else ""
+    word = "argument" if len(unknown) == 1 else "arguments"
+    return f"unknown {word} {quote_names(unknown)}" if unknown else ""
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Quotes the first of `names`, shortened, for a message."""
+    return ", ".join(f'"{name[:MAX_NAME]}"' for name in names[:MAX_NAMED])
 
 
 def _split_names(

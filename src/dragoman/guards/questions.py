@@ -6,10 +6,9 @@ expired, for another call or used already is refused before anything leaves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from dragoman.core.call import Call, Question, Result
+from dragoman.core.call import Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.pipeline import Next
 from dragoman.core.question_handles import MAX_QUESTIONS, QuestionHandles, build_needs_input
@@ -24,15 +23,9 @@ class Questions:
         if call.handle is not None:
             opened = replace(call, handle=self._handles.open(call))
         result = await next(opened)
-        return (
-            result
-            if result.questions is None
-            else self._seal_questions(call, result.questions, result)
-        )
-
-    def _seal_questions(
-        self, call: Call, questions: Mapping[str, Question], result: Result
-    ) -> Result:
+        questions = result.questions
+        if questions is None:
+            return result
         if len(questions) > MAX_QUESTIONS:
             raise BadReply(
                 f'"{call.tool.name}" asks {len(questions)} questions at once; '

@@ -4,22 +4,39 @@ binary data stays whole. The whole text can be read as a resource for a while.""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
-from dragoman.core.call import ABSENT, Artifact, Call, Result
+from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import RESOURCE, TOOL
 from dragoman.guards.config import Limits
-from dragoman.guards.shorten_content import shorten
 from dragoman.guards.validate import compile_schema
 from dragoman.wire.json import encode
 
 TEXT, JSON = "text/plain", "application/json"
+SHORTEST = 200
+"""No text is cut to less than this many characters."""
+ROUNDS = 30
+CHECKED_ALONE = 32
+"""Texts that are checked one by one if all together violate the schema."""
+
+MARKED, BARE, WHOLE = "marked", "bare", "whole"
+"""How a text is cut: with a marker at its end, without one, or not at all."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}\s*")
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
+_LOOKED_AT = 4_096
+
+Mark = Callable[[int, int], str]
+"""The marker for a text of `length` characters of which `left` remain."""
+Fits = Callable[[Any], bool]
 
 
 class Truncate:
@@ -65,20 +82,18 @@ class Truncate:
         if any(self._is_long(call, block) for block in content):
             result = replace(result, content=await self._bound_blocks(call, content))
         if any(self._is_long(call, block) for made in result.artifacts for block in made.content):
-            artifacts = [await self._bound_artifact(call, one) for one in result.artifacts]
+            artifacts = [
+                replace(made, content=await self._bound_blocks(call, made.content))
+                for made in result.artifacts
+            ]
             result = replace(result, artifacts=artifacts)
         return result
 
-    async def _bound_artifact(self, call: Call, made: Artifact) -> Artifact:
-        return replace(made, content=await self._bound_blocks(call, made.content))
-
     async def _bound_blocks(self, call: Call, blocks: Sequence[Any]) -> list[Any]:
-        bounded = []
-        for block in blocks:
-            if self._is_long(call, block):
-                block = await self._bound_block(call, block)
-            bounded.append(block)
-        return bounded
+        return [
+            await self._bound_block(call, block) if self._is_long(call, block) else block
+            for block in blocks
+        ]
 
     async def _bound_block(self, call: Call, block: Mapping[str, Any]) -> Mapping[str, Any]:
         if _is_data(block):
@@ -141,16 +156,16 @@ class Truncate:
         uri = self._kept.keep(call, text, mime_type)
         if uri is None:
             return ""
+        seconds = self._kept.seconds
+        time = f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g} s"
         return (
-            f"; for {_spell(self._kept.seconds)} the whole can be read as resource {uri}, and "
+            f"; for {time} the whole can be read as resource {uri}, and "
             f"parts of it with ?offset={offset}&limit={self.chars} after that address"
         )
 
     # --- structured content ----------------------------------------------------------------------
 
-    async def _shorten(
-        self, call: Call, value: Any, whole: str, fits: Callable[[Any], bool]
-    ) -> Any:
+    async def _shorten(self, call: Call, value: Any, whole: str, fits: Fits) -> Any:
         """Cuts long texts in `value`; if that does not suffice, returns a text that says so."""
         most = self.data_chars
         where = self._keep(call, whole, JSON, 0)
@@ -174,10 +189,6 @@ def _marker(length: int, left: int, setting: str, most: int, where: str) -> str:
     return f"[cut: {out} of {length} characters left out, by [limits] {setting} = {most}{where}]"
 
 
-def _spell(seconds: float) -> str:
-    return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g} s"
-
-
 def _is_data(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "data" and "data" in block
 
@@ -186,7 +197,7 @@ def _fits_anyhow(value: Any) -> bool:
     return True
 
 
-def _compile_fits(definition: Mapping[str, Any]) -> Callable[[Any], bool]:
+def _compile_fits(definition: Mapping[str, Any]) -> Fits:
     """A check against the tool's output schema, as far as that can be compiled."""
     schema = definition.get("outputSchema")
     if not isinstance(schema, dict):
@@ -196,3 +207,137 @@ def _compile_fits(definition: Mapping[str, Any]) -> Callable[[Any], bool]:
     except ValueError:
         return _fits_anyhow
     return lambda value: find_problem(value) is None
+
+
+# --- shortening structured content, pure ----------------------------------------------------------
+
+
+def count_chars(value: Any) -> int:
+    """The characters of `value` as JSON, without binary data."""
+    binary = sum(len(text) for text, is_binary in _find_long(value) if is_binary)
+    return len(encode(value).decode()) - binary
+
+
+def shorten(value: Any, most: int, mark: Mark, fits: Fits) -> Any | None:
+    """Shortens `value` to about `most` characters; None if cutting texts does not suffice.
+
+    Base64 data stays whole, because a part of it is useless; so does a text that would violate the
+    schema if cut. `fits` validates a value against its schema. If `value` itself is invalid, the
+    result may be, too.
+    """
+    chars = count_chars(value)
+    if chars <= most:
+        return value
+    found = [text for text, is_binary in _find_long(value) if not is_binary]
+    texts = sorted(enumerate(found), key=lambda one: len(one[1]))
+    shorter = _cut_to_size(value, chars, most, mark, texts, {})
+    if shorter is None or fits(shorter) or not fits(value):
+        return shorter
+    modes = {number: WHOLE for number, _ in texts[:-CHECKED_ALONE]}
+    for number, text in texts[-CHECKED_ALONE:]:
+        modes[number] = _find_mode(value, number, text, mark, fits)
+    movable = [one for one in texts if modes[one[0]] != WHOLE]
+    shorter = _cut_to_size(value, chars, most, mark, movable, modes)
+    return shorter if shorter is not None and fits(shorter) else None
+
+
+def _cut_to_size(
+    value: Any,
+    chars: int,
+    most: int,
+    mark: Mark,
+    texts: list[tuple[int, str]],
+    modes: Mapping[int, str],
+) -> Any | None:
+    """Cuts all texts to one length: the largest at which the whole is short enough."""
+    cap = _first_cap([len(text) for _, text in texts], chars - most)
+    for _ in range(ROUNDS):
+        if cap < SHORTEST:
+            return None
+        shorter = _cut_texts(value, cap, mark, modes, MARKED)
+        if count_chars(shorter) <= most:
+            return shorter
+        cap = cap * 3 // 4  # escapes and markers count, too
+    return None
+
+
+def _first_cap(lengths: list[int], over: int) -> int:
+    """The length to which texts must be cut to save `over` characters; `lengths` are sorted."""
+    longer = 0
+    for taken, length in enumerate(reversed(lengths), 1):
+        longer += length
+        next_length = lengths[-taken - 1] if taken < len(lengths) else 0
+        if longer - taken * next_length >= over:
+            return (longer - over) // taken
+    return 0
+
+
+def _find_mode(value: Any, number: int, text: str, mark: Mark, fits: Fits) -> str:
+    """How this text may be cut so that the value stays valid."""
+    cap = max(SHORTEST, len(text) // 2)
+    for mode in (MARKED, BARE):
+        if fits(_cut_texts(value, cap, mark, {number: mode}, WHOLE)):
+            return mode
+    return WHOLE
+
+
+def _cut_texts(value: Any, cap: int, mark: Mark, modes: Mapping[int, str], default: str) -> Any:
+    """Cuts the long texts, numbered in the order of `_find_long`."""
+    numbers = count()
+
+    def cut(text: str) -> str:
+        mode = modes.get(next(numbers), default)
+        if len(text) <= cap or mode == WHOLE:
+            return text
+        return text[:cap] + mark(len(text), cap) if mode == MARKED else text[:cap]
+
+    return _rebuild(value, cut)
+
+
+def _rebuild(value: Any, cut: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= SHORTEST or _is_binary(value) else cut(value)
+    if isinstance(value, list | tuple):
+        return [_rebuild(item, cut) for item in value]
+    if isinstance(value, dict):
+        encoded = _find_binary_member(value)
+        return {key: item if key == encoded else _rebuild(item, cut) for key, item in value.items()}
+    return value
+
+
+def _find_long(value: Any) -> Iterator[tuple[str, bool]]:
+    """Finds long texts, and whether each is binary data, in the order of `_rebuild`."""
+    if isinstance(value, str):
+        if len(value) > SHORTEST:
+            yield value, _is_binary(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _find_long(item)
+    elif isinstance(value, dict):
+        encoded = _find_binary_member(value)
+        for key, item in value.items():
+            if key == encoded:
+                yield item, True
+            else:
+                yield from _find_long(item)
+
+
+def _find_binary_member(value: Mapping[str, Any]) -> str | None:
+    """The member with binary data of an image, audio or blob."""
+    if isinstance(value.get("blob"), str):
+        return "blob"
+    if isinstance(value.get("data"), str) and isinstance(value.get("mimeType"), str):
+        return "data"
+    return None
+
+
+def _is_binary(text: str) -> bool:
+    """Whether a long text looks like base64."""
+    if match := _DATA_URL.match(text):
+        return _BASE64.fullmatch(text, match.end()) is not None
+    if 60 <= text.find("\n") <= 80:  # MIME breaks it into lines
+        text = text.replace("\r", "").replace("\n", "")
+    seen = text[:_LOOKED_AT]
+    mixed = any(c.isupper() for c in seen) and any(c.islower() for c in seen)
+    mixed = mixed and any(c.isdigit() for c in seen)
+    return mixed and _BASE64.fullmatch(text) is not None

@@ -16,10 +16,9 @@ from dragoman.core.pipeline import Next
 from dragoman.core.ports import Decision
 from dragoman.core.tool import Tool, Validator, accept_anything
 from dragoman.guards.lenient_schema import (
-    MAX_NAME,
-    MAX_NAMED,
     find_misspelt,
     name_unknown,
+    quote_names,
     relax,
     strip_patterns,
 )
@@ -63,8 +62,9 @@ class Validate:
         if not names or not self._reads_arguments(call.tool):
             return
         why = (
-            f"policies read its arguments, and the hub cannot check {_list(names)}: the tool's "
-            f"schema refers to {_list(check.unresolved.references)}, which the hub does not fetch"
+            f"policies read its arguments, and the hub cannot check {quote_names(names)}: "
+            f"the tool's schema refers to {quote_names(check.unresolved.references)}, which the "
+            "hub does not fetch"
         )
         decision = call.notes.decision or Decision(False)
         call.notes.decision = replace(decision, allowed=False, errors=(why,))
@@ -287,10 +287,6 @@ def _outline(schema: Mapping[str, Any]) -> dict[str, Any]:
     if "patternProperties" in schema:
         outline.pop("additionalProperties", None)
     return outline
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name[:MAX_NAME]}"' for name in names[:MAX_NAMED])
 
 
 def _short(text: str) -> str:
