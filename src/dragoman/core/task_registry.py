@@ -1,4 +1,4 @@
-"""The tasks of the hub by owner and id; what happens to them is stored before anybody hears of it.
+"""The tasks of the hub by owner and id; a change is stored before any client hears of it.
 
 A change is saved with all others in one transaction: before the next response that could tell of
 it, or after some milliseconds. Bounded per owner and in all, in number and in bytes: the oldest
@@ -52,7 +52,7 @@ class OwnedTasks(Generic[R]):
     def __init__(self) -> None:
         self.tasks: dict[str, Task[R]] = {}
         """The one that changed last is the last."""
-        self.finished: OrderedDict[str, Task[R]] = OrderedDict()
+        self.finished: OrderedDict[Task[R], None] = OrderedDict()
         """Of these the finished ones, the first to finish first. A plain dict that loses its first
         item again and again takes ever longer to find it."""
         self.size = 0
@@ -182,14 +182,13 @@ class TaskRegistry(Generic[R]):
         """From now on it can be found. Raises `Overloaded` if there is no room for it."""
         if self._closed:
             raise ShuttingDown("the hub is shutting down")
-        owned = self._owners.get(task.owner)
-        if owned is not None and task.id in owned.tasks:
+        owned = self._owners.get(task.owner) or OwnedTasks()
+        if task.id in owned.tasks:
             raise InvalidInput(f'task "{task.id[:100]}" already exists; choose another id')
         if self._failing:
             self.flush()  # nothing is started that cannot be stored
         self._make_room(owned)
-        if owned is None or not owned.tasks:  # the last of these may have made room
-            owned = self._owners[task.owner] = OwnedTasks()
+        self._owners[task.owner] = owned  # without tasks until now, or since room was made
         self._put(task, owned)
         if self._ttl:
             task.ttl = self._ttl if ttl is None else min(max(ttl, 1.0), self._ttl)
@@ -209,12 +208,11 @@ class TaskRegistry(Generic[R]):
         if owned is None:
             return
         del owned.tasks[task.id]
-        owned.finished.pop(task.id, None)
         if not owned.tasks:
             del self._owners[task.owner]
         self._count -= 1
         self._add_size(task, -task.size)
-        for kept in (self._finished, self._unsaved):
+        for kept in (owned.finished, self._finished, self._unsaved):
             kept.pop(task, None)
         self._held_bytes -= self._held.pop(task, 0)
         if (expiry := self._expiries.pop(task, None)) is not None:
@@ -234,7 +232,7 @@ class TaskRegistry(Generic[R]):
         assert owned is not None
         if next(reversed(owned.tasks)) != task.id:
             owned.tasks[task.id] = owned.tasks.pop(task.id)
-        if task.finished and task.id not in owned.finished:
+        if task.finished and task not in owned.finished:
             self._note_end(task, owned)
         if self._save_timer is None:
             loop = asyncio.get_running_loop()
@@ -261,10 +259,7 @@ class TaskRegistry(Generic[R]):
         for task, (key, size) in zip(tasks, stored, strict=True):
             task.key = key
             task.saved = task.record.count
-            task.size += size
-            self._bytes += size
-            if task.owned is not None:
-                task.owned.size += size
+            self._add_size(task, size)
             if task.finished:
                 self._hold(task)
         if self._held_bytes > self._limits.held_bytes:
@@ -292,8 +287,7 @@ class TaskRegistry(Generic[R]):
         task.registry, task.owned = self, owned
 
     def _note_end(self, task: Task[R], owned: OwnedTasks[R]) -> None:
-        owned.finished[task.id] = task
-        self._finished[task] = None
+        owned.finished[task] = self._finished[task] = None
 
     def _hold(self, task: Task[R]) -> None:
         """Keeps what a client may soon ask for in memory, until the next sweep."""
@@ -327,48 +321,41 @@ class TaskRegistry(Generic[R]):
 
     # --- bounds --------------------------------------------------------------------------------
 
-    def _make_room(self, owned: OwnedTasks[R] | None) -> None:
-        """For one more task of that owner; None for an owner without tasks."""
+    def _make_room(self, owned: OwnedTasks[R]) -> None:
+        """For one more task of that owner."""
         limits = self._limits
-        if owned is not None:
-            # More than one too many, where the limit was lowered.
-            while len(owned.tasks) >= limits.count_per_owner:
-                if not self._remove_finished(owned):
-                    raise Overloaded(
-                        f"{len(owned.tasks)} tasks of this caller are unfinished, and no more are "
-                        "kept; wait for one, answer it or cancel it"
-                    )
+        # More than one too many, where the limit was lowered.
+        while len(owned.tasks) >= limits.count_per_owner:
+            if not self._remove_first(owned.finished):
+                raise Overloaded(
+                    f"{len(owned.tasks)} tasks of this caller are unfinished, and no more are "
+                    "kept; wait for one, answer it or cancel it"
+                )
         while self._count >= limits.count:
-            if not (self._remove_finished(owned) or self._remove_oldest()):
+            if not self._remove_first(owned.finished or self._finished):
                 raise Overloaded(
                     f"{self._count} tasks are unfinished on this hub, which is the limit"
                 )
         self.make_space(owned)
 
-    def make_space(self, owned: OwnedTasks[R] | None) -> None:
+    def make_space(self, owned: OwnedTasks[R]) -> None:
         """So that a task of that owner may grow. Raises `Overloaded` if there is no space."""
         most = self._limits.stored_bytes
-        while owned is not None and owned.size >= most * self._limits.owner_share:
-            if not self._remove_finished(owned):
+        while owned.size >= most * self._limits.owner_share:
+            if not self._remove_first(owned.finished):
                 raise Overloaded(
                     "the unfinished tasks of this caller take all the space there is for one; "
                     "wait for one, answer it or cancel it"
                 )
         while self._bytes >= most:
-            if not (self._remove_finished(owned) or self._remove_oldest()):
+            if not self._remove_first(owned.finished or self._finished):
                 raise Overloaded("the unfinished tasks take all the space there is on this hub")
 
-    def _remove_finished(self, owned: OwnedTasks[R] | None) -> bool:
-        if owned is None or not owned.finished:
-            return False
-        self.remove(next(iter(owned.finished.values())))
-        return True
-
-    def _remove_oldest(self) -> bool:
-        if not self._finished:
-            return False
-        self.remove(next(iter(self._finished)))
-        return True
+    def _remove_first(self, finished: OrderedDict[Task[R], None]) -> bool:
+        if finished:
+            self.remove(next(iter(finished)))
+            return True
+        return False
 
     def _start_sweeping(self) -> None:
         loop = asyncio.get_running_loop()

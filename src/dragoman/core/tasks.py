@@ -49,12 +49,8 @@ WAITS = frozenset({INPUT_REQUIRED, AUTH_REQUIRED})
 MOVES: Mapping[str, frozenset[str]] = {
     SUBMITTED: frozenset({WORKING}) | WAITS | ENDS,
     WORKING: WAITS | ENDS,
-    INPUT_REQUIRED: frozenset({WORKING}) | ENDS,
-    AUTH_REQUIRED: frozenset({WORKING}) | ENDS,
-    COMPLETED: frozenset(),
-    FAILED: frozenset(),
-    CANCELLED: frozenset(),
-    REJECTED: frozenset(),
+    **dict.fromkeys(WAITS, frozenset({WORKING}) | ENDS),
+    **dict.fromkeys(ENDS, frozenset[str]()),
 }
 """Which states may follow each. FAILED is for a call without a result, REJECTED for one that its
 target declined."""
@@ -85,7 +81,7 @@ class Entry:
 class TaskRecord:
     """What a protocol keeps of a task. This base logs the states; protocols override the hooks.
 
-    A `take_` hook is called when something happens to the call and before anybody hears of it. It
+    A `take_` hook is called when something happens to the call, before watchers are notified. It
     logs the event, and returns the state that follows from it, which it has logged as well.
     """
 
@@ -118,7 +114,7 @@ class TaskRecord:
         self.append({"state": state, "message": words})
 
     def take_update(self, task: Task[Any], update: Update) -> bool:
-        """Returns whether anybody needs to hear of it."""
+        """Returns whether watchers need to be notified."""
         if task.finished or isinstance(update, LogMessage | Artifact):
             return False
         if isinstance(update, TaskStarted):
@@ -141,7 +137,7 @@ class TaskRecord:
         return INPUT_REQUIRED
 
     def can_follow(self, asked: Result) -> bool:
-        """Whether the call is to go on by itself once its question is settled elsewhere."""
+        """Whether the call continues by itself once its question is settled elsewhere."""
         return False
 
 
@@ -149,7 +145,7 @@ R = TypeVar("R", bound=TaskRecord)
 
 
 class Task(Generic[R]):
-    """Runs one call. Nobody finds it by its id until `TaskRegistry.insert` has taken it."""
+    """Runs one call. It can be found by its id once `TaskRegistry.insert` has taken it."""
 
     __slots__ = (
         "__weakref__", "_answers", "_following", "_names", "_rounds", "_work", "asked",
@@ -188,8 +184,8 @@ class Task(Generic[R]):
         """The running call, until its outcome is taken; perhaps still after it was cancelled."""
         self.watchers: list[Callable[[], None]] = []
         self.waiters: list[asyncio.Future[None]] = []
-        """Futures that resolve when the task has ended or waits for its client. Whoever appends one
-        removes it after awaiting it."""
+        """Futures that resolve when the task has ended or waits for its client. The function that
+        appends one removes it after awaiting it."""
         self.registry: TaskRegistry[R] | None = None
         self.owned: OwnedTasks[R] | None = None
         """Where the registry keeps it, beside the others of its owner."""
@@ -266,7 +262,7 @@ class Task(Generic[R]):
         return is_true(self)
 
     def notify(self) -> None:
-        """Something was logged: it will be stored, and watchers hear of it."""
+        """Has what was logged stored, and calls the watchers."""
         self.updated = time()
         if self.registry is not None:
             self.registry.note_change(self)
@@ -282,7 +278,7 @@ class Task(Generic[R]):
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         """Takes the answers to open questions, by their names here, and ignores others. The call
-        goes on after the last one."""
+        continues after the last one."""
         self._stop_following()
         if self.state not in WAITS:
             return
@@ -338,7 +334,7 @@ class Task(Generic[R]):
         self.update_status(state, message, words)
         if waiting and work is not None and handle is not None:
             # No call runs here, but the target waits.
-            self.call = start_task(_give_up(work(self, discard_update, None, handle)))
+            self.call = start_task(_drop_handle(work(self, discard_update, None, handle)))
             self.call.add_done_callback(self._take_outcome)
         elif call is not None:
             call.cancel(why or None)
@@ -486,13 +482,14 @@ def is_settled(task: Task[Any]) -> bool:
     return task.finished or task.state in WAITS
 
 
-async def _give_up(call: Coroutine[Any, Any, Any]) -> None:
+async def _drop_handle(call: Coroutine[Any, Any, Any]) -> None:
+    """Runs the call that says that no answer will come."""
     try:
         await call
     except HubError as error:
-        log.debug("a question was given up: %s", error)
+        log.debug("a question was withdrawn: %s", error)
     except Exception:
-        log.exception("a question could not be given up")
+        log.exception("a question could not be withdrawn")
 
 
 def render_update(update: Progress | TaskStarted) -> str:

@@ -7,7 +7,7 @@ statements of a save grow with the number of tasks, not of events. Does not know
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import msgspec
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
+from dragoman.core.task_registry import VolatileTaskStore
 from dragoman.core.tasks import Entry
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, describe_remedy, open_store
 
@@ -26,6 +27,8 @@ PIECE_BYTES = 256 * 1024
 """A longer piece has one entry, so that a long log can be read bit by bit."""
 
 T = TypeVar("T")
+Pieces = list[tuple[int, int, bytes]]
+"""For each piece: the number of its first entry, the number of entries, the encoded entries."""
 
 MIGRATIONS = (
     """
@@ -71,8 +74,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_log = msgspec.json.Decoder(list[tuple[int, float, dict[str, Any]]]).decode
 
 
-def _build_pieces(entries: Sequence[Entry]) -> list[tuple[int, int, bytes]]:
-    """For each piece: the number of its first entry, the number of entries, the encoded entries."""
+def _build_pieces(entries: Sequence[Entry]) -> Pieces:
     if not entries:
         return []
     body = _encode_safely([(entry.number, entry.at, entry.event) for entry in entries])
@@ -112,13 +114,16 @@ def _render_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _decode_piece(piece: bytes) -> list[Entry]:
-    return [Entry(*entry) for entry in _decode_log(piece)]
-
-
-def _drop_up_to(entries: list[Entry], after: int) -> list[Entry]:
-    """Without the entries up to `after` that share a piece with later ones."""
-    return [entry for entry in entries if entry.number > after] if after else entries
+def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> list[Entry]:
+    """The entries after that number, of as many pieces as it takes to reach `most` bytes."""
+    found: list[Entry] = []
+    size = 0
+    for body in pieces:
+        found += [Entry(*entry) for entry in _decode_log(body)]
+        size += len(body)
+        if most is not None and size >= most:
+            break
+    return [entry for entry in found if entry.number > after] if after else found
 
 
 class SqliteTaskStore:
@@ -134,48 +139,31 @@ class SqliteTaskStore:
         self.statements = 0
 
     def load(self) -> list[StoredTask]:
-        return [
+        return self._read(lambda: [
             StoredTask(
-                key, id, Principal(kind, owner, org), state, created, updated,
-                self._read(_decode, about), int(count), int(size),
+                key, id, Principal(kind, owner, org), state, created, updated, _decode(about),
+                int(count), int(size),
             )
             for key, id, kind, owner, org, state, created, updated, about, count, size
-            in self._rows(_LOAD)
-        ]  # fmt: skip
+            in self._db.execute(_LOAD)
+        ])  # fmt: skip
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
-        found: list[Entry] = []
-        size = 0
-        try:
-            for (body,) in self._db.execute(_ENTRIES, (key, after)):
-                found += self._read(_decode_piece, body)
-                size += len(body)
-                if most is not None and size >= most:
-                    break
-        except sqlite3.Error as error:
-            raise self._build_damage_error(error) from error
-        return _drop_up_to(found, after)
+        def read() -> list[Entry]:
+            rows = self._db.execute(_ENTRIES, (key, after))
+            return _decode_pieces((body for (body,) in rows), after, most)
 
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._build_damage_error(error) from error
+        return self._read(read)
 
-    def _read(self, read: Callable[[bytes], T], body: bytes) -> T:
+    def _read(self, read: Callable[[], T]) -> T:
         try:
-            return read(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self._build_damage_error(error) from error
-
-    def _build_damage_error(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f'"{self._path.name}" cannot be read ({error}); {describe_remedy(self._path)}'
-        )
+            return read()
+        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(
+                f'"{self._path.name}" cannot be read ({error}); {describe_remedy(self._path)}'
+            ) from error
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
-        db = self._db
-        saved: list[tuple[int, int]] = []
         encoded = [
             (change, _encode_safely(change.about), _build_pieces(change.entries))
             for change in changes
@@ -185,8 +173,7 @@ class SqliteTaskStore:
                 self.statements += 2
                 if self._deleted:
                     self._delete()
-                for change, about, pieces in encoded:
-                    saved.append(self._change(db, change, about, pieces))
+                saved = [self._change(*one) for one in encoded]
         except (sqlite3.Error, OverflowError) as error:
             raise StorageFailed(
                 f"the task cannot be stored ({error}); see {self._path.name}"
@@ -194,14 +181,8 @@ class SqliteTaskStore:
         self._deleted.clear()
         return saved
 
-    def _change(
-        self,
-        db: sqlite3.Connection,
-        change: TaskChange,
-        about: bytes,
-        pieces: Sequence[tuple[int, int, bytes]],
-    ) -> tuple[int, int]:
-        key = change.key
+    def _change(self, change: TaskChange, about: bytes, pieces: Pieces) -> tuple[int, int]:
+        db, key = self._db, change.key
         if key:
             db.execute(_UPDATE, (change.state, change.updated, about, key))
         else:
@@ -227,11 +208,11 @@ class SqliteTaskStore:
             self.statements += len(keys)
 
     def load_pushes(self) -> list[StoredPush]:
-        rows = self._rows("SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes")
-        return [
-            StoredPush(task, id, self._read(_decode, config), cursor, attempts, next_at, dead)
-            for task, id, config, cursor, attempts, next_at, dead in rows
-        ]
+        query = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
+        return self._read(lambda: [
+            StoredPush(task, id, _decode(config), *state)
+            for task, id, config, *state in self._db.execute(query)
+        ])  # fmt: skip
 
     def save_push(self, push: StoredPush) -> None:
         row = (
@@ -259,26 +240,17 @@ class SqliteTaskStore:
             self._db.close()
 
 
-class MemoryTaskStore:
-    """A `TaskStore` that ends with the hub."""
+class MemoryTaskStore(VolatileTaskStore):
+    """A `TaskStore` that ends with the hub; `PushNotifier` keeps the webhooks itself."""
 
     def __init__(self) -> None:
         self._last = 0
-        self._logs: dict[int, list[tuple[int, int, bytes]]] = {}
-
-    def load(self) -> list[StoredTask]:
-        return []
+        self._logs: dict[int, Pieces] = {}
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
-        found: list[Entry] = []
-        size = 0
-        for first, count, body in self._logs.get(key, ()):
-            if first + count - 1 > after:
-                found += _decode_piece(body)
-                size += len(body)
-                if most is not None and size >= most:
-                    break
-        return _drop_up_to(found, after)
+        logs = self._logs.get(key, ())
+        later = (body for first, count, body in logs if first + count - 1 > after)
+        return _decode_pieces(later, after, most)
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         saved = []
@@ -294,14 +266,6 @@ class MemoryTaskStore:
 
     def delete(self, key: int) -> None:
         self._logs.pop(key, None)
-
-    def load_pushes(self) -> list[StoredPush]:
-        return []
-
-    def save_push(self, push: StoredPush) -> None:
-        """`PushNotifier` keeps it in memory."""
-
-    def delete_push(self, task: int, id: str) -> None: ...
 
     def close(self) -> None:
         self._logs.clear()

@@ -18,20 +18,8 @@ from typing import Any, TypeAlias
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
-from dragoman.core.task_registry import (
-    TaskLimits,
-    TaskRegistry,
-    VolatileTaskStore,
-    task_not_found,
-)
-from dragoman.core.tasks import (
-    CANCELLED,
-    COMPLETED,
-    INPUT_REQUIRED,
-    WORKING,
-    Task,
-    TaskRecord,
-)
+from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
+from dragoman.core.tasks import CANCELLED, COMPLETED, INPUT_REQUIRED, WORKING, Task, TaskRecord
 from dragoman.mcp.protocol.errors import (
     MISSING_CAPABILITY,
     adapt_error,
@@ -141,10 +129,7 @@ class McpTasks:
             if kept:
                 try:
                     self._tasks.insert(task)
-                except (
-                    Overloaded,
-                    ShuttingDown,
-                ):  # no room: the request waits
+                except (Overloaded, ShuttingDown):  # no room: the request waits
                     kept = False
                     await task.until(lambda task: task.state != WORKING)
         except asyncio.CancelledError as error:
@@ -152,8 +137,7 @@ class McpTasks:
             raise
         if kept:
             task.record.updates = discard_update
-            members = shape_members(_render_modern(task), LATEST)
-            return {**members, "resultType": "task"}
+            return {**shape_members(_render_modern(task), LATEST), "resultType": "task"}
         if task.error is not None:
             raise task.error
         result = task.result or task.asked
@@ -173,9 +157,8 @@ class McpTasks:
         wanted = params.get("task")
         ttl = wanted.get("ttl") if isinstance(wanted, dict) else None
         if isinstance(ttl, bool) or not isinstance(ttl, int | float | None):
-            return rpc.encode_error(
-                id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds'
-            )
+            problem = '"ttl" of a task is a number of milliseconds'
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
         try:
             self._tasks.insert(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
         except (Overloaded, ShuttingDown) as error:
@@ -190,14 +173,11 @@ class McpTasks:
             nonlocal sent
             if task.state != sent:
                 sent = task.state
-                peer.notify(
-                    rpc.encode_notification(
-                        "notifications/tasks/status", _render_legacy(task, revision)
-                    )
-                )
+                status = _render_legacy(task)
+                peer.notify(rpc.encode_notification("notifications/tasks/status", status))
 
         task.watch(notify)
-        created = _render_legacy(task, revision)
+        created = _render_legacy(task)
         task.start()
         return rpc.encode_result(id, {"task": created})
 
@@ -217,7 +197,7 @@ class McpTasks:
         if revision.has_task_extension and not declares_tasks(features):
             return missing_extension_error(id)
         if method == "tasks/list":
-            return self._list(id, params, peer, revision)
+            return self._list(id, params, peer)
         try:
             task = self.find_task(peer, params.get("taskId"))
         except HubError as error:
@@ -226,25 +206,22 @@ class McpTasks:
             return self._result(id, task, peer, revision, push)
         if method == "tasks/get":
             if revision.has_task_requests:
-                return rpc.encode_result(id, _render_legacy(task, revision))
+                return rpc.encode_result(id, _render_legacy(task))
             return rpc.encode_result(id, shape_members(render_detailed(task, features), revision))
         if method == "tasks/update":
-            brought = client_questions.parse_answers(
-                {"inputResponses": params.get("inputResponses")}
-            )
-            if isinstance(brought, str):
-                return rpc.encode_error(id, rpc.INVALID_PARAMS, brought)
-            task.answer(brought[0])
+            responses = {"inputResponses": params.get("inputResponses")}
+            parsed = client_questions.parse_answers(responses)
+            if isinstance(parsed, str):
+                return rpc.encode_error(id, rpc.INVALID_PARAMS, parsed)
+            task.answer(parsed[0])
         elif not self._permits(peer, TASK_CANCEL, task.record.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
             return encode_error(id, refused, revision)
         elif not task.cancel() and revision.has_task_requests:
-            problem = (
-                f'the task cannot be cancelled: it is "{_render_legacy(task, revision)["status"]}"'
-            )
+            problem = f'the task cannot be cancelled: it is "{_render_legacy(task)["status"]}"'
             return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
         elif revision.has_task_requests:
-            return rpc.encode_result(id, _render_legacy(task, revision))
+            return rpc.encode_result(id, _render_legacy(task))
         return rpc.encode_result(id, shape_members({}, revision))
 
     def find_task(self, peer: ClientState, id: Any) -> ToolTask:
@@ -253,9 +230,7 @@ class McpTasks:
             raise task_not_found(task.id)
         return task
 
-    def _list(
-        self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState, revision: Revision
-    ) -> bytes:
+    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
         tasks = [
             task
             for task in self._tasks.list_owned(peer.principal)
@@ -269,9 +244,8 @@ class McpTasks:
                 problem = "invalid cursor: use the nextCursor of the previous page, if not expired"
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             start = places[0]
-        page: dict[str, Any] = {
-            "tasks": [_render_legacy(task, revision) for task in tasks[start : start + PAGE]]
-        }
+        shown = [_render_legacy(task) for task in tasks[start : start + PAGE]]
+        page: dict[str, Any] = {"tasks": shown}
         if len(tasks) > start + PAGE:
             page["nextCursor"] = tasks[start + PAGE].id
         return rpc.encode_result(id, page)
@@ -460,19 +434,24 @@ def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, A
     return "error", decode(encode_error(0, error, revision))["error"]
 
 
-def _render_modern(task: ToolTask) -> dict[str, Any]:
-    """2026-07-28: the members that every response about a task has."""
+def _render_members(task: ToolTask, ttl: str, poll: str, message: str) -> dict[str, Any]:
+    """The members that every response about a task has; two are named as the revision has them."""
     members: dict[str, Any] = {
         "taskId": task.id,
         "status": task.state,
         "createdAt": _format_time(task.created),
         "lastUpdatedAt": _format_time(task.updated),
-        "ttlMs": round(task.ttl * 1000),
-        "pollIntervalMs": POLL_MS,
+        ttl: round(task.ttl * 1000),
+        poll: POLL_MS,
     }
-    if task.message:
-        members["statusMessage"] = task.message
+    if message:
+        members["statusMessage"] = message
     return members
+
+
+def _render_modern(task: ToolTask) -> dict[str, Any]:
+    """2026-07-28."""
+    return _render_members(task, "ttlMs", "pollIntervalMs", task.message)
 
 
 def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -489,23 +468,12 @@ def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, An
     return members
 
 
-def _render_legacy(task: ToolTask, revision: Revision) -> dict[str, Any]:
-    """2025-11-25: a task; a tool that reports an error is a failed task."""
-    members: dict[str, Any] = {
-        "taskId": task.id,
-        "status": task.state,
-        "createdAt": _format_time(task.created),
-        "lastUpdatedAt": _format_time(task.updated),
-        "ttl": round(task.ttl * 1000),
-        "pollInterval": POLL_MS,
-    }
-    message = task.message
-    if task.result is not None and task.result.failed:
-        members["status"] = "failed"
-        message = message or _find_first_text(task.result)
-    if message:
-        members["statusMessage"] = message
-    return members
+def _render_legacy(task: ToolTask) -> dict[str, Any]:
+    """2025-11-25: a tool that reports an error is a failed task."""
+    failed = task.result if task.result is not None and task.result.failed else None
+    message = task.message or (_find_first_text(failed) if failed is not None else "")
+    members = _render_members(task, "ttl", "pollInterval", message)
+    return members if failed is None else {**members, "status": "failed"}
 
 
 def _find_first_text(result: Result) -> str:
