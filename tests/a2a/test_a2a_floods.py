@@ -25,8 +25,7 @@ from dragoman.a2a.server import card_service as cards_module
 from dragoman.a2a.server import http_v01, operations
 from dragoman.a2a.server import push_delivery as push_module
 from dragoman.a2a.server.card_service import CardService
-from dragoman.a2a.server.operations import A2aServer
-from dragoman.a2a.server.pagination import limit_bytes
+from dragoman.a2a.server.operations import A2aServer, limit_bytes
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter

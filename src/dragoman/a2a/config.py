@@ -59,13 +59,12 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern="^(env|file):.+$")] | None,
         Meta(
             description="The bearer token for this origin alone, by reference: env:NAME or "
-            "file:PATH.",
+            "file:PATH."
         ),
     ] = None
-    trust: Annotated[
-        Trust,
-        Meta(description="How far it is trusted, for policies and labels."),
-    ] = "external"
+    trust: Annotated[Trust, Meta(description="How far it is trusted, for policies and labels.")] = (
+        "external"
+    )
     pin: Annotated[
         Literal["strict", "first", "off"],
         Meta(
@@ -112,8 +111,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
         Meta(description="Whether a2a_agent_skill is listed beside agent.skill; both are called."),
     ] = False
     probe_secs: Annotated[
-        float,
-        Meta(gt=0, le=86_400, description="Seconds between two health checks of an agent."),
+        float, Meta(gt=0, le=86_400, description="Seconds between two health checks of an agent.")
     ] = 30
     credential_env: Annotated[
         list[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]],
@@ -150,8 +148,7 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = "merged"
     require_version: Annotated[
-        bool,
-        Meta(description="Whether requests of 1.0 must send A2A-Version, as it requires."),
+        bool, Meta(description="Whether requests of 1.0 must send A2A-Version, as it requires.")
     ] = False
     store: Annotated[
         Literal["sqlite", "memory"],
@@ -167,8 +164,7 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_000_000, description="Megabytes that tasks may take in all.")
     ] = 512
     idle_secs: Annotated[
-        float,
-        Meta(gt=0, description="Seconds after which a task that waits for an answer fails."),
+        float, Meta(gt=0, description="Seconds after which a task that waits for an answer fails.")
     ] = 86_400
     stream_secs: Annotated[
         float, Meta(gt=0, le=604_800, description="Seconds after which a stream is ended.")
@@ -192,8 +188,7 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     signing_key: Annotated[
-        str | None,
-        Meta(description="A PEM file with a P-256 key that cards are signed with."),
+        str | None, Meta(description="A PEM file with a P-256 key that cards are signed with.")
     ] = None
     push_private: Annotated[
         bool, Meta(description="Whether webhooks may be at private and loopback addresses.")

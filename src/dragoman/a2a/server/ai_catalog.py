@@ -8,14 +8,15 @@ https://ai-catalog.io (specVersion 1.0), https://agenticresourcediscovery.org (0
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
-from dragoman.a2a.cards.build import MAX_AGE_SECS, build_etag, is_unchanged
+from dragoman.a2a.cards.build import MAX_AGE_SECS, build_etag
 from dragoman.a2a.config import HUB, A2aSettings
 from dragoman.a2a.protocol.skill_tools import slug_from_name
+from dragoman.a2a.server.card_service import reply_cached
 from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, MessageRouter
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import AgentFacts
@@ -40,42 +41,34 @@ class AiCatalog:
         self,
         targets: MessageRouter,
         settings: A2aSettings,
-        base_of: Callable[[HttpRequest], str],
-        secured: Callable[[], bool],
+        find_base: Callable[[HttpRequest], str],
+        is_secured: Callable[[], bool],
     ) -> None:
-        """`secured` says whether clients need a key."""
+        """`is_secured` says whether clients need a key."""
         self._targets = targets
         self._path = settings.listen_path.rstrip("/")
-        self._base_of = base_of
+        self._find_base = find_base
         self._kept: dict[tuple[str, bool], bytes] = {}
         self._kept_at: tuple[tuple[int, int], bool] | None = None
-        self._secured = secured
+        self._is_secured = is_secured
 
-    def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
-        self._serve(request, self._secured() or principal is None)
-        return _done()
-
-    def _serve(self, request: HttpRequest, public: bool) -> None:
-        """`public`: only what clients without a key may see."""
+    async def __call__(self, request: HttpRequest, principal: Principal | None) -> None:
         if request.method not in ("GET", "HEAD"):
             body = encode({"error": {"message": "use GET"}})
             request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
             return
-        body = self._encode_document(self._base_of(request), public)
+        public = self._is_secured() or principal is None
+        body = self._encode_document(self._find_base(request), public)
         tag = build_etag(body)
         headers = [
             (b"content-type", b"application/ai-catalog+json"),
             (b"etag", tag.encode()),
             (b"cache-control", f"public, max-age={MAX_AGE_SECS}".encode()),
         ]
-        asked = request.fields.get(b"if-none-match")
-        if asked is not None and is_unchanged(tag, asked.decode("latin-1")):
-            request.reply(304, headers, b"")
-        else:
-            request.reply(200, headers, body)
+        reply_cached(request, headers, tag, body)
 
     def _encode_document(self, base: str, public: bool) -> bytes:
-        now = self._targets.version, self._secured()
+        now = self._targets.version, self._is_secured()
         if self._kept_at != now or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
             self._kept_at = now
@@ -85,6 +78,7 @@ class AiCatalog:
         return body
 
     def build_document(self, base: str, public: bool) -> dict[str, Any]:
+        """`public`: only what clients without a key may see."""
         tools = self._targets.list_agents(STRANGER if public else LOCAL)
         agents = [tool.agent for tool in tools if tool.agent is not None]
         return {
@@ -122,7 +116,3 @@ def build_identifier(base: str, name: str, url: str) -> str:
     if not _DOMAIN.fullmatch(host):
         return url
     return f"urn:air:{host}:agent:{slug_from_name(name) or HUB}"
-
-
-async def _done() -> None:
-    """For a request that has been answered."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -17,6 +18,7 @@ from dragoman.a2a.cards.build import (
     CardAddresses,
     build_card,
     build_etag,
+    is_unchanged,
     skill_from_tool,
 )
 from dragoman.a2a.cards.canonical import MAX_DEPTH
@@ -26,6 +28,7 @@ from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool
+from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode, is_deeper_than
 
 MAX_KEPT, MAX_LISTED = 256, 16
@@ -74,9 +77,8 @@ class CardService:
         """The card in the form of 1.0, as `principal` may see it; None for the public card. `grpc`
         says whether it lists gRPC, if that is served."""
         default = self._targets.find_default_agent()
-        path = base + self._settings.listen_path
-        ours = "" if facts is HUB_FACTS else facts.name
-        url = path if ours == default else f"{path}/{quote(facts.name)}"
+        url = base + self._settings.listen_path
+        tenant = "" if default == ("" if facts is HUB_FACTS else facts.name) else facts.name
         described = AgentDescription(
             name=facts.name,
             description=facts.description,
@@ -89,9 +91,10 @@ class CardService:
             extended=self.has_extended_card(facts),
             extensions=self._build_extensions(facts, principal),
         )
-        tenant = "" if ours == default else facts.name
         urls = CardAddresses(
-            url=url, grpc=self._find_grpc_address(base) if grpc else None, tenant=tenant
+            url=f"{url}/{quote(tenant)}" if tenant else url,
+            grpc=self._find_grpc_address(base) if grpc else None,
+            tenant=tenant,
         )
         return build_card(described, urls=urls, security=self._is_secured())
 
@@ -126,9 +129,8 @@ class CardService:
         key = facts.name, principal, base, wanted, self._is_secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
-            body = encode(
-                self.shape_card(self.build_card(facts, principal, base, grpc=grpc), wanted)
-            )
+            card = self.build_card(facts, principal, base, grpc=grpc)
+            body = encode(self.shape_card(card, wanted))
             tag = build_etag(body)
             if len(self._since) >= MAX_KEPT:
                 self._since.clear()
@@ -174,23 +176,27 @@ class CardService:
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
         """The hub's own extension lists the schemas of its skills: a skill has no member for it."""
-        if facts is not HUB_FACTS or principal is None:
-            return [_render_extension(one) for one in facts.extensions]
-        params = {SCHEMAS: _collect_schemas(self._targets.list_skills(principal))}
-        return [_render_extension({**one, "params": params}) for one in facts.extensions]
+        extra = {}
+        if facts is HUB_FACTS and principal is not None:
+            extra["params"] = {SCHEMAS: _collect_schemas(self._targets.list_skills(principal))}
+        return [
+            {key: value for key, value in {**one, **extra}.items() if value or key == "uri"}
+            for one in facts.extensions
+        ]
 
     def _build_skills(
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
-            known = principal is not None
-            return [_render_skill(one) for one in facts.skills if known or one.get("public", True)]
+            return [
+                {key: value for key, value in one.items() if key != "public"}
+                for one in facts.skills
+                if principal is not None or one.get("public", True)
+            ]
         if principal is None:
             return []
         skills: list[Mapping[str, Any]] = []
-        for tool in self._targets.list_skills(principal):
-            if len(skills) == MAX_SKILLS:
-                break
+        for tool in islice(self._targets.list_skills(principal), MAX_SKILLS):
             described = tool.description if tool.definition.get("description") else ""
             schema = tool.definition.get("inputSchema")
             skills.append(skill_from_tool(tool.name, description=described, input_schema=schema))
@@ -211,10 +217,10 @@ def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:
     return found
 
 
-def _render_skill(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in one.items() if key != "public"}
-
-
-def _render_extension(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Without empty members."""
-    return {key: value for key, value in one.items() if value or key == "uri"}
+def reply_cached(
+    request: HttpRequest, headers: list[tuple[bytes, bytes]], tag: str, body: bytes
+) -> None:
+    """Responds with the body, or with 304 to a client that has it already."""
+    asked = request.fields.get(b"if-none-match")
+    known = asked is not None and is_unchanged(tag, asked.decode("latin-1"))
+    request.reply(304 if known else 200, headers, b"" if known else body)

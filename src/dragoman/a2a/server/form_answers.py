@@ -34,10 +34,11 @@ def parse_answers(
         elif question.kind == URL or name == AUTH:
             answers[name] = {"action": "accept"}
         else:
+            schema = question.body.get("requestedSchema")
             earlier = before.get(name, {}).get("content", {})
-            content = _fill_form(name, question.body.get("requestedSchema"), data, text, earlier)
+            content = _fill_form(name, schema, data, text, earlier)
             answers[name] = {"action": "accept", "content": content}
-            missing += _list_missing(question.body.get("requestedSchema"), content)
+            missing += _list_missing(schema, content)
     return answers, ", ".join(missing)
 
 
@@ -86,11 +87,10 @@ def _fill_form(
     source = own if isinstance(own, dict) and name not in properties else data
     content = {**earlier, **{key: source[key] for key in properties if key in source}}
     if text:
-        open_ = [key for key in _list_required(schema) or properties if key not in content]
-        if not open_:
-            open_ = [key for key in properties if key not in content]
-        if len(open_) == 1:
-            content[open_[0]] = parse_value(text, properties.get(open_[0]))
+        missing = [key for key in _list_required(schema) if key not in content]
+        missing = missing or [key for key in properties if key not in content]
+        if len(missing) == 1:
+            content[missing[0]] = parse_value(text, properties.get(missing[0]))
     return content
 
 

@@ -18,21 +18,26 @@ from dragoman.a2a.protocol.dialects import BY_VERSION, choose
 from dragoman.a2a.protocol.dialects.operations import CARD, STREAMING, SUBSCRIBE, V10
 from dragoman.a2a.protocol.errors import (
     DOMAIN,
-    INTERNAL,
     INVALID_AGENT_RESPONSE,
     INVALID_PARAMS,
-    INVALID_REQUEST,
     RESOURCE_EXHAUSTED,
     UNAUTHENTICATED,
     UNAVAILABLE,
     VERSION_NOT_SUPPORTED,
     A2aError,
-    error_from_hub,
 )
 from dragoman.a2a.server.operations import A2aServer
-from dragoman.a2a.server.request_context import RequestContext, merge_metadata
+from dragoman.a2a.server.request_context import (
+    RequestContext,
+    check_idempotency_key,
+    error_from_exception,
+    merge_metadata,
+    parse_extensions,
+)
+from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import WhyEnded
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError
+from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import parse_trace
@@ -57,12 +62,11 @@ log = logging.getLogger("dragoman.a2a")
 Answer = TypeVar("Answer")
 
 MAX_CALLS = 2000
-"""Under way at once, streams among them."""
+"""At once, streams among them."""
 MAX_OF_CALLER = 1000
 MAX_CONNECTIONS = 1000
 UNREAD_SECONDS = 60.0
 """How long an event waits for a client that does not read it."""
-MAX_EXTENSIONS = 32
 MAX_WORDS = 1024
 MAX_VIOLATIONS = 8
 """Errors travel in trailers, and clients accept 8 KiB of these."""
@@ -100,9 +104,16 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
 
 
-Work = Callable[
-    [GrpcService, GrpcMethod, RequestContext, dict[str, Any], Context], Awaitable[Answer]
-]
+@record(frozen=True, slots=True)
+class GrpcCall:
+    service: GrpcService
+    method: GrpcMethod
+    ctx: RequestContext
+    request: dict[str, Any]
+    context: Context
+
+
+Work = Callable[[GrpcCall], Awaitable[Answer]]
 
 
 class A2aGrpcServer:
@@ -127,7 +138,7 @@ class A2aGrpcServer:
         self._max_calls = max_calls
         self._max_of_caller = max_of_caller
         self._calls: dict[Principal, dict[asyncio.Task[Any], str]] = {}
-        """The calls under way of each principal, and why the hub ends one early."""
+        """The running calls of each principal, and why the hub ends one early."""
         self._server: Any = None
 
     async def start(self) -> int:
@@ -156,7 +167,7 @@ class A2aGrpcServer:
         return port
 
     async def stop(self, grace: float) -> None:
-        """Accepts no more calls; those under way have `grace` seconds."""
+        """Accepts no more calls; running ones have `grace` seconds."""
         if self._server is not None:
             await self._server.stop(grace)
 
@@ -195,10 +206,10 @@ class A2aGrpcServer:
                 version=service.version,
                 extensions=_read_extensions(metadata),
                 base=self._base,
-                key=_read_key(metadata),
+                key=check_idempotency_key(metadata.get("idempotency-key", "")),
                 trace_context=parse_trace(_select_trace(metadata), merge_metadata(request)),
             )
-            return await work(service, method, ctx, request, context)
+            return await work(GrpcCall(service, method, ctx, request, context))
         except asyncio.CancelledError:
             why = self._why_ended(caller)
             if not why:
@@ -260,37 +271,25 @@ class A2aGrpcServer:
                 f'"a2a-version: {service.version}"',
             )
 
-    async def _answer(
-        self,
-        service: GrpcService,
-        method: GrpcMethod,
-        ctx: RequestContext,
-        request: dict[str, Any],
-        context: Context,
-    ) -> bytes:
-        answer = await self._operations.answer(ctx, method.op, request)
+    async def _answer(self, call: GrpcCall) -> bytes:
+        service, method = call.service, call.method
+        answer = await self._operations.answer(call.ctx, method.op, call.request)
         shown = self._operations.cards.shape_card(answer, V10) if method.op == CARD else answer
-        await self._send_extensions(ctx, request, context)
+        await self._send_extensions(call)
         return _encode(service, method, service.render_result(method.op, shown))
 
-    async def _stream(
-        self,
-        service: GrpcService,
-        method: GrpcMethod,
-        ctx: RequestContext,
-        request: dict[str, Any],
-        context: Context,
-    ) -> None:
+    async def _stream(self, call: GrpcCall) -> None:
+        service, method = call.service, call.method
         if method.op == SUBSCRIBE:
-            events = self._operations.subscribe(ctx, request, None)
+            events = self._operations.subscribe(call.ctx, call.request, None)
         else:
-            events = await self._operations.stream(ctx, request)
+            events = await self._operations.stream(call.ctx, call.request)
         try:
-            await self._send_extensions(ctx, request, context)
+            await self._send_extensions(call)
             async for _, event, final in events:
                 data = _encode(service, method, service.render_event(event, final=final))
                 async with asyncio.timeout(UNREAD_SECONDS):
-                    await context.write(data)
+                    await call.context.write(data)
         except TimeoutError:
             raise A2aError(
                 UNAVAILABLE,
@@ -300,16 +299,12 @@ class A2aGrpcServer:
         finally:
             events.close()
 
-    async def _send_extensions(
-        self, ctx: RequestContext, request: Mapping[str, Any], context: Context
-    ) -> None:
+    async def _send_extensions(self, call: GrpcCall) -> None:
         """Names the extensions in use."""
-        if ctx.extensions:
-            facts = self._operations.router.get_facts(request.get("tenant"))
-            used = ctx.extensions & {one["uri"] for one in facts.extensions}
-            if used:
-                named = ", ".join(sorted(used))
-                await context.send_initial_metadata((("a2a-extensions", named),))
+        if call.ctx.extensions:
+            facts = self._operations.router.get_facts(call.request.get("tenant"))
+            if used := render_used_extensions(facts, call.ctx.extensions):
+                await call.context.send_initial_metadata((("a2a-extensions", used),))
 
 
 async def _decode(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
@@ -345,9 +340,8 @@ def _join_metadata(metadata: Any) -> dict[str, str]:
 
 
 def _read_extensions(metadata: Mapping[str, str]) -> frozenset[str]:
-    named = f"{metadata.get('a2a-extensions', '')},{metadata.get('x-a2a-extensions', '')}"  # 0.3's
-    found = [uri for part in named.split(",") if 0 < len(uri := part.strip()) <= 512]
-    return frozenset(found[:MAX_EXTENSIONS])
+    older = metadata.get("x-a2a-extensions", "")  # 0.3's
+    return parse_extensions(f"{metadata.get('a2a-extensions', '')},{older}")
 
 
 def _select_trace(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
@@ -359,20 +353,9 @@ def _select_trace(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
     }
 
 
-def _read_key(metadata: Mapping[str, str]) -> str:
-    key = metadata.get("idempotency-key", "")
-    if len(key) > 256 or not key.isprintable():
-        raise A2aError(INVALID_REQUEST, "an idempotency-key has at most 256 characters")
-    return key
-
-
-async def _abort(service: GrpcService, context: Context, error: Exception) -> NoReturn:
-    """The outer boundary: ends the call with a status and its details."""
-    if isinstance(error, HubError):
-        error = error_from_hub(error)
-    if not isinstance(error, A2aError):
-        log.error("a call over gRPC crashed", exc_info=error)
-        error = A2aError(INTERNAL, "internal error: see the hub's log")
+async def _abort(service: GrpcService, context: Context, raised: Exception) -> NoReturn:
+    """Ends the call with a status and its details."""
+    error = error_from_exception(raised, "a call over gRPC")
     code = grpc.StatusCode[error.codes.grpc]
     words = _truncate(service.render_error(error), MAX_WORDS)
     details = encode_status(code.value[0], words, _build_details(error))

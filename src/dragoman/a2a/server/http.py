@@ -12,23 +12,28 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
-from dragoman.a2a.cards.build import build_card_headers, is_unchanged
+from dragoman.a2a.cards.build import build_card_headers
 from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.protocol import dialects
 from dragoman.a2a.protocol.dialects import Dialect, RestRoutes, operations, v03, v10
 from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
-    INTERNAL,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     A2aError,
-    error_from_hub,
 )
 from dragoman.a2a.server import http_v01
-from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.card_service import CardService, reply_cached
 from dragoman.a2a.server.operations import A2aServer
-from dragoman.a2a.server.request_context import RequestContext, merge_metadata
+from dragoman.a2a.server.request_context import (
+    RequestContext,
+    check_idempotency_key,
+    error_from_exception,
+    merge_metadata,
+    parse_extensions,
+)
+from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError
@@ -41,7 +46,6 @@ from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-MAX_EXTENSIONS = 32
 CARD_PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -72,7 +76,7 @@ class Exchange:
     """A request in one of the bindings, and how its response is written. `parse` fills it in step
     by step: an error is written in the dialect that is known by then."""
 
-    __slots__ = ("agent", "dialect", "op", "principal", "request", "transport", "wanted")
+    __slots__ = ("agent", "dialect", "op", "path", "principal", "request", "transport", "wanted")
 
     headers: list[tuple[bytes, bytes]] = JSON_HEADERS
     lists_extensions = True
@@ -85,11 +89,14 @@ class Exchange:
         request: HttpRequest,
         principal: Principal,
         agent: str | None,
+        path: str,
     ) -> None:
+        """`path` is the one below that of the agent."""
         self.transport = transport
         self.request = request
         self.principal = principal
         self.agent = agent
+        self.path = path
         self.dialect: Dialect = dialects.NATIVE
         self.op = ""
         self.wanted: Mapping[str, Any] = NOTHING
@@ -136,12 +143,7 @@ class JsonRpcExchange(Exchange):
         if (flaw := rpc.find_flaw(checked)) is not None or "method" not in message:
             raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
-        named = request.fields.get(b"a2a-version")
-        if named is not None:
-            version = named.decode("latin-1").strip() or None
-        else:
-            version = read_version(request)
-        required = self.transport.require_version
+        version, required = read_version(request), self.transport.require_version
         dialect = self.dialect = dialects.choose(version, method, params, required)
         if version is None and method in dialects.SHARED:
             task_id = params.get("id") if isinstance(params, dict) else None
@@ -177,24 +179,14 @@ class JsonRpcExchange(Exchange):
 
 
 class RestExchange(Exchange):
-    __slots__ = ("headers", "path", "rest")
-
-    def __init__(
-        self,
-        transport: A2aHttpTransport,
-        request: HttpRequest,
-        principal: Principal,
-        agent: str | None,
-        path: str,
-        dialect: RestDialect,
-    ) -> None:
-        super().__init__(transport, request, principal, agent)
-        self.path = path
-        self.rest = self.dialect = dialect
-        self.headers = [(b"content-type", dialect.TRAITS.media_type.encode())]
+    __slots__ = ("headers", "rest")
 
     def parse(self) -> Exchange | None:
-        request, path, dialect, traits = self.request, self.path, self.rest, self.dialect.TRAITS
+        request, path = self.request, self.path
+        dialect: RestDialect = v03 if path.startswith("/v1/") else v10
+        self.rest = self.dialect = dialect
+        traits = dialect.TRAITS
+        self.headers = [(b"content-type", traits.media_type.encode())]
         version = read_version(request)
         if version is not None or not traits.versioned_paths:
             # A path has no dialect but its own; what is named beside it must be that.
@@ -212,7 +204,7 @@ class RestExchange(Exchange):
         body = read_json(request) if request.body else None
         if op in _MESSAGES and isinstance(body, dict) and "jsonrpc" in body:
             # agno's client puts the envelope of JSON-RPC there, and reads one.
-            return JsonRpcExchange(self.transport, request, self.principal, self.agent)
+            return JsonRpcExchange(self.transport, request, self.principal, self.agent, path)
         self.op = op
         self.wanted = dialect.parse_rest_params(op, values, read_query(request), body)
         return self
@@ -232,24 +224,13 @@ class RestExchange(Exchange):
 class LegacyExchange(Exchange):
     """The routes of 0.1, and bodies without an envelope."""
 
-    __slots__ = ("legacy", "path")
+    __slots__ = ("legacy",)
 
     lists_extensions = False
 
-    def __init__(
-        self,
-        transport: A2aHttpTransport,
-        request: HttpRequest,
-        principal: Principal,
-        agent: str | None,
-        path: str,
-    ) -> None:
-        super().__init__(transport, request, principal, agent)
-        self.path = path
+    def parse(self) -> Exchange:
         self.dialect = http_v01.DIALECT
         self.legacy: http_v01.LegacyRequest | None = None
-
-    def parse(self) -> Exchange:
         body = read_json(self.request) if self.request.body else None
         if self.path:
             legacy = http_v01.parse_request(self.request.method, self.path, body)
@@ -304,15 +285,13 @@ class A2aHttpTransport:
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
         elif rest in _RPC_PATHS:
-            return self._serve(JsonRpcExchange(self, request, principal, agent))
+            return self._serve(JsonRpcExchange(self, request, principal, agent, rest))
         elif rest == "/agents" and agent is None:
             self._serve_agents(request, principal)
-        elif rest.startswith("/v1/"):
-            return self._serve(RestExchange(self, request, principal, agent, rest, v03))
         elif http_v01.is_route(request.method, rest) and _may_be_legacy(request):
             return self._serve(LegacyExchange(self, request, principal, agent, rest))
         else:
-            return self._serve(RestExchange(self, request, principal, agent, rest, v10))
+            return self._serve(RestExchange(self, request, principal, agent, rest))
         return _done()
 
     def _split(self, path: str) -> tuple[str | None, str]:
@@ -339,9 +318,7 @@ class A2aHttpTransport:
             op, wanted, request = exchange.op, exchange.wanted, exchange.request
             fields = request.fields
             extensions = fields.get(b"a2a-extensions") or fields.get(b"x-a2a-extensions")
-            key = fields.get(b"idempotency-key", b"").decode("latin-1")
-            if len(key) > 256 or not key.isprintable():
-                raise A2aError(INVALID_REQUEST, "an Idempotency-Key has at most 256 characters")
+            key = fields.get(b"idempotency-key")
             metadata = None
             if "metadata" in wanted or "metadata" in wanted.get("message", NOTHING):
                 metadata = merge_metadata(wanted)
@@ -349,9 +326,9 @@ class A2aHttpTransport:
                 exchange.principal,
                 exchange.agent,
                 exchange.dialect.VERSION,
-                _parse_extensions(extensions) if extensions else _NONE,
+                parse_extensions(extensions.decode("latin-1")) if extensions else _NONE,
                 self._find_base(request) if op == operations.CARD else "",
-                key,
+                check_idempotency_key(key.decode("latin-1")) if key else "",
                 parse_trace(fields, metadata),
             )
             if exchange.is_notification:  # no client waits for the outcome: nothing is done
@@ -396,7 +373,7 @@ class A2aHttpTransport:
         return self.server.subscribe(ctx, exchange.wanted, number)
 
     async def _pump(self, exchange: Exchange, ctx: RequestContext, stream: TaskStream) -> None:
-        """Sends the events of the stream until it ends or the client has gone."""
+        """Sends the events of the stream until it ends or the client disconnects."""
         request = exchange.request
         request.start(200, self._add_extensions(exchange, ctx, SSE_HEADERS))
         request.gone.add_done_callback(lambda _: stream.close())
@@ -420,10 +397,8 @@ class A2aHttpTransport:
         if not ctx.extensions:
             return headers
         facts = self.server.router.get_facts(ctx.agent or exchange.wanted.get("tenant"))
-        used = sorted(ctx.extensions & {one["uri"] for one in facts.extensions})
-        if not used:
-            return headers
-        return [*headers, (b"a2a-extensions", ", ".join(used).encode("latin-1", "replace"))]
+        used = render_used_extensions(facts, ctx.extensions).encode("latin-1", "replace")
+        return [*headers, (b"a2a-extensions", used)] if used else headers
 
     # --- cards -----------------------------------------------------------------------------------
 
@@ -442,15 +417,8 @@ class A2aHttpTransport:
             status = 404 if error.reason == "INVALID_PARAMS" else error.codes.http
             request.reply(status, JSON_HEADERS, encode({"error": {"message": error.message}}))
             return
-        headers = [
-            *build_card_headers(body, shared=principal is None),
-            (b"last-modified", since.encode()),
-        ]
-        asked = request.fields.get(b"if-none-match")
-        if asked is not None and is_unchanged(tag, asked.decode("latin-1")):
-            request.reply(304, headers, b"")
-        else:
-            request.reply(200, headers, body)
+        headers = build_card_headers(body, shared=principal is None)
+        reply_cached(request, [*headers, (b"last-modified", since.encode())], tag, body)
 
     def _serve_agents(self, request: HttpRequest, principal: Principal) -> None:
         if request.method not in ("GET", "HEAD"):
@@ -467,11 +435,6 @@ class A2aHttpTransport:
 
 
 _NONE: frozenset[str] = frozenset()
-
-
-def _parse_extensions(named: bytes) -> frozenset[str]:
-    found = [one.strip() for one in named.decode("latin-1").split(",")]
-    return frozenset(one for one in found[:MAX_EXTENSIONS] if 0 < len(one) <= 512)
 
 
 def read_version(request: HttpRequest) -> str | None:
@@ -526,18 +489,12 @@ def read_json(request: HttpRequest) -> Any:
 
 
 async def _done() -> None:
-    """It is answered already."""
+    """For a request that has been answered."""
 
 
 def _fail(exchange: Exchange, error: Exception) -> None:
-    """The outer boundary: whatever goes wrong is answered."""
-    if isinstance(error, HubError):
-        error = error_from_hub(error)
-    if not isinstance(error, A2aError):
-        request = exchange.request
-        log.error("%s %s crashed", request.method, request.path, exc_info=error)
-        error = A2aError(INTERNAL, "internal error: see the hub's log")
-    exchange.write_error(error)
+    request = exchange.request
+    exchange.write_error(error_from_exception(error, f"{request.method} {request.path}"))
 
 
 def _reject_method(request: HttpRequest, methods: bytes) -> None:
@@ -545,10 +502,6 @@ def _reject_method(request: HttpRequest, methods: bytes) -> None:
     request.reply(405, [*JSON_HEADERS, (b"allow", methods)], body)
 
 
-def answer_disabled(request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
-    return _disabled(request)
-
-
-async def _disabled(request: HttpRequest) -> None:
+async def answer_disabled(request: HttpRequest, principal: Principal | None) -> None:
     words = "A2A is not enabled here: set enabled = true under [a2a] in config.toml"
     request.reply(404, JSON_HEADERS, encode({"error": {"message": words}}))

@@ -7,8 +7,11 @@ sent. Knows no wire format: requests come validated in the hub's own form, and e
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -21,14 +24,9 @@ from dragoman.a2a.protocol.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
+from dragoman.a2a.protocol.validation import seconds_from_timestamp
 from dragoman.a2a.server import routing
 from dragoman.a2a.server.card_service import CardService
-from dragoman.a2a.server.pagination import (
-    find_page_start,
-    limit_bytes,
-    matches_filter,
-    page_token_from_task,
-)
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter
@@ -49,7 +47,6 @@ PAGE_BYTES = 16 * 1024 * 1024
 """What the tasks of a page may take, unless it is a single one."""
 MAX_STREAMS = 1_000
 """Of one principal."""
-_MESSAGES = frozenset((operations.SEND, operations.STREAM))
 
 Operation = Callable[
     [RequestContext, Mapping[str, Any]], "dict[str, Any] | Awaitable[dict[str, Any]]"
@@ -105,8 +102,8 @@ class A2aServer:
     def answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
     ) -> Awaitable[dict[str, Any]]:
-        """Runs an operation that has one response. The call of a message is under way when this
-        returns, so that a quick one has ended before anybody waits for it."""
+        """Runs an operation that has one response. The call of a message has started when this
+        returns, so that a quick one has ended before the response is awaited."""
         if "tenant" in request:
             ctx = self._resolve_tenant(ctx, request["tenant"])
         if op == operations.SEND:
@@ -130,9 +127,7 @@ class A2aServer:
         agent = self.router.resolve_slug(tenant)
         if ctx.agent is not None and self.router.resolve_slug(ctx.agent) != agent:
             raise A2aError(INVALID_PARAMS, f'"{agent[:100]}" is not a tenant of this agent')
-        return RequestContext(
-            ctx.principal, agent, ctx.version, ctx.extensions, ctx.base, ctx.key, ctx.trace_context
-        )
+        return replace(ctx, agent=agent)
 
     def _check_requirements(self, ctx: RequestContext, op: str) -> None:
         """What an agent requires of its callers; for a message, `MessageSender` checks it when it
@@ -300,3 +295,51 @@ class A2aServer:
         if not self.router.can_discover_agent(ctx.principal, facts):
             raise A2aError(PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"')
         return self.cards.build_card(facts, ctx.principal, ctx.base)
+
+
+# --- pages of tasks ---------------------------------------------------------------------------
+
+
+def matches_filter(task: A2aTask, request: Mapping[str, Any]) -> bool:
+    context, status = request.get("contextId"), request.get("status")
+    after = request.get("statusTimestampAfter")
+    return (
+        (context is None or task.record.header.context == context)
+        and (status is None or STATES[task.state] == status)
+        and (after is None or task.updated >= (seconds_from_timestamp(after) or 0.0))
+    )
+
+
+def limit_bytes(tasks: list[A2aTask], most: int) -> list[A2aTask]:
+    """The first tasks that together take at most `most` bytes; at least one."""
+    left = most
+    for place, task in enumerate(tasks):
+        left -= task.size
+        if left < 0:
+            return tasks[: max(place, 1)]
+    return tasks
+
+
+def page_token_from_task(task: A2aTask) -> str:
+    place = f"{task.updated!r} {task.id}"
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+def find_page_start(tasks: list[A2aTask], token: str | None) -> int:
+    """The index where the page of `token` begins: after the task that it names, or where that task
+    was when the token was issued."""
+    if not token:
+        return 0
+    try:
+        at, _, id = base64.b64decode(token, b"-_", validate=True).decode().partition(" ")
+        updated = float(at)
+    except (binascii.Error, ValueError):
+        raise A2aError(
+            INVALID_PARAMS,
+            'invalid "pageToken": use the nextPageToken of the previous page',
+            violations=[("pageToken", "is invalid: use the nextPageToken of the previous page")],
+        ) from None
+    for place, task in enumerate(tasks):
+        if task.updated < updated or (task.updated == updated and task.id == id):
+            return place + 1 if task.id == id else place
+    return len(tasks)

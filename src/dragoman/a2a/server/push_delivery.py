@@ -130,12 +130,7 @@ class PushNotifier:
     # --- webhooks as clients see them ------------------------------------------------------------
 
     async def set(
-        self,
-        task: A2aTask,
-        config: Mapping[str, Any],
-        version: str,
-        *,
-        after: int | None = None,
+        self, task: A2aTask, config: Mapping[str, Any], version: str, *, after: int | None = None
     ) -> dict[str, Any]:
         """Registers a webhook for the entries after number `after`, by default for those from now
         on, in the dialect `version`. One with the same id is replaced and keeps its cursor."""

@@ -1,13 +1,21 @@
-"""What every transport says of an A2A request beside its parameters."""
+"""What every transport says of an A2A request beside its parameters, and how it is read."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.a2a.protocol.errors import INTERNAL, INVALID_REQUEST, A2aError, error_from_hub
+from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
 from dragoman.core.trace import TraceContext
+
+log = logging.getLogger(__name__)
+
+MAX_EXTENSIONS = 32
+MAX_KEY = 256
 
 
 @record(frozen=True, slots=True)
@@ -34,3 +42,24 @@ def merge_metadata(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
     message = request.get("message")
     inner = message.get("metadata") if message is not None else None
     return {**outer, **inner} if outer and inner else outer or inner
+
+
+def parse_extensions(named: str) -> frozenset[str]:
+    found = [uri for part in named.split(",") if 0 < len(uri := part.strip()) <= 512]
+    return frozenset(found[:MAX_EXTENSIONS])
+
+
+def check_idempotency_key(key: str) -> str:
+    if len(key) > MAX_KEY or not key.isprintable():
+        raise A2aError(INVALID_REQUEST, f"an Idempotency-Key has at most {MAX_KEY} characters")
+    return key
+
+
+def error_from_exception(error: Exception, what: str) -> A2aError:
+    """The outer boundary of a transport: every error of `what` becomes one of the protocol."""
+    if isinstance(error, HubError):
+        error = error_from_hub(error)
+    if isinstance(error, A2aError):
+        return error
+    log.error("%s crashed", what, exc_info=error)
+    return A2aError(INTERNAL, "internal error: see the hub's log")

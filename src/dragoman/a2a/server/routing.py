@@ -85,9 +85,9 @@ class MessageRouter:
         self._order = order
         self._find_unavailability = find_unavailability
         self._destinations: dict[str | None, Destination] = {}
-        self._destinations_at = -1
         self._slugs: dict[str, str] = {}
-        self._slugs_at = -1
+        self._cached_at = -1
+        """The version of the catalog that these two are of."""
 
     def list_agents(self, principal: Principal) -> list[Tool]:
         """The agents that it may discover: the configured ones first, then the registered ones."""
@@ -105,8 +105,8 @@ class MessageRouter:
 
     def _get_destination(self, agent: str | None) -> Destination:
         """Of a message to `agent` that names no skill."""
-        if self._destinations_at != self._hub.catalog.version:
-            self._destinations_at, self._destinations = self._hub.catalog.version, {}
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
         known = self._destinations.get(agent)
         if known is None:
             facts = self._find_facts(agent)
@@ -118,22 +118,19 @@ class MessageRouter:
 
     def resolve_slug(self, agent: str) -> str:
         """The name of the agent with that name or slug; `agent` itself if there is none."""
-        if self._slugs_at != self._hub.catalog.version:
-            self._slugs_at, self._slugs = self._hub.catalog.version, self._find_slugs()
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
         return self._slugs.get(agent, agent)
 
-    def _find_slugs(self) -> dict[str, str]:
-        """The slugs that stand for one agent only, and are not an agent's name."""
-        names = [
-            tool.agent.name for tool in self._hub.catalog.list_tools() if tool.agent is not None
-        ]
-        taken = Counter(slug_from_name(name) for name in names)
+    def _refresh(self) -> None:
+        """Finds the slugs that stand for one agent only, and are not an agent's name."""
+        self._cached_at, self._destinations = self._hub.catalog.version, {}
+        tools = self._hub.catalog.list_tools()
+        names = [tool.agent.name for tool in tools if tool.agent is not None]
+        taken = Counter(map(slug_from_name, names))
         slugs = {slug_from_name(name): name for name in names}
-        return {
-            slug: name
-            for slug, name in slugs.items()
-            if slug and taken[slug] == 1 and slug not in names and slug != HUB
-        }
+        unusable = {"", HUB, *names, *(slug for slug, count in taken.items() if count > 1)}
+        self._slugs = {slug: name for slug, name in slugs.items() if slug not in unusable}
 
     def _find_facts(self, agent: str | None) -> AgentFacts:
         name = self.resolve_slug(agent) if agent is not None else self.find_default_agent()
@@ -141,8 +138,7 @@ class MessageRouter:
             return HUB_FACTS
         tool = self._find_agent_tool(name)
         if tool is None or tool.agent is None:
-            why = self._find_unavailability(name)
-            if why is not None:
+            if (why := self._find_unavailability(name)) is not None:
                 raise A2aError(UNAVAILABLE, f'agent "{name}" is not available: {why}')
             raise _unknown_agent_error(name)
         return tool.agent
@@ -170,14 +166,17 @@ class MessageRouter:
         there = self._get_destination(agent)
         if not skill:
             return there
-        if there.agent and agent is None and not _has_skill(there.facts, skill):
-            # The message names a skill, and the default agent only because it names no other.
-            tool = self._hub.find(skill, EVERYTHING)
-            if not isinstance(tool.target, Nowhere):
-                return _destination_from_tool(tool, HUB_FACTS, "", skill)
-        if there.agent:
+        # The default agent is meant only because the message names no other, unless it has that
+        # skill.
+        is_assumed = agent is None and all(one.get("id") != skill for one in there.facts.skills)
+        if there.agent and not is_assumed:
             return Destination(there.agent, there.facts, there.tool, skill, True)
-        return _destination_from_tool(self._hub.find(skill, EVERYTHING), there.facts, "", skill)
+        tool = self._hub.find(skill, EVERYTHING)
+        if there.agent and isinstance(tool.target, Nowhere):
+            return Destination(there.agent, there.facts, there.tool, skill, True)
+        if tool.agent is not None:
+            return Destination(tool.agent.name, tool.agent, tool.name, "", True)
+        return Destination("", HUB_FACTS, skill, skill, False)
 
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not tool.target.traits.is_published:
@@ -185,7 +184,6 @@ class MessageRouter:
         return self._hub.authorizer.decide_action(principal, A2A_DISCOVER, tool).allowed
 
     def can_discover_agent(self, principal: Principal, facts: AgentFacts) -> bool:
-        """Whether it may discover that agent."""
         tool = self._find_agent_tool(facts.name)
         return tool is None or self.can_discover(principal, tool)
 
@@ -222,11 +220,8 @@ class MessageRouter:
     def find_visible_tool(self, name: str, principal: Principal) -> Tool:
         """The tool of that name; an unknown one if the principal may not see it."""
         tool = self._hub.find(name, EVERYTHING)
-        return (
-            tool
-            if self._hub.authorizer.can_see(principal, tool, DOOR)
-            else build_unknown_tool(name)
-        )
+        is_visible = self._hub.authorizer.can_see(principal, tool, DOOR)
+        return tool if is_visible else build_unknown_tool(name)
 
     def match_skill(self, words: str, principal: Principal) -> str:
         """The skill whose id, or else whose name on the card, the text is; empty if none."""
@@ -247,18 +242,8 @@ class MessageRouter:
         return f"Which skill is this for? Answer with the name of one: {listed}{more}."
 
 
-def _destination_from_tool(tool: Tool, facts: AgentFacts, agent: str, skill: str) -> Destination:
-    if tool.agent is not None:
-        return Destination(tool.agent.name, tool.agent, tool.name, "", True)
-    return Destination(agent, facts, skill, skill, False)
-
-
 def _unknown_agent_error(name: str) -> A2aError:
     return A2aError(INVALID_PARAMS, f'agent "{name[:100]}" was not found')
-
-
-def _has_skill(facts: AgentFacts, skill: str) -> bool:
-    return any(one.get("id") == skill for one in facts.skills)
 
 
 def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:
@@ -318,11 +303,9 @@ def build_tool_arguments(
                 "a tool takes text, or an object with its arguments as data, and no files or other "
                 "values",
             )
-    if texts:
-        text = "\n".join(texts)
-        open_ = find_text_property(schema, arguments, text)
-        if open_ is not None:
-            arguments[open_] = parse_value(text, schema["properties"][open_])
+    text = "\n".join(texts)
+    if texts and (name := find_text_property(schema, arguments, text)) is not None:
+        arguments[name] = parse_value(text, schema["properties"][name])
     return arguments
 
 
@@ -365,6 +348,11 @@ def check_agent_requirements(facts: AgentFacts, extensions: frozenset[str], stre
         raise A2aError(UNSUPPORTED_OPERATION, f'agent "{facts.name}" does not support streaming')
 
 
+def render_used_extensions(facts: AgentFacts, extensions: frozenset[str]) -> str:
+    """The extensions of the client that a response lists: those that the agent has too."""
+    return ", ".join(sorted(extensions & {one["uri"] for one in facts.extensions}))
+
+
 def check_push_support(facts: AgentFacts) -> None:
     if not facts.push:
         raise A2aError(
@@ -378,14 +366,14 @@ def check_push_support(facts: AgentFacts) -> None:
 
 def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
     """Raises for a part of a media type that the agent does not accept."""
+    modes = facts.input_modes
     for part in parts:
         media = find_media_type(part)
-        modes = facts.input_modes
         if media not in modes and not any(_matches(media, mode) for mode in modes):
             raise A2aError(
                 CONTENT_TYPE_NOT_SUPPORTED,
                 f'agent "{facts.name}" does not accept "{media[:100]}"; it accepts '
-                f"{', '.join(facts.input_modes)}",
+                f"{', '.join(modes)}",
             )
 
 

@@ -36,15 +36,8 @@ from dragoman.a2a.server.task import (
     new_id,
 )
 from dragoman.a2a.server.task_access import TaskAccess
+from dragoman.core import errors
 from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, WantedUpdates
-from dragoman.core.errors import (
-    AmbiguousName,
-    ConfigError,
-    NotFound,
-    Overloaded,
-    Refused,
-    StorageFailed,
-)
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -61,7 +54,7 @@ MAX_KEYS = 32
 """Idempotency keys that are kept of one task: those of its last messages."""
 
 Sent: TypeAlias = tuple[A2aTask, int]
-"""The task, under way, and the number of its last entry when the message was taken."""
+"""The running task, and the number of its last entry when the message was taken."""
 
 
 class MessageSender:
@@ -94,7 +87,7 @@ class MessageSender:
                 raise TypeError(f'unknown state "{stored.state}"')
             header = A2aTaskHeader.from_stored(stored.about)
         except TypeError as error:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f'task "{stored.id[:100]}" in tasks.db is damaged ({error}); restore it from a '
                 "backup, or move it away and continue without it: dragoman stores accept-loss tasks"
             ) from error
@@ -109,8 +102,8 @@ class MessageSender:
     def send(
         self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool
     ) -> Sent | Awaitable[Sent]:
-        """Starts a task with the message, or continues the one that it names. The call is under
-        way when this returns, unless the message comes with a webhook: that is checked first."""
+        """Starts a task with the message, or continues the one that it names. The call has started
+        when this returns, unless the message comes with a webhook: that is checked first."""
         if len(request) > 1:
             push = request.get("configuration", NOTHING).get("taskPushNotificationConfig")
             if push is not None:
@@ -149,7 +142,7 @@ class MessageSender:
         task = self._create(ctx, request, streamed, SUBMITTED)
         try:
             await self._set_push(ctx, task, push, task.record.message_number)
-        except BaseException:  # its client may have gone, and the task would wait here for ever
+        except BaseException:  # a client that disconnects would leave the task behind for ever
             if not task.record.shown:
                 self._tasks.remove(task)
             raise
@@ -178,7 +171,7 @@ class MessageSender:
         the loop: if it is sent again after a crash, the client gets this task."""
         try:
             self._tasks.flush()
-        except StorageFailed:
+        except errors.StorageFailed:
             if not task.record.shown:
                 self._tasks.remove(task)
             raise
@@ -198,11 +191,8 @@ class MessageSender:
         if not there.tool:
             named = router.match_skill(join_texts(message["parts"]), principal)
             there = router.route(HUB, _name_skill(request, named)) if named else there
-        schema, extra = None, NO_EXTRA
-        if there.is_agent:
-            arguments = routing.build_agent_arguments(message)
-        else:
-            arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
+        extra = NO_EXTRA
+        arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
         if len(request) > 1 or ctx.extensions or not _PLAIN.issuperset(message):
             extra = self._collect_extra(ctx, there.agent, request)
         trace_context = ctx.trace_context or TraceContext(new_trace().id, "", "")
@@ -281,6 +271,7 @@ class MessageSender:
     ) -> None:
         message, record, header = request["message"], task.record, task.record.header
         self._check_continues(ctx, task, message)
+        assert task.owned is not None
         self._tasks.make_space(task.owned)
         task.owner = ctx.principal  # equal, with its present roles: after a restart too
         facts = self._router.get_facts(header.agent or HUB)
@@ -322,7 +313,7 @@ class MessageSender:
                 UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
             )
         if task.record.full or task.size >= MAX_BYTES:
-            raise Overloaded(
+            raise errors.Overloaded(
                 f'task "{task.id}" has reached its size limit; cancel it and start another'
             )
 
@@ -347,13 +338,13 @@ class MessageSender:
                 named = ""
             else:
                 if not header.tool and named:  # the first message is for the skill that this names
-                    record.message = message = record.get_first_message()
+                    record.message = message = record.entries[0].event["message"]
                     named = ""
                 there, known = chosen, NOTHING
                 header.tool, header.skill, header.agent = there.tool, there.skill, there.agent
                 record.continues = there.is_agent and there.facts.continues
-        built = self._build_arguments(task.owner, there, message, known, named)
-        record.arguments, record.schema = built
+        found = self._build_arguments(task.owner, there, message, known, named)
+        record.arguments, record.schema = found
         return True
 
     def _takes_text(self, task: A2aTask, text: str) -> bool:
@@ -403,14 +394,10 @@ class MessageSender:
     # --- its call ------------------------------------------------------------------------------
 
     def _call(
-        self,
-        task: A2aTask,
-        updates: Updates,
-        answers: Mapping[str, Any] | None,
-        handle: str | None,
+        self, task: A2aTask, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
     ) -> Coroutine[Any, Any, tuple[Tool, Result]]:
         """Takes what the call needs at once: a finished task is released, and an open question of
-        it may still have to be given up."""
+        it may still have to be withdrawn."""
         record, header = task.record, task.record.header
         name = header.tool
         if header.skill and header.agent:
@@ -439,14 +426,14 @@ class MessageSender:
         return self._hub.call(task.owner, name, record.arguments, options)
 
     def take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
-        """The message that answers in place of a task, if the target gave one and nobody has heard
-        of the task; None where it stays a task. Raises the error of a call that never started."""
+        """The message that answers in place of a task, if the target gave one and no client has
+        seen the task; None where it stays a task. Raises the error of a call that never started."""
         record = task.record
         if record.shown or record.header.sends:
             return None
-        if isinstance(task.error, NotFound | Refused | AmbiguousName | StorageFailed):
+        if isinstance(task.error, _NOT_STARTED):
             self._tasks.remove(task)
-            if isinstance(task.error, NotFound):  # the skill, not a task
+            if isinstance(task.error, errors.NotFound):  # the skill, not a task
                 raise A2aError(INVALID_PARAMS, str(task.error))
             raise task.error
         if task.result is None or not task.result.direct or not task.finished:
@@ -456,6 +443,10 @@ class MessageSender:
         message = {**status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
         message.pop("taskId", None)
         return message
+
+
+_NOT_STARTED = (errors.NotFound, errors.Refused, errors.AmbiguousName, errors.StorageFailed)
+"""Errors of a call that has not reached its target."""
 
 
 def _name_skill(request: Mapping[str, Any], skill: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""An A2A task: its log is what a client may hear of it, in the form of 1.0.
+"""An A2A task: its log is what clients may see of it, in the form of 1.0.
 
 The log has the client's own messages too, which no stream repeats. `TaskView` reduces the log to
-what the task looks like: kept while the task is under way, built from the stored log afterwards.
+what the task looks like: in memory while the task runs, built from the stored log later.
 """
 
 from __future__ import annotations
@@ -154,21 +154,9 @@ class TaskView:
 
 class A2aTaskRecord(TaskRecord):
     __slots__ = (
-        "_message_extra",
-        "_produced",
-        "_status_metadata",
-        "_status_parts",
-        "arguments",
-        "context_extra",
-        "continues",
-        "created",
-        "id",
-        "message",
-        "message_number",
-        "schema",
-        "shown",
-        "trace_context",
-        "view",
+        "_message_extra", "_produced", "_status_metadata", "_status_parts", "arguments",
+        "context_extra", "continues", "created", "id", "message", "message_number", "schema",
+        "shown", "trace_context", "view",
     )  # fmt: skip
     header: A2aTaskHeader
 
@@ -195,7 +183,7 @@ class A2aTaskRecord(TaskRecord):
         self.context_extra = NO_EXTRA
         """What came with that message, for the agent that is called."""
         self.shown = False
-        """Whether anybody has heard of the task, so that its answer cannot be a mere message."""
+        """Whether a client has seen the task, so that its answer cannot be a mere message."""
         self._produced = 0
         """Bytes, roughly."""
         self._status_parts: Sequence[Mapping[str, Any]] = ()
@@ -229,10 +217,6 @@ class A2aTaskRecord(TaskRecord):
         self.message, self.context_extra = message, extra
         self._log({"message": message}, time())
         self.message_number = self.count
-
-    def get_first_message(self) -> Mapping[str, Any]:
-        assert self.view is not None
-        return self.view.history[0]
 
     @property
     def full(self) -> bool:
@@ -283,12 +267,9 @@ class A2aTaskRecord(TaskRecord):
             # Where the agent said something at its end, that is the status, and it made nothing.
             configuration = self.context_extra["configuration"]
             parts = parts_from_result(result, configuration.get("acceptedOutputModes", ()))
-            response = {
-                "artifactId": operations.RESPONSE,
-                "name": operations.RESPONSE,
-                "parts": parts,
-            }
-            self._log_artifact(response, False, True)
+            name = operations.RESPONSE
+            response = {"artifactId": name, "name": name, "parts": parts}
+            self._log_artifact(response, {"lastChunk": True})
         self._log_status(COMPLETED)
         return COMPLETED
 
@@ -362,30 +343,22 @@ class A2aTaskRecord(TaskRecord):
             artifact["description"] = made.description
         artifact.update(made.extra)
         artifact["parts"] = [part_from_block(block) for block in made.content]
-        self._log_artifact(artifact, made.append, made.last, made.metadata)
+        members: dict[str, Any] = {}
+        if made.append:
+            members["append"] = True
+        if made.last:
+            members["lastChunk"] = True
+        if made.metadata:
+            members["metadata"] = made.metadata
+        self._log_artifact(artifact, members)
 
-    def _log_artifact(
-        self,
-        artifact: dict[str, Any],
-        append: bool,
-        last: bool,
-        metadata: Mapping[str, Any] = NOTHING,
-    ) -> None:
+    def _log_artifact(self, artifact: dict[str, Any], members: Mapping[str, Any]) -> None:
+        """`members` are the others of the update."""
         self._produced += sum(map(_weigh, artifact["parts"]))
         if self.full:
             raise WorkFailed("it has made more than one task can hold, and was stopped")
-        update: dict[str, Any] = {
-            "taskId": self.id,
-            "contextId": self.header.context,
-            "artifact": artifact,
-        }
-        if append:
-            update["append"] = True
-        if last:
-            update["lastChunk"] = True
-        if metadata:
-            update["metadata"] = metadata
-        self._log({"artifactUpdate": update}, time())
+        ids = {"taskId": self.id, "contextId": self.header.context}
+        self._log({"artifactUpdate": {**ids, "artifact": artifact, **members}}, time())
 
 
 A2aTask: TypeAlias = Task[A2aTaskRecord]
@@ -408,8 +381,10 @@ def render_task(
         "status": view.status,
     }
     if artifacts and view.artifacts:
-        made = view.artifacts
-        shown["artifacts"] = list(made.values()) if task.finished else _copy_artifacts(made)
+        made = list(view.artifacts.values())
+        if not task.finished:  # later parts are appended in place
+            made = [{**one, "parts": list(one["parts"])} for one in made]
+        shown["artifacts"] = made
     messages = list(view.history) if history is None else view.history[-history:] if history else []
     if messages:
         shown["history"] = messages
@@ -429,8 +404,6 @@ def read_events(task: A2aTask, after: int, most: int | None = None) -> list[Entr
 
 
 _WAITING = frozenset(STATES[state] for state in WAITS)
-
-
 _drawn = ""
 
 
@@ -467,10 +440,6 @@ def _weigh(part: Mapping[str, Any]) -> int:
     return PART_BYTES + (len(said) if isinstance(said, str) else len(repr(part.get("data"))))
 
 
-def _copy_artifacts(artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**made, "parts": list(made["parts"])} for made in artifacts.values()]
-
-
 def render_argument_form(
     words: str, schema: Any, arguments: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -480,15 +449,14 @@ def render_argument_form(
     missing = [f'"{name}"' for name in names if isinstance(name, str) and name not in arguments]
     if len(missing) > 1:
         words = f"{words[:MAX_WORDS]}. This is missing: {', '.join(missing)}."
-    parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS]}]
-    if isinstance(schema, Mapping) and len(encode(schema)) <= MAX_SCHEMA:
-        form = {"question": "arguments", "schema": schema}
-        parts.append({"data": form, "mediaType": "application/json"})
-    return parts
+    if not isinstance(schema, Mapping) or len(encode(schema)) > MAX_SCHEMA:
+        return [{"text": words[:MAX_WORDS]}]
+    form = {"question": "arguments", "schema": schema}
+    return [{"text": words[:MAX_WORDS]}, {"data": form, "mediaType": "application/json"}]
 
 
 def render_questions(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
-    """A question as a message: for people its words, for programs the form to fill in."""
+    """A question as the parts of a message: its words for people, its form for programs."""
     parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS] or "more is needed to go on"}]
     for name, question in questions.items():
         schema = question.body.get("requestedSchema")

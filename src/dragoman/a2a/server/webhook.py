@@ -121,10 +121,7 @@ async def deliver(
 
 
 def _build_headers(hook: Webhook) -> dict[str, str]:
-    headers = {
-        "content-type": hook.traits.media_type,
-        "user-agent": USER_AGENT,
-    }
+    headers = {"content-type": hook.traits.media_type, "user-agent": USER_AGENT}
     authentication = hook.config.get("authentication", {})
     if credentials := authentication.get("credentials"):
         headers["authorization"] = f"{authentication['scheme']} {credentials}"
