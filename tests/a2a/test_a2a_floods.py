@@ -26,7 +26,7 @@ from dragoman.a2a.server import http_v01, operations
 from dragoman.a2a.server import push_delivery as push_module
 from dragoman.a2a.server.card_service import CardService
 from dragoman.a2a.server.operations import A2aServer, limit_bytes
-from dragoman.a2a.server.push_delivery import PushNotifier
+from dragoman.a2a.server.push_delivery import PushNotifier, Webhook, deliver
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import (
@@ -37,7 +37,6 @@ from dragoman.a2a.server.task import (
     render_task,
 )
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.a2a.server.webhook import Webhook, deliver
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent, Request
 from dragoman.core.agent_tool import SCHEMA

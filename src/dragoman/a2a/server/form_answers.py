@@ -82,12 +82,12 @@ def parse_object(text: str) -> dict[str, Any] | None:
 def _fill_form(
     name: str, schema: Any, data: Mapping[str, Any], text: str, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    properties = _get_properties(schema)
+    properties = find_properties(schema)
     own = data.get(name)
     source = own if isinstance(own, dict) and name not in properties else data
     content = {**earlier, **{key: source[key] for key in properties if key in source}}
     if text:
-        missing = [key for key in _list_required(schema) if key not in content]
+        missing = [key for key in list_required(schema) if key not in content]
         missing = missing or [key for key in properties if key not in content]
         if len(missing) == 1:
             content[missing[0]] = parse_value(text, properties.get(missing[0]))
@@ -95,20 +95,20 @@ def _fill_form(
 
 
 def _list_missing(schema: Any, content: Mapping[str, Any]) -> list[str]:
-    properties = _get_properties(schema)
+    properties = find_properties(schema)
     return [
         str(properties[key].get("title") or key)
-        for key in _list_required(schema)
+        for key in list_required(schema)
         if key not in content and isinstance(properties.get(key), Mapping)
     ]
 
 
-def _get_properties(schema: Any) -> Mapping[str, Any]:
+def find_properties(schema: Any) -> Mapping[str, Any]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _list_required(schema: Any) -> list[str]:
+def list_required(schema: Any) -> list[str]:
     required = schema.get("required") if isinstance(schema, Mapping) else None
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 

@@ -232,8 +232,8 @@ class A2aGrpcServer:
         if len(calls) >= self._max_of_caller:
             raise A2aError(
                 RESOURCE_EXHAUSTED,
-                f"a caller may have {self._max_of_caller} calls and streams under way over gRPC; "
-                "wait until one has ended",
+                f"a caller may have {self._max_of_caller} concurrent calls and streams over "
+                "gRPC; wait until one has ended",
             )
         task = asyncio.current_task()
         assert task is not None

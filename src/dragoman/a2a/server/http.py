@@ -78,7 +78,7 @@ class Exchange:
 
     __slots__ = ("agent", "dialect", "op", "path", "principal", "request", "transport", "wanted")
 
-    headers: list[tuple[bytes, bytes]] = JSON_HEADERS
+    headers = JSON_HEADERS
     lists_extensions = True
     """Whether a response names the extensions in use."""
     is_notification = False
@@ -281,13 +281,13 @@ class A2aHttpTransport:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
         if rest in CARD_PATHS:
-            self._serve_card(request, principal, agent)
+            self._serve_cards(request, principal, agent)
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
         elif rest in _RPC_PATHS:
             return self._serve(JsonRpcExchange(self, request, principal, agent, rest))
         elif rest == "/agents" and agent is None:
-            self._serve_agents(request, principal)
+            self._serve_cards(request, principal, None, listed=True)
         elif http_v01.is_route(request.method, rest) and _may_be_legacy(request):
             return self._serve(LegacyExchange(self, request, principal, agent, rest))
         else:
@@ -402,15 +402,24 @@ class A2aHttpTransport:
 
     # --- cards -----------------------------------------------------------------------------------
 
-    def _serve_card(
-        self, request: HttpRequest, principal: Principal | None, agent: str | None
+    def _serve_cards(
+        self,
+        request: HttpRequest,
+        principal: Principal | None,
+        agent: str | None,
+        *,
+        listed: bool = False,
     ) -> None:
+        """Serves the card of that agent, or the list of all."""
         if request.method not in ("GET", "HEAD"):
             _reject_method(request, b"GET")
             return
         try:
-            shape = find_card_shape(read_version(request))
-            base = self._find_base(request)
+            shape, base = find_card_shape(read_version(request)), self._find_base(request)
+            if listed and principal is not None:
+                body = self._cards.encode_agent_list(principal, base, shape)
+                request.reply(200, JSON_HEADERS, body)
+                return
             grpc = read_query(request).get("binding", "").upper() == "GRPC"
             body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc=grpc)
         except A2aError as error:
@@ -419,19 +428,6 @@ class A2aHttpTransport:
             return
         headers = build_card_headers(body, shared=principal is None)
         reply_cached(request, [*headers, (b"last-modified", since.encode())], tag, body)
-
-    def _serve_agents(self, request: HttpRequest, principal: Principal) -> None:
-        if request.method not in ("GET", "HEAD"):
-            _reject_method(request, b"GET")
-            return
-        try:
-            shape = find_card_shape(read_version(request))
-        except A2aError as error:
-            body = encode({"error": {"message": error.message}})
-            request.reply(error.codes.http, JSON_HEADERS, body)
-            return
-        body = self._cards.encode_agent_list(principal, self._find_base(request), shape)
-        request.reply(200, JSON_HEADERS, body)
 
 
 _NONE: frozenset[str] = frozenset()

@@ -13,29 +13,35 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
+from dragoman.a2a.protocol.dialects import BY_VERSION, DialectTraits, find_traits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
+from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.a2a.protocol.validation import validate_push_config
-from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
-from dragoman.a2a.server.webhook import DeliveryFailure, Webhook, deliver
+from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry, read_events, render_task
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
-from dragoman.core.errors import Overloaded, StorageFailed
-from dragoman.core.ports import TaskStore
+from dragoman.core.errors import HubError, Overloaded, StorageFailed
+from dragoman.core.fast_dataclass import record
+from dragoman.core.ports import StoredPush, TaskStore
 from dragoman.core.principal import Principal
+from dragoman.core.tasks import Entry
+from dragoman.core.urls import render_origin
 from dragoman.wire.http import HttpClient
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
 AT_ONCE, AT_ONCE_EACH = 16, 8
-"""Deliveries under way, in all and per principal: slow webhooks of one do not block the others."""
+"""Concurrent deliveries, in all and per principal: slow webhooks of one do not block the others."""
 TURN, TURN_SECONDS = 20, 1.0
 """The events, or the time, after which a webhook gives its place to another."""
 MOST, MOST_EACH = 10_000, 2_000
@@ -48,6 +54,9 @@ STORE_SECONDS = 1.0
 CHECK_SECONDS = 3.0
 CHECKS = 4
 MAX_WHY = 500
+MAX_REPLY = 64 * 1024
+READ_BYTES = 256 * 1024
+"""Bytes that are read from the store for one turn."""
 
 Check = Callable[[str], Awaitable[str | None]]
 """Returns why an address is refused as a webhook; None if it is not, or cannot be judged yet."""
@@ -117,7 +126,7 @@ class PushNotifier:
                     log.warning("%d webhooks of %s are parked: %s", len(parked), owner, why)
 
     async def close(self) -> None:
-        """Cancels the deliveries under way; the next hub repeats them."""
+        """Cancels running deliveries; the next hub repeats them."""
         self._closed = True
         for stop in self._watches.values():
             stop()
@@ -150,8 +159,7 @@ class PushNotifier:
             hook = Webhook(task, id, found, version, cursor)
             self._store.save_push(hook.build_row())
         else:
-            again = Webhook(task, id, found, version, hook.cursor)
-            self._store.save_push(again.build_row())
+            self._store.save_push(Webhook(task, id, found, version, hook.cursor).build_row())
             hook.config, hook.version = found, version
             hook.attempts, hook.next_at, hook.dead = 0, 0.0, ""
             hook.cancel_timer()
@@ -361,3 +369,121 @@ class PushNotifier:
             self._store.save_push(hook.build_row())
         except StorageFailed as error:
             log.error("the cursor of %s cannot be stored: %s", hook.label, error)
+
+
+# --- one webhook -----------------------------------------------------------------------------
+
+
+@record(frozen=True, slots=True)
+class DeliveryFailure:
+    why: str
+    final: bool = False
+    wait: float = 0.0
+    """Seconds that the receiver asks to wait (`Retry-After`)."""
+
+
+@dataclass(slots=True, eq=False)
+class Webhook:
+    """A webhook of a task, and how much it has got."""
+
+    task: A2aTask
+    id: str
+    config: Mapping[str, Any]
+    """`url`, `token` and `authentication`, as in 1.0."""
+    version: str
+    """The dialect of its deliveries."""
+    cursor: int
+    """The number of the last entry that was delivered."""
+    attempts: int = 0
+    next_at: float = 0.0
+    dead: str = ""
+    """Why nothing is delivered any more; empty while it is."""
+    queued: bool = False
+    sending: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def traits(self) -> DialectTraits:
+        return find_traits(self.version)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to deliver, ever."""
+        return bool(self.dead) or (self.task.finished and self.cursor >= self.task.record.count)
+
+    @property
+    def label(self) -> str:
+        """For logs: without the path, which may be a secret."""
+        return f'the webhook at {render_origin(self.config["url"])} of task "{self.task.id}"'
+
+    def render(self) -> dict[str, Any]:
+        """The configuration as clients see it."""
+        return {"taskId": self.task.id, "id": self.id, **self.config}
+
+    def build_row(self) -> StoredPush:
+        config = {"version": self.version, "config": self.config}
+        return StoredPush(
+            self.task.key, self.id, config, self.cursor, self.attempts, self.next_at, self.dead
+        )
+
+    def find_due_entries(self) -> list[Entry]:
+        """The entries to deliver, in order."""
+        if self.traits.pushes_events:
+            return read_events(self.task, self.cursor, READ_BYTES)
+        # The task as it is now is sent: once for all that has happened.
+        return read_events(self.task, self.cursor)[-1:]
+
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def stop(self) -> None:
+        self.cancel_timer()
+        if self.sending is not None:
+            self.sending.cancel()
+
+
+async def deliver(
+    http: HttpClient, hook: Webhook, entry: Entry, seconds: float
+) -> DeliveryFailure | None:
+    """Returns None when the receiver has accepted it."""
+    task: Mapping[str, Any] = {} if hook.traits.pushes_events else render_task(hook.task)
+    hook.task.record.shown = True  # so it is not answered as a mere message
+    body = encode(BY_VERSION[hook.version].render_push(dict(entry.event), task))
+    url, headers = hook.config["url"], _build_headers(hook)
+    try:
+        reply = await http.request("POST", url, headers, body, timeout=seconds)
+    except HubError as error:
+        return DeliveryFailure(str(error))
+    try:  # the connection can be reused once the body was read
+        await reply.body.read(MAX_REPLY)
+    except HubError:
+        reply.body.close()
+    status = reply.status
+    if 200 <= status < 300:
+        return None
+    if 300 <= status < 400:
+        return DeliveryFailure(f"it responded with {status}, and redirects are not followed")
+    wait = _parse_retry_after(reply.headers.get("retry-after", ""))
+    return DeliveryFailure(f"it responded with {status}", final=status == 410, wait=wait)
+
+
+def _build_headers(hook: Webhook) -> dict[str, str]:
+    headers = {"content-type": hook.traits.media_type, "user-agent": USER_AGENT}
+    authentication = hook.config.get("authentication", {})
+    if credentials := authentication.get("credentials"):
+        headers["authorization"] = f"{authentication['scheme']} {credentials}"
+    if token := hook.config.get("token"):
+        headers["x-a2a-notification-token"] = token
+    return headers
+
+
+def _parse_retry_after(value: str) -> float:
+    """RFC 9110, 10.2.3: seconds, or a date."""
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time(), 0.0)
+    except (ValueError, OverflowError, OSError):
+        return 0.0

@@ -22,7 +22,13 @@ from dragoman.a2a.protocol.errors import (
 )
 from dragoman.a2a.protocol.parts import block_from_part, join_texts
 from dragoman.a2a.protocol.skill_tools import build_canonical_name, slug_from_name
-from dragoman.a2a.server.form_answers import SCALARS, parse_object, parse_value
+from dragoman.a2a.server.form_answers import (
+    SCALARS,
+    find_properties,
+    list_required,
+    parse_object,
+    parse_value,
+)
 from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.fast_dataclass import record
 from dragoman.core.hub import Hub
@@ -312,12 +318,8 @@ def build_tool_arguments(
 def find_text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str | None:
     """The one argument that is missing, of the required ones or else of all, if it takes the text:
     as a string, or as the number or boolean that the text is."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    if not isinstance(properties, Mapping):
-        return None
-    required = schema.get("required")
-    needed = [name for name in required if isinstance(name, str)] if required else []
-    for names in (needed, list(properties)):
+    properties = find_properties(schema)
+    for names in (list_required(schema), list(properties)):
         missing = [name for name in names if name not in arguments]
         if len(missing) == 1:
             wanted = properties.get(missing[0])

@@ -264,10 +264,7 @@ class McpTasks:
         member, value = render_outcome(task, revision)
         if member == "error":
             return rpc.encode_error(id, value["code"], value["message"], value.get("data"))
-        meta = value.get("_meta")
-        related = {RELATED_KEY: {"taskId": task.id}}
-        value["_meta"] = {**meta, **related} if isinstance(meta, dict) else related
-        return rpc.encode_result(id, value)
+        return rpc.encode_result(id, _relate_to_task(task, value))
 
     async def _ask(self, task: ToolTask, peer: ClientState, revision: Revision, push: Push) -> None:
         questions = {
