@@ -29,11 +29,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits
-from dragoman.mcp.config import (
-    RENAMED_STYLES,
-    McpSettings,
-    ServerEntry,
-)
+from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.policy.config import PolicySettings
@@ -72,8 +68,7 @@ class LogSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = 10
     files: Annotated[
-        int,
-        Meta(ge=1, le=1_000, description="Older files kept: hub.log.1 is the newest of them."),
+        int, Meta(ge=1, le=1_000, description="Older files kept: hub.log.1 is the newest of them.")
     ] = 5
 
 

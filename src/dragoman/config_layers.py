@@ -49,10 +49,7 @@ class SettingOrigins:
 
 
 def merge_layers(
-    raw: dict[str, Any],
-    struct: type[Struct],
-    environ: Mapping[str, str],
-    given: Iterable[Override],
+    raw: dict[str, Any], struct: type[Struct], environ: Mapping[str, str], given: Iterable[Override]
 ) -> SettingOrigins:
     """Merges the environment, then the command line, into the contents of the file."""
     origins = SettingOrigins()

@@ -11,14 +11,7 @@ import click
 from dragoman.cli.base.arguments import parse_header
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
-from dragoman.cli.base.output import (
-    RenamingChoice,
-    clean,
-    home_option,
-    json_option,
-    print_json,
-    print_table,
-)
+from dragoman.cli.base.output import RenamingChoice, clean, common_options, print_json, print_table
 from dragoman.cli.base.prompt import yes_option
 from dragoman.cli.completion import complete_agents
 from dragoman.cli.pins import must_confirm, show_and_approve
@@ -37,8 +30,7 @@ _AGENT = click.argument("agent", metavar="NAME", shell_complete=complete_agents)
 
 @click.group(invoke_without_command=True)
 @click.pass_context
-@home_option
-@json_option
+@common_options
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Manage external A2A agents. Each skill of an agent is a tool of the hub.
 
@@ -65,8 +57,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @agents.command("list", short_help="List agents.")
-@home_option
-@json_option
+@common_options
 def list_command(home: str | None, as_json: bool) -> None:
     """List the agents with health, trust level, skills, last contact and problems.
 
@@ -149,8 +140,7 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--public", is_flag=True,
               help="Publish its card to clients without a key.")  # fmt: skip
-@home_option
-@json_option
+@common_options
 def add(
     url: str, headers: tuple[str, ...], home: str | None, as_json: bool, **options: Any
 ) -> None:
@@ -199,8 +189,7 @@ def _has_exposed_tools(place: str) -> bool:
 @click.option("--cards", is_flag=True, help="List the history of its cards.")
 @click.option("--diff", type=click.IntRange(1, 50), metavar="N",
               help="Show the diff of card N to the one before it; 1 is the newest.")  # fmt: skip
-@home_option
-@json_option
+@common_options
 def show(
     agent: str, card: bool, cards: bool, diff: int | None, home: str | None, as_json: bool
 ) -> None:
@@ -270,8 +259,7 @@ def _print_agent(agent: dict[str, Any]) -> None:
 
 @agents.command(short_help="Check an agent now.")
 @_AGENT
-@home_option
-@json_option
+@common_options
 def refresh(agent: str, home: str | None, as_json: bool) -> None:
     """Check agent NAME now: fetch its card again and test whether it answers.
 
@@ -286,8 +274,7 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
 
 @agents.command(short_help="Remove an agent.")
 @_AGENT
-@home_option
-@json_option
+@common_options
 def remove(agent: str, home: str | None, as_json: bool) -> None:
     """Remove agent NAME with its tools and cards. The audit of past calls stays.
 
@@ -305,8 +292,7 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
 @agents.command(short_help="Set the trust level of an agent.")
 @_AGENT
 @click.argument("level", type=click.Choice(["external", "trusted"]), metavar="LEVEL")
-@home_option
-@json_option
+@common_options
 def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
     """Set the trust level of agent NAME to LEVEL (external or trusted).
 
@@ -324,8 +310,7 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
 @agents.command(short_help="Approve the changes of an agent.")
 @_AGENT
 @yes_option
-@home_option
-@json_option
+@common_options
 def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
     """Approve everything quarantined of agent NAME: its card and its skills as they are now.
 
@@ -383,8 +368,7 @@ MOST_CALLS = 10_000
               help="Only calls since this time: 2026-01-31, or 2026-01-31T12:00:00Z.")  # fmt: skip
 @click.option("-n", "lines", default=20, show_default=True, type=click.IntRange(1, MOST_CALLS),
               help="Number of calls.")  # fmt: skip
-@home_option
-@json_option
+@common_options
 def calls(
     agent: str | None,
     status: str | None,

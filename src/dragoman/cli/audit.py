@@ -16,9 +16,9 @@ from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     StatusLine,
     clean,
+    common_options,
     find_user_name,
     home_option,
-    json_option,
     print_json,
     render_json,
     style,
@@ -91,8 +91,7 @@ def audit() -> None:
     type=click.Choice(DECISIONS),
     help=f"Only calls with this policy decision: {', '.join(DECISIONS)}.",
 )
-@home_option
-@json_option
+@common_options
 def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: str | None) -> None:
     """Show the newest records, oldest first. --json prints one object per line.
 
@@ -228,8 +227,7 @@ def _render_decision(decision: str, policies: list[Any] | None) -> str:
 
 
 @audit.command()
-@home_option
-@json_option
+@common_options
 def verify(home: str | None, as_json: bool) -> None:
     """Verify that no record was changed, removed, moved or truncated. Exits with 1 if one was.
 

@@ -12,7 +12,7 @@ from dragoman import __version__
 from dragoman import home as homes
 from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
 from dragoman.cli.base.hub_client import resolve_home
-from dragoman.cli.base.output import clean, find_user_name, home_option, json_option, print_json
+from dragoman.cli.base.output import clean, common_options, find_user_name, print_json
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import Config, StdioTransport, load, parse_headers
 from dragoman.core.errors import HubError
@@ -26,8 +26,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--no-secrets", is_flag=True, help="Only policies, pins, agents and a config.toml without keys."
 )
-@home_option
-@json_option
+@common_options
 def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> None:
     """Back up the home to FILE (a .tar.gz). A hub may be running.
 
@@ -103,8 +102,7 @@ def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
 @click.command()
 @click.argument("file", type=FILE)
 @yes_option
-@home_option
-@json_option
+@common_options
 def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     """Restore a home from FILE, which `dragoman backup` wrote.
 

@@ -15,7 +15,7 @@ from dragoman import home as homes
 from dragoman.cli.base.errors import NOT_FOUND, CommandFailed, UnreadableFile, fail, fail_with, say
 from dragoman.cli.base.files import decode_text, read_bytes, replace_file
 from dragoman.cli.base.hub_client import resolve_home, suggest
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
+from dragoman.cli.base.output import clean, common_options, home_option, print_json, print_table
 from dragoman.cli.base.toml_edit import parse_toml, remove_element, set_element_value
 from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
@@ -122,8 +122,7 @@ def config() -> None:
 
 
 @config.command()
-@home_option
-@json_option
+@common_options
 def check(home: str | None, as_json: bool) -> None:
     """Validate the configuration as the hub would, and summarize it.
 
@@ -182,8 +181,7 @@ def list_used_variables() -> list[str]:
 
 @config.command()
 @click.option("--all", "everything", is_flag=True, help="Include defaults.")
-@home_option
-@json_option
+@common_options
 def show(everything: bool, home: str | None, as_json: bool) -> None:
     """Show every setting that is not a default, and its source.
 

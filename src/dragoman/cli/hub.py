@@ -19,7 +19,14 @@ from dragoman import __version__
 from dragoman import home as homes
 from dragoman.cli.base.errors import FAILED, NO_HUB, fail, fail_with, find_exit_code
 from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
-from dragoman.cli.base.output import StatusLine, clean, home_option, json_option, print_json
+from dragoman.cli.base.output import (
+    StatusLine,
+    clean,
+    common_options,
+    home_option,
+    json_option,
+    print_json,
+)
 from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, HubError
@@ -100,11 +107,7 @@ def _render_options(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _serve(
-    place: str,
-    given: Sequence[Override],
-    quiet: bool,
-    as_json: bool,
-    log_file: str | None,
+    place: str, given: Sequence[Override], quiet: bool, as_json: bool, log_file: str | None
 ) -> None:
     from dragoman.app.build_stores import refuse_lost_config
     from dragoman.app.run import run
@@ -266,8 +269,7 @@ def read_lock_pid(place: str) -> int | None:
 
 
 @click.command("stop")
-@home_option
-@json_option
+@common_options
 def stop_command(home: str | None, as_json: bool) -> None:
     """Stop the hub of this home; calls in progress have 5 seconds to finish.
 
@@ -310,8 +312,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @click.command()
-@home_option
-@json_option
+@common_options
 def status(home: str | None, as_json: bool) -> None:
     """Show whether a hub is running on this home, and its state. Exits with 3 if none is.
 

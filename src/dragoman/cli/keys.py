@@ -14,9 +14,9 @@ from dragoman import home as homes
 from dragoman.cli.base.errors import NOT_FOUND, USAGE, fail, fail_with, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
+    common_options,
     find_user_name,
     home_option,
-    json_option,
     print_json,
     print_table,
 )
@@ -105,8 +105,7 @@ def keys() -> None:
     multiple=True,
     help="Scope for policies; may be repeated [default: call].",
 )
-@home_option
-@json_option
+@common_options
 def create(
     name: str,
     expires: str,
@@ -164,8 +163,7 @@ def create(
 
 
 @keys.command("list")
-@home_option
-@json_option
+@common_options
 def list_keys(home: str | None, as_json: bool) -> None:
     """List the keys, without their secrets.
 

@@ -16,7 +16,7 @@ import click
 
 from dragoman.cli.base.errors import NOT_FOUND, fail
 from dragoman.cli.base.hub_client import find_running_hub, resolve_home
-from dragoman.cli.base.output import home_option, json_option, print_json_line, style
+from dragoman.cli.base.output import common_options, print_json_line, style
 from dragoman.cli.completion import complete_targets
 from dragoman.core.safe_text import escape_controls
 
@@ -77,8 +77,7 @@ def parse_line(line: str) -> LogRecord | None:
 )
 @click.option("--level", type=click.Choice(LEVELS), default="debug", show_default=True,
               help="Lowest level to print.")  # fmt: skip
-@home_option
-@json_option
+@common_options
 def logs(
     lines: int, follow: bool, server: str | None, level: str, home: str | None, as_json: bool
 ) -> None:

@@ -12,7 +12,7 @@ import click
 
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
+from dragoman.cli.base.output import clean, common_options, print_json, print_table, style
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.cli.completion import complete_quarantined, complete_targets
 from dragoman.core.safe_text import escape_controls
@@ -41,8 +41,7 @@ def pins() -> None:
 
 @pins.command("list", short_help="List quarantined definitions.")
 @click.option("--all", "everything", is_flag=True, help="Include approved definitions.")
-@home_option
-@json_option
+@common_options
 def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
     """List definitions that are quarantined (changed, not yet approved or rejected) or new.
 
@@ -67,8 +66,7 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
 
 @pins.command(short_help="Show what changed since the approval.")
 @click.argument("name", shell_complete=complete_quarantined)
-@home_option
-@json_option
+@common_options
 def diff(name: str, home: str | None, as_json: bool) -> None:
     """Show the diff between the quarantined and the approved definition of NAME.
 
@@ -101,8 +99,7 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All pending definitions.")
 @click.option("--digest", metavar="HEX", help="Only if its digest begins with HEX.")
 @yes_option
-@home_option
-@json_option
+@common_options
 def approve(
     names: tuple[str, ...],
     target: str | None,
@@ -180,8 +177,7 @@ def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool
 
 @pins.command(short_help="Keep a definition quarantined.")
 @click.argument("name", shell_complete=complete_quarantined)
-@home_option
-@json_option
+@common_options
 def reject(name: str, home: str | None, as_json: bool) -> None:
     """Keep the definition of NAME quarantined, also when the server sends it again.
 
@@ -200,8 +196,7 @@ def reject(name: str, home: str | None, as_json: bool) -> None:
 
 @pins.command(short_help="Forget the pins of a server or agent.")
 @click.argument("target", shell_complete=complete_targets)
-@home_option
-@json_option
+@common_options
 def forget(target: str, home: str | None, as_json: bool) -> None:
     """Forget all pins of TARGET, a server or agent, as if it were seen for the first time.
 

@@ -28,8 +28,8 @@ from dragoman.cli.base.hub_client import (
 )
 from dragoman.cli.base.output import (
     clean,
+    common_options,
     home_option,
-    json_option,
     print_json,
     print_table,
     render_output,
@@ -88,8 +88,7 @@ def init(home: str | None) -> None:
 
 
 @policy.command("list", short_help="List the files and their policies.")
-@home_option
-@json_option
+@common_options
 def list_policies(home: str | None, as_json: bool) -> None:
     """List the policy files with their policies, and report problems.
 
@@ -173,8 +172,7 @@ folder_argument = click.argument(
 
 @policy.command(short_help="Validate the policies.")
 @folder_argument
-@home_option
-@json_option
+@common_options
 def check(folder: str | None, home: str | None, as_json: bool) -> None:
     """Validate the policies in FOLDER, or in the home's folder, and list all problems.
 
@@ -207,8 +205,7 @@ def check(folder: str | None, home: str | None, as_json: bool) -> None:
 
 @policy.command(short_help="Run the golden decisions.")
 @folder_argument
-@home_option
-@json_option
+@common_options
 def test(folder: str | None, home: str | None, as_json: bool) -> None:
     """Run the golden decisions of FOLDER, or of the home's folder: the [[tests]] in *.toml.
 
@@ -343,8 +340,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
     multiple=True,
     help="Argument of the call; may be repeated.",
 )
-@home_option
-@json_option
+@common_options
 def explain(
     principal: str,
     tool: str,
@@ -411,8 +407,7 @@ def _print_explained(found: Mapping[str, Any]) -> None:
 
 @policy.command("who-can", short_help="List the principals that may call a tool.")
 @click.argument("tool")
-@home_option
-@json_option
+@common_options
 def who_can(tool: str, home: str | None, as_json: bool) -> None:
     """List all principals and whether each may call TOOL.
 
@@ -432,8 +427,7 @@ def who_can(tool: str, home: str | None, as_json: bool) -> None:
 @policy.command("what-can", short_help="List what a principal may call.")
 @click.argument("principal")
 @click.option("--denied", is_flag=True, help="Only tools that it may not call.")
-@home_option
-@json_option
+@common_options
 def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> None:
     """List all tools and whether PRINCIPAL may call each.
 
@@ -497,8 +491,7 @@ limit_option = click.option(
     help="Folder with the draft policies.",
 )
 @limit_option
-@home_option
-@json_option
+@common_options
 def replay(
     since: str, until: str | None, draft: str, limit: int, home: str | None, as_json: bool
 ) -> None:
@@ -550,8 +543,7 @@ def replay(
 @since_option
 @until_option
 @limit_option
-@home_option
-@json_option
+@common_options
 def propose(since: str, until: str | None, limit: int, home: str | None, as_json: bool) -> None:
     """Print the least policies that would have permitted the recorded calls of a period.
 

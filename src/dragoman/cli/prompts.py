@@ -13,8 +13,7 @@ from dragoman.cli.base.errors import NOT_FOUND, fail
 from dragoman.cli.base.hub_client import connect_hub, suggest
 from dragoman.cli.base.output import (
     clean,
-    home_option,
-    json_option,
+    common_options,
     print_json,
     print_table,
     render_json,
@@ -30,8 +29,7 @@ _AS_TEXT = {"type": "string"}
 
 @click.group(invoke_without_command=True)
 @click.pass_context
-@home_option
-@json_option
+@common_options
 def prompts(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the prompts of all servers; `get` fills one in.
 
@@ -71,8 +69,7 @@ def _list_arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
 
 @prompts.command(short_help="Describe a prompt and its arguments.")
 @click.argument("name", shell_complete=complete_prompts)
-@home_option
-@json_option
+@common_options
 def show(name: str, home: str | None, as_json: bool) -> None:
     """Show the description and arguments of prompt NAME.
 
@@ -103,8 +100,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 @prompts.command(short_help="Fill in a prompt and print its messages.")
 @click.argument("name", shell_complete=complete_prompts)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
-@home_option
-@json_option
+@common_options
 def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Fill in prompt NAME with key=value arguments or one JSON object and print its messages.
 

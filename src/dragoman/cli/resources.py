@@ -13,14 +13,7 @@ import click
 
 from dragoman.cli.base.errors import TARGET_FAILED, USAGE, CommandFailed, fail, say
 from dragoman.cli.base.hub_client import connect_hub, suggest
-from dragoman.cli.base.output import (
-    clean,
-    home_option,
-    json_option,
-    print_json,
-    print_table,
-    render_output,
-)
+from dragoman.cli.base.output import clean, common_options, print_json, print_table, render_output
 from dragoman.cli.completion import complete_resources
 
 READ_SECONDS = 90_000.0
@@ -29,8 +22,7 @@ READ_SECONDS = 90_000.0
 @click.group(invoke_without_command=True)
 @click.pass_context
 @click.option("--server", "of", metavar="NAME", help="Only resources of this server.")
-@home_option
-@json_option
+@common_options
 def resources(ctx: click.Context, of: str | None, home: str | None, as_json: bool) -> None:
     """List the resources of all servers; `read` prints one or saves it.
 
@@ -49,8 +41,7 @@ def resources(ctx: click.Context, of: str | None, home: str | None, as_json: boo
 
 @resources.command(short_help="List URI templates.")
 @click.option("--server", "of", metavar="NAME", help="Only resources of this server.")
-@home_option
-@json_option
+@common_options
 def templates(of: str | None, home: str | None, as_json: bool) -> None:
     """List resource templates: URIs with parameters in braces.
 
@@ -93,8 +84,7 @@ def _print_resources(found: list[dict[str, Any]], key: str, as_json: bool) -> No
 @click.argument("uri", metavar="URI", shell_complete=complete_resources)
 @click.option("-o", "--output", metavar="FILE", help="Save to FILE; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-@home_option
-@json_option
+@common_options
 def read(uri: str, output: str | None, force: bool, home: str | None, as_json: bool) -> None:
     """Print the resource at URI, or save it to a file. Binary data needs -o or a pipe.
 

@@ -35,7 +35,7 @@ from dragoman.cli.base.hub_client import (
     resolve_home,
     suggest,
 )
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
+from dragoman.cli.base.output import clean, common_options, print_json, print_table
 from dragoman.cli.clients import import_plan
 from dragoman.cli.clients.import_command import ImportJob
 from dragoman.cli.clients.import_plan import FoundServer, ServerPlan
@@ -51,8 +51,7 @@ LOOK_SECONDS = 2.0
 
 @click.group(invoke_without_command=True)
 @click.pass_context
-@home_option
-@json_option
+@common_options
 def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Manage MCP servers. Without a subcommand, lists them with state, tools and problems.
 
@@ -97,8 +96,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 @servers.command(short_help="Show a server's entry, state and tools.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def show(name: str, home: str | None, as_json: bool) -> None:
     """Show the configuration entry, state and tools of server NAME.
 
@@ -122,8 +120,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 
 @servers.command(short_help="Show a server's stderr.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def logs(name: str, home: str | None, as_json: bool) -> None:
     """Show the last 64 KB that server NAME wrote to stderr since the hub started it.
 
@@ -144,8 +141,7 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
 
 @servers.command(short_help="Stop a server and connect again.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def restart(name: str, home: str | None, as_json: bool) -> None:
     """Stop server NAME in the running hub and connect to it again.
 
@@ -219,8 +215,7 @@ class PassThroughCommand(click.Command):
               "--set timeout_secs=60.")  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace the server of that name.")
 @click.option("--no-connect", is_flag=True, help="Only write config.toml; do not connect.")
-@home_option
-@json_option
+@common_options
 def add(
     name: str,
     where: tuple[str, ...],
@@ -336,8 +331,7 @@ def _add_server(job: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | 
 
 @servers.command(short_help="Remove a server.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def remove(name: str, home: str | None, as_json: bool) -> None:
     """Remove server NAME from config.toml; a running hub stops it.
 
@@ -358,8 +352,7 @@ def remove(name: str, home: str | None, as_json: bool) -> None:
 
 @servers.command(short_help="Enable a server.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def enable(name: str, home: str | None, as_json: bool) -> None:
     """Enable server NAME (enabled = true); a running hub connects to it.
 
@@ -371,8 +364,7 @@ def enable(name: str, home: str | None, as_json: bool) -> None:
 
 @servers.command(short_help="Disable a server and keep its entry.")
 @click.argument("name", shell_complete=complete_servers)
-@home_option
-@json_option
+@common_options
 def disable(name: str, home: str | None, as_json: bool) -> None:
     """Disable server NAME (enabled = false); a running hub stops it and removes its tools.
 

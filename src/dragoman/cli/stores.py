@@ -12,9 +12,9 @@ from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     clean,
+    common_options,
     find_user_name,
     home_option,
-    json_option,
     print_json,
     print_table,
 )
@@ -44,8 +44,7 @@ def stores() -> None:
 
 
 @stores.command("list")
-@home_option
-@json_option
+@common_options
 def list_stores(home: str | None, as_json: bool) -> None:
     """List the databases of the home and which of them are lost.
 

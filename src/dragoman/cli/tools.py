@@ -14,8 +14,7 @@ from dragoman.cli.base.errors import FAILED, NOT_FOUND, USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub, suggest
 from dragoman.cli.base.output import (
     clean,
-    home_option,
-    json_option,
+    common_options,
     print_json,
     print_table,
     render_json,
@@ -50,8 +49,7 @@ _OF = click.option("--server", "--agent", "of", metavar="NAME", shell_complete=c
 
 @click.group(cls=SearchGroup, invoke_without_command=True, subcommand_metavar="[WORDS]... | show")
 @click.pass_context
-@home_option
-@json_option
+@common_options
 @_OF
 @click.option("--search", "text", metavar="TEXT", help="Only tools that match this text.")
 def tools(
@@ -75,8 +73,7 @@ def tools(
 @click.command(hidden=True)
 @click.argument("words", nargs=-1)
 @click.pass_context
-@home_option
-@json_option
+@common_options
 @_OF
 def search(
     ctx: click.Context, words: tuple[str, ...], home: str | None, as_json: bool, of: str | None
@@ -162,8 +159,7 @@ def _report_unavailable(states: list[dict[str, Any]], starting: list[str]) -> No
 
 @tools.command(short_help="Describe a tool and its arguments, with an example.")
 @click.argument("name", shell_complete=complete_tools)
-@home_option
-@json_option
+@common_options
 def show(name: str, home: str | None, as_json: bool) -> None:
     """Show the description, arguments and an example call of tool NAME.
 
@@ -198,8 +194,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
               help="Cancel the call after this time; the hub's limits apply as well.")  # fmt: skip
 @click.option("--progress", is_flag=True,
               help="Print progress as lines on stderr.")  # fmt: skip
-@home_option
-@json_option
+@common_options
 def call(
     name: str,
     arguments: tuple[str, ...],
@@ -263,10 +258,7 @@ def _call_tool(
             return result
         answers = prompt.ask_questions(result["questions"])
         result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
-    fail(
-        f"{name} asked more than {prompt.MAX_ROUNDS} rounds of questions; not continued",
-        FAILED,
-    )
+    fail(f"{name} asked more than {prompt.MAX_ROUNDS} rounds of questions; not continued", FAILED)
 
 
 def _get_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
+from click.decorators import FC
 
 from dragoman.core.safe_text import escape_controls, escape_json, escape_line
 
@@ -39,6 +40,11 @@ home_option = click.option(
     callback=_inherit_value,
     help="Home of the hub [default: $DRAGOMAN_HOME or ~/.dragoman].",
 )
+
+
+def common_options(command: FC) -> FC:
+    """Adds --home and --json."""
+    return home_option(json_option(command))
 
 
 class RenamingChoice(click.Choice[str]):

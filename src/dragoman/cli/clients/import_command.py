@@ -17,7 +17,7 @@ import click
 
 from dragoman.cli.base.errors import CommandFailed, UnreadableFile
 from dragoman.cli.base.files import decode_text, read_bytes, replace_file
-from dragoman.cli.base.output import clean, home_option, json_option
+from dragoman.cli.base.output import clean, common_options
 from dragoman.cli.base.toml_edit import append_toml, parse_toml
 from dragoman.cli.clients.edit import parse_document
 from dragoman.cli.clients.import_move import MoveResult, move_servers
@@ -326,8 +326,7 @@ def _confirm(job: ImportJob) -> bool:
 @click.option("--move", "moves", is_flag=True,
               help="Then remove connected servers from the other file.")  # fmt: skip
 @click.option("--undo", is_flag=True, help="Undo the last --move, of CLIENT or FILE if given.")
-@home_option
-@json_option
+@common_options
 @click.pass_context
 def import_command(
     ctx: click.Context,

@@ -17,7 +17,7 @@ import click
 
 from dragoman.cli.base.errors import CommandFailed, UnreadableFile, say
 from dragoman.cli.base.files import read_bytes, replace_file
-from dragoman.cli.base.output import home_option, json_option
+from dragoman.cli.base.output import common_options
 from dragoman.cli.clients.edit import parse_document, restore_original, set_entry
 from dragoman.cli.clients.known_clients import (
     CLIENTS,
@@ -261,8 +261,7 @@ def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @click.option("--remove", is_flag=True, help="Remove the hub.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
-@home_option
-@json_option
+@common_options
 @click.pass_context
 def install(
     ctx: click.Context,

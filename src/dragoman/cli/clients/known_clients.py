@@ -217,10 +217,7 @@ CLIENTS: dict[str, KnownClient] = {
         KnownClient(
             "antigravity",
             "Antigravity",
-            (
-                "{home}/.gemini/config/mcp_config.json",
-                "{home}/.gemini/antigravity/mcp_config.json",
-            ),
+            ("{home}/.gemini/config/mcp_config.json", "{home}/.gemini/antigravity/mcp_config.json"),
             project=(".agents/mcp_config.json",),
         ),
     )

@@ -10,7 +10,7 @@ import click
 
 from dragoman.cli.base.errors import FAILED
 from dragoman.cli.base.hub_client import resolve_home
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, style
+from dragoman.cli.base.output import clean, common_options, print_json, style
 from dragoman.cli.doctor import checks, target_checks
 from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
 
@@ -52,8 +52,7 @@ MARKS = {
 @click.option(
     "--deep", is_flag=True, help="Verify the whole audit log and all databases, however large."
 )
-@home_option
-@json_option
+@common_options
 def doctor(deep: bool, home: str | None, as_json: bool) -> None:
     """Check for known problems and suggest fixes.
 
