@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, fail, fail_with, say
+from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, fail, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     StatusLine,
@@ -25,7 +25,6 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import load
-from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
     from dragoman.stores.audit.reader import AuditReader, AuditRecord
@@ -108,11 +107,8 @@ def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: s
     from dragoman.stores.audit.reader import AuditReader
 
     wanted = RecordFilter(**filters)
-    try:
-        reader = AuditReader(Path(resolve_home(home)))
-        found = wanted.find_newest(reader, lines)
-    except HubError as error:
-        fail_with(error)
+    reader = AuditReader(Path(resolve_home(home)))
+    found = wanted.find_newest(reader, lines)
     if not found and not follow and not as_json:
         say("no matching records" if any(asdict(wanted).values()) else "no records yet")
         return
@@ -294,6 +290,4 @@ def prune(yes: bool, home: str | None) -> None:
             removed = prune_offline(Path(place), settings, find_user_name())
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
-    except HubError as error:
-        fail_with(error)
     print(f"{removed} entries deleted")

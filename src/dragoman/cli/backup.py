@@ -10,12 +10,11 @@ import click
 
 from dragoman import __version__
 from dragoman import home as homes
-from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
+from dragoman.cli.base.errors import NO_HUB, USAGE, fail, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, common_options, find_user_name, print_json
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import Config, StdioTransport, load, parse_headers
-from dragoman.core.errors import HubError
 from dragoman.core.urls import render_arguments
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -43,23 +42,14 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     place = Path(resolve_home(home))
     if not (place / "config.toml").exists() and not (place / "stores.json").exists():
         fail(f'no home found at "{place}"', USAGE)
-    try:
-        config = load(place / "config.toml")
-        if no_secrets and (secret := _find_secret(config)):
-            fail(
-                f"config.toml contains {secret}; replace it with ${{NAME}} and put the value into "
-                "the env file, or back up with secrets"
-            )
-        manifest = back_up(
-            place,
-            file.absolute(),
-            place / config.policy.folder,
-            __version__,
-            homes.render_now(),
-            secrets=not no_secrets,
+    config = load(place / "config.toml")
+    if no_secrets and (secret := _find_secret(config)):
+        fail(
+            f"config.toml contains {secret}; replace it with ${{NAME}} and put the value into the "
+            "env file, or back up with secrets"
         )
-    except HubError as error:
-        fail_with(error)
+    policies, now = place / config.policy.folder, homes.render_now()
+    manifest = back_up(place, file.absolute(), policies, __version__, now, secrets=not no_secrets)
     size = file.stat().st_size
     if as_json:
         print_json({
@@ -132,8 +122,6 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
         homes.prepare(str(place))
     except homes.HomeUnusable as unfit:
         fail(str(unfit), NO_HUB)
-    except HubError as error:
-        fail_with(error)
     if as_json:
         print_json({"home": str(place), "created": found.created, "files": len(found.files)})
         return

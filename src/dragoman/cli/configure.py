@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import NOT_FOUND, CommandFailed, UnreadableFile, fail, fail_with, say
+from dragoman.cli.base.errors import NOT_FOUND, CommandFailed, UnreadableFile, fail, say
 from dragoman.cli.base.files import decode_text, read_bytes, replace_file
 from dragoman.cli.base.hub_client import resolve_home, suggest
 from dragoman.cli.base.output import clean, common_options, home_option, print_json, print_table
@@ -101,10 +101,7 @@ def init(home: str | None) -> None:
     dragoman init
     """
     place = resolve_home(home)
-    try:
-        homes.prepare(place)
-    except homes.HomeUnusable as unfit:
-        fail(str(unfit))
+    homes.prepare(place)
     if write_first_config(Path(place)):
         print(f"wrote {place}/config.toml; next: dragoman import, then dragoman up")
     else:
@@ -139,7 +136,7 @@ def check(home: str | None, as_json: bool) -> None:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(error)})
             raise SystemExit(7) from None
-        fail_with(error)
+        raise
     servers = [
         {"name": entry.name, "enabled": entry.enabled, "where": describe_transport(entry)}
         for entry in found.mcp_servers
@@ -196,10 +193,7 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     from dragoman.config import load_with_source
 
     file = Path(resolve_home(home)) / "config.toml"
-    try:
-        found, source = load_with_source(file)
-    except ConfigError as error:
-        fail_with(error)
+    found, source = load_with_source(file)
     rows = [
         {
             "setting": name,

@@ -17,7 +17,7 @@ import click
 
 from dragoman import __version__
 from dragoman import home as homes
-from dragoman.cli.base.errors import FAILED, NO_HUB, fail, fail_with, find_exit_code
+from dragoman.cli.base.errors import FAILED, NO_HUB, fail, find_exit_code
 from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
 from dragoman.cli.base.output import (
     StatusLine,
@@ -29,7 +29,7 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.config_layers import Override
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.app.app import App
@@ -118,15 +118,10 @@ def _serve(
         refuse_lost_config(Path(place))  # before a new one is written
         is_first = write_first_config(Path(place))
         run(Path(place), lambda app: _announce(app, is_first, quiet, as_json), given, log_file)
-    except homes.HomeLocked as held:
-        fail(str(held), NO_HUB)
-    except homes.HomeUnusable as unfit:
-        fail(str(unfit))
-    except HubError as error:
-        port = error.taken_port if isinstance(error, ConfigError) else None
-        who = find_listener(port) if port else None
+    except ConfigError as error:
+        who = find_listener(error.taken_port) if error.taken_port else None
         if who is None:
-            fail_with(error)
+            raise
         fail(f"{error} ({who} listens there)", find_exit_code(error.kind), kind=error.kind)
 
 
@@ -199,10 +194,7 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
     if daemon is not None:
         inside = "inside a `dragoman mcp`; it stops with the IDEs that share it"
         fail(f"a hub is already running: process {daemon.pid}, {daemon.url or inside}", NO_HUB)
-    try:
-        homes.prepare(place)
-    except homes.HomeUnusable as unfit:
-        fail(str(unfit))
+    homes.prepare(place)
     log = os.path.join(place, "hub.log")
     command = [sys.executable, "-m", "dragoman", "up", "--home", place, "--log-file", log, *options]
     # The hub opens the log itself; this descriptor receives errors before that.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import NOT_FOUND, USAGE, fail, fail_with, say
+from dragoman.cli.base.errors import NOT_FOUND, USAGE, fail, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     common_options,
@@ -33,21 +33,16 @@ def _open_store(home: str | None) -> KeyStore:
     from dragoman.stores.store_inventory import survey_stores
 
     place = resolve_home(home)
-    try:
-        homes.prepare(place)
-        if not _has_store(home):
-            # The hub would not accept a new database in place of a lost one.
-            found = survey_stores(Path(place), Path(place) / "policies").losses
-            if lost := [loss for loss in found if loss.name == "keys"]:
-                raise ConfigError(
-                    f"{lost[0]}. Restore it from a backup, or go on without: dragoman stores "
-                    "accept-loss keys"
-                )
-        return KeyStore(Path(place))
-    except homes.HomeUnusable as unfit:
-        fail(str(unfit))
-    except HubError as error:
-        fail_with(error)
+    homes.prepare(place)
+    if not _has_store(home):
+        # The hub would not accept a new database in place of a lost one.
+        found = survey_stores(Path(place), Path(place) / "policies").losses
+        if lost := [loss for loss in found if loss.name == "keys"]:
+            raise ConfigError(
+                f"{lost[0]}. Restore it from a backup, or continue without it: dragoman stores "
+                "accept-loss keys"
+            )
+    return KeyStore(Path(place))
 
 
 def _has_store(home: str | None) -> bool:
@@ -146,8 +141,6 @@ def create(
             target=target or "",
         )
         is_first = len(store.list()) == 1
-    except HubError as error:
-        fail_with(error)
     finally:
         store.close()
     if not is_there:
@@ -216,8 +209,6 @@ def revoke(name: str, home: str | None) -> None:
     try:
         store.revoke(name)
         active = [key for key in store.list() if key.get_state(time.time()) == "active"]
-    except HubError as error:
-        fail_with(error)
     finally:
         store.close()
     print(f'key "{name}" is revoked')

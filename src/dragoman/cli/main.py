@@ -10,13 +10,16 @@ import difflib
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from dragoman import __version__
-from dragoman.cli.base.errors import FAILED, INTERRUPTED, build_error, say
+from dragoman.cli.base.errors import FAILED, INTERRUPTED, NO_HUB, build_error, fail, fail_with, say
 from dragoman.cli.base.output import home_option, render_json
+from dragoman.core.errors import HubError
+from dragoman.home import HomeLocked, HomeUnusable
 
 COMMANDS = {
     "up": ("dragoman.cli.hub", "up", "Run the hub."),
@@ -103,6 +106,17 @@ class LazyGroup(click.Group):
             hint = f'; did you mean "{near[0]}"?' if near else ""
             ctx.fail(f'unknown command "{args[0]}"{hint}')
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; an error of the hub or its home ends it with one line."""
+        try:
+            return super().invoke(ctx)
+        except HomeLocked as error:
+            fail(str(error), NO_HUB)
+        except HomeUnusable as error:
+            fail(str(error))
+        except HubError as error:
+            fail_with(error)
 
 
 @click.group(

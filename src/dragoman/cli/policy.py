@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.base.errors import USAGE, fail, fail_with, say
+from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import (
     HubProblem,
     HubUnavailable,
@@ -35,7 +35,7 @@ from dragoman.cli.base.output import (
     render_output,
     style,
 )
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.policy.folder import PolicyFolder
@@ -76,10 +76,7 @@ def init(home: str | None) -> None:
     changed.
     """
     folder = _open_folder(home, None)
-    try:
-        written = folder.create_default()
-    except HubError as error:
-        fail_with(error)
+    written = folder.create_default()
     if not written:
         print(f"{folder.path} already exists; nothing was changed")
         return
@@ -147,17 +144,14 @@ def _switch(name: str, home: str | None, on: bool) -> None:
     from dragoman.policy.folder import build_report
 
     folder = _open_folder(home, None)
-    try:
-        after = build_report(folder.plan_enable(name, on), _load_known(home))
-        # An invalid set may be repaired in several steps; a valid one must stay valid.
-        if not after["ok"] and (on or build_report(folder.read_texts(), _load_known(home))["ok"]):
-            _print_findings(after["findings"], to_stderr=True)
-            word = "enabled" if on else "disabled"
-            fail(f'"{name}" was not {word}: the policy set would be invalid', CONFIGURATION)
-        folder.enable(name, on)
-    except HubError as error:
-        fail_with(error)
-    print(f"{folder.path / name}.cedar is {'enabled' if on else 'disabled'}")
+    word = "enabled" if on else "disabled"
+    after = build_report(folder.plan_enable(name, on), _load_known(home))
+    # An invalid set may be repaired in several steps; a valid one must stay valid.
+    if not after["ok"] and (on or build_report(folder.read_texts(), _load_known(home))["ok"]):
+        _print_findings(after["findings"], to_stderr=True)
+        fail(f'"{name}" was not {word}: the policy set would be invalid', CONFIGURATION)
+    folder.enable(name, on)
+    print(f"{folder.path / name}.cedar is {word}")
     if after["ok"] and not after["policies"]:
         say("no policy is left: every call is denied, yours too; enable one to undo this")
     if not after["ok"]:
@@ -225,10 +219,7 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
     from dragoman.policy.folder import run_tests
 
     where = _open_folder(home, folder)
-    try:
-        found = run_tests(where.read_texts())
-    except HubError as error:
-        fail_with(error)
+    found = run_tests(where.read_texts())
     if as_json:
         print_json({"folder": str(where.path), **found})
         raise SystemExit(0 if found["ok"] else CONFIGURATION)
@@ -252,10 +243,7 @@ def _open_folder(home: str | None, given: str | None) -> PolicyFolder:
 
     if given is not None:
         return PolicyFolder(Path(given))
-    try:
-        return open_folder(Path(resolve_home(home)))
-    except HubError as error:
-        fail_with(error)
+    return open_folder(Path(resolve_home(home)))
 
 
 def _load_known(home: str | None) -> Any:
@@ -272,20 +260,16 @@ def _validate(folder: PolicyFolder, home: str | None) -> dict[str, Any]:
     """Validates in the running hub, which knows all tools, or else in this process."""
     from dragoman.policy.folder import build_report
 
-    try:
-        texts = folder.read_texts()
-        daemon = find_running_hub(resolve_home(home))
-        if daemon is not None:
-            try:
-                answer: dict[str, Any] = request_json(
-                    daemon.socket, "POST", "/api/policies/validate", {"texts": texts}, SECONDS
-                )
-                return {**answer, "files": folder.list_files()}
-            except (HubUnavailable, HubProblem) as error:
-                say(f"the running hub could not validate them ({error}); validated without it")
-        return {**build_report(texts, _load_known(home)), "files": folder.list_files()}
-    except HubError as error:
-        fail_with(error)
+    texts = folder.read_texts()
+    daemon = find_running_hub(resolve_home(home))
+    if daemon is not None:
+        path = "/api/policies/validate"
+        try:
+            answer = request_json(daemon.socket, "POST", path, {"texts": texts}, SECONDS)
+            return {**answer, "files": folder.list_files()}
+        except (HubUnavailable, HubProblem) as error:
+            say(f"the running hub could not validate them ({error}); validated without it")
+    return {**build_report(texts, _load_known(home)), "files": folder.list_files()}
 
 
 def _get_active(home: str | None) -> dict[str, Any] | None:
@@ -307,6 +291,15 @@ def _print_findings(findings: Sequence[Mapping[str, Any]], *, to_stderr: bool = 
         where = where if each["file"] else ""
         word = "" if each["level"] == "error" else f"{each['level']}: "
         click.echo(f"{clean(where)} {word}{clean(each['message'])}".lstrip(), err=to_stderr)
+
+
+def _query(
+    home: str | None, method: str, path: str, body: Any = None, seconds: float = 60.0
+) -> Any:
+    """Sends a request to a hub that has connected to its servers and agents."""
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
+        return hub.send(method, path, body, seconds)
 
 
 REFUSED = 4
@@ -371,9 +364,7 @@ def explain(
         body["action"] = action
     if roles:
         body["roles"] = list(roles)
-    with connect_hub(home) as hub:
-        hub.wait_until_connected()
-        found = hub.send("POST", "/api/policies/explain", body)
+    found = _query(home, "POST", "/api/policies/explain", body)
     if as_json:
         print_json(found)
     else:
@@ -415,13 +406,11 @@ def who_can(tool: str, home: str | None, as_json: bool) -> None:
     dragoman policy who-can vercel_ops.deploy
     dragoman policy who-can mcp_github_search --json | jq '.principals[] | select(.allowed)'
     """
-    with connect_hub(home) as hub:
-        hub.wait_until_connected()
-        found = hub.get(f"/api/policies/who-can?tool={quote(tool, safe='')}")
+    found = _query(home, "GET", f"/api/policies/who-can?tool={quote(tool, safe='')}")
     if as_json:
         print_json(found)
-        return
-    _print_verdicts("PRINCIPAL", found["principals"], found["mode"])
+    else:
+        _print_verdicts("PRINCIPAL", found["principals"], found["mode"])
 
 
 @policy.command("what-can", short_help="List what a principal may call.")
@@ -505,11 +494,9 @@ def replay(
     conditions on context.args cannot be replayed, nor can calls of removed tools or by removed
     keys. The number of skipped calls is reported.
     """
-    begin, end = _parse_time(since), _parse_time(until) if until else time.time()
-    body = {"texts": _read_draft(draft), "since": begin, "until": end, "limit": limit}
-    with connect_hub(home) as hub:
-        hub.wait_until_connected()
-        found = hub.send("POST", "/api/policies/replay", body, REPLAY_SECONDS)
+    texts = _open_folder(None, draft).read_texts()
+    body = {"texts": texts, **_build_period(since, until, limit)}
+    found = _query(home, "POST", "/api/policies/replay", body, REPLAY_SECONDS)
     if as_json:
         print_json(found)
         return
@@ -554,11 +541,8 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
     have been made; then start from this proposal. It lists keys and tools one by one: replace them
     with roles and servers where you mean those. Recorded calls that it would deny are reported.
     """
-    begin, end = _parse_time(since), _parse_time(until) if until else time.time()
-    with connect_hub(home) as hub:
-        hub.wait_until_connected()
-        body = {"since": begin, "until": end, "limit": limit}
-        found = hub.send("POST", "/api/policies/propose", body, REPLAY_SECONDS)
+    body = _build_period(since, until, limit)
+    found = _query(home, "POST", "/api/policies/propose", body, REPLAY_SECONDS)
     if as_json:
         print_json(found)
         return
@@ -572,15 +556,6 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
         say(f"{skipped} skipped: the principal or the tool no longer exists")
     if found["more"]:
         say(f"only the newest {limit} calls were used; raise --limit for more")
-
-
-def _read_draft(folder: str) -> dict[str, str]:
-    from dragoman.policy.folder import PolicyFolder
-
-    try:
-        return PolicyFolder(Path(folder)).read_texts()
-    except HubError as error:
-        fail_with(error)
 
 
 def render_count(number: int, what: str) -> str:
@@ -598,6 +573,11 @@ def _parse_time(text: str) -> float:
     except ValueError:
         fail(f'invalid time "{text}": write 24h or 7d (ago), or 2026-11-15T08:00Z', USAGE)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _build_period(since: str, until: str | None, limit: int) -> dict[str, Any]:
+    end = _parse_time(until) if until else time.time()
+    return {"since": _parse_time(since), "until": end, "limit": limit}
 
 
 def _render_time(at: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
+from dragoman.cli.base.errors import NO_HUB, USAGE, fail, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     clean,
@@ -20,7 +20,6 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.config import load
-from dragoman.core.errors import HubError
 
 
 @click.group()
@@ -55,10 +54,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
     from dragoman.stores.store_inventory import survey_stores
 
     place = Path(resolve_home(home))
-    try:
-        found = survey_stores(place, _find_policies(place))
-    except HubError as error:
-        fail_with(error)
+    found = survey_stores(place, _find_policies(place))
     lost = {loss.name: loss for loss in found.losses}
     had = {*found.record.stores, *(["policies"] if found.record.policies_made else [])}
     if found.key is not None:
@@ -123,8 +119,6 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
             lost = accept_losses(Path(place), _find_policies(Path(place)), names, find_user_name())
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
-    except HubError as error:
-        fail_with(error)
     for loss in lost:
         print(f"accepted: {clean(str(loss.file))} {clean(loss.how)}")
     if "keys" in names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from dragoman.cli.base.arguments import parse_header
-from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail, fail_with
+from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail
 from dragoman.cli.base.hub_client import (
     HubClient,
     HubProblem,
@@ -20,7 +20,7 @@ from dragoman.cli.base.hub_client import (
     request_json,
     suggest,
 )
-from dragoman.core.errors import BadReply, ConfigError, HubError
+from dragoman.core.errors import BadReply, ConfigError
 from dragoman.wire.http import NO_HEADERS, HttpClient, Reply
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def run_with_agent(target: str, options: ConnectionOptions, work: Work[T]) -> T:
             return asyncio.run(_run_with_hub(target, options, hub, work))
     except A2aError as error:
         fail(error.message, CODES.get(error.reason, 6))
-    except HubError as error:
-        fail_with(error)
 
 
 async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) -> T:
@@ -150,10 +148,7 @@ async def _run_with_hub(
 def _load_settings(hub: HubClient) -> Any:
     from dragoman.config import load
 
-    try:
-        settings = load(Path(hub.home) / "config.toml").a2a
-    except HubError as error:
-        fail_with(error)
+    settings = load(Path(hub.home) / "config.toml").a2a
     if not settings.enabled:
         fail("A2A is off: set enabled = true below [a2a] in config.toml", 7)
     return settings

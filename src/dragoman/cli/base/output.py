@@ -29,10 +29,16 @@ def _inherit_value(ctx: click.Context, option: click.Parameter, value: Any) -> A
     return value or option.get_default(ctx)
 
 
-_PRINTED = "dragoman.printed_json"
+_AS_JSON, _PRINTED = "dragoman.as_json", "dragoman.printed_json"
+
+
+def _read_json_flag(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    ctx.meta[_AS_JSON] = value = _inherit_value(ctx, option, value)
+    return value
+
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, callback=_inherit_value, help="Print JSON for programs."
+    "--json", "as_json", is_flag=True, callback=_read_json_flag, help="Print JSON for programs."
 )
 home_option = click.option(
     "--home",
@@ -92,13 +98,8 @@ def _mark_printed() -> None:
 def must_print_json() -> bool:
     """Whether the current command has --json and has printed no JSON yet."""
     context = click.get_current_context(silent=True)
-    if context is None or context.meta.get(_PRINTED):
-        return False
-    while context is not None:
-        if context.params.get("as_json"):
-            return True
-        context = context.parent
-    return False
+    meta = context.meta if context else {}
+    return bool(meta.get(_AS_JSON)) and not meta.get(_PRINTED)
 
 
 def get_terminal_width() -> int:
