@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,19 +32,8 @@ if TYPE_CHECKING:
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
 COLUMNS = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
-OUTCOMES = (
-    "completed",
-    "failed",
-    "refused",
-    "not_found",
-    "invalid",
-    "target_failed",
-    "cancelled",
-    "crashed",
-    "running",
-    "unknown",
-    "break",
-)
+OUTCOMES = ("completed", "failed", "refused", "not_found", "invalid", "target_failed", "cancelled",
+            "crashed", "running", "unknown", "break")  # fmt: skip
 
 
 @click.group()
@@ -58,38 +47,20 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option(
-    "-n",
-    "--lines",
-    metavar="N",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Number of records.",
-)
+@click.option("-n", "--lines", metavar="N", default=20, show_default=True,
+              type=click.IntRange(1, 1_000_000), help="Number of records.")  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Follow: print records as calls end.")
 @click.option("--verb", metavar="TOOL", help="Only calls of this tool, as SERVER.TOOL.")
-@click.option(
-    "--caller", metavar="PRINCIPAL", help="Only calls by this principal, for example owner:owner."
-)
-@click.option(
-    "--outcome",
-    metavar="WORD",
-    type=click.Choice(OUTCOMES),
-    help=f"Only calls with this outcome: {', '.join(OUTCOMES)}.",
-)
-@click.option(
-    "--trace", metavar="ID", help="Only calls of this trace; a prefix of the id is enough."
-)
-@click.option(
-    "--agent", metavar="NAME", help="Only calls to this server or agent, by name or card id."
-)
-@click.option(
-    "--decision",
-    metavar="WORD",
-    type=click.Choice(DECISIONS),
-    help=f"Only calls with this policy decision: {', '.join(DECISIONS)}.",
-)
+@click.option("--caller", metavar="PRINCIPAL",
+              help="Only calls by this principal, for example owner:owner.")  # fmt: skip
+@click.option("--outcome", metavar="WORD", type=click.Choice(OUTCOMES),
+              help=f"Only calls with this outcome: {', '.join(OUTCOMES)}.")  # fmt: skip
+@click.option("--trace", metavar="ID",
+              help="Only calls of this trace; a prefix of the id is enough.")  # fmt: skip
+@click.option("--agent", metavar="NAME",
+              help="Only calls to this server or agent, by name or card id.")  # fmt: skip
+@click.option("--decision", metavar="WORD", type=click.Choice(DECISIONS),
+              help=f"Only calls with this policy decision: {', '.join(DECISIONS)}.")  # fmt: skip
 @common_options
 def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: str | None) -> None:
     """Show the newest records, oldest first. --json prints one object per line.
@@ -114,7 +85,7 @@ def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: s
         return
     if not as_json:
         print(style(_render_line({column: column.upper() for column in COLUMNS}), bold=True))
-    _print_records([_build_row(record) for record in reversed(found)], as_json)
+    _print_records(reversed(found), as_json)
     if follow:
         _follow(reader, wanted, as_json)
 
@@ -152,11 +123,8 @@ class RecordFilter:
             and self.outcome in (None, record.outcome)
             and self.agent in (None, intent.get("target"), intent.get("agent"))
             and self.decision in (None, record.conclusion.get("decision"))
-            and self._has_trace(record)
+            and str(intent.get("trace", "")).startswith(self.trace or "")
         )
-
-    def _has_trace(self, record: AuditRecord) -> bool:
-        return str(record.intent.get("trace", "")).startswith(self.trace or "")
 
 
 def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
@@ -166,9 +134,7 @@ def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
             time.sleep(0.5)
             fresh = reader.list_records_after(last)
             last = max([last, *(record.last for record in fresh)])
-            _print_records(
-                [_build_row(record) for record in fresh if wanted.matches(record)], as_json
-            )
+            _print_records(filter(wanted.matches, fresh), as_json)
     except KeyboardInterrupt:
         return
 
@@ -183,10 +149,9 @@ def _build_row(record: AuditRecord) -> dict[str, Any]:
     }
 
 
-def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
-    for record in records:
-        line = render_json(record, None) if as_json else _render_line(record)
-        print(line, flush=True)
+def _print_records(records: Iterable[AuditRecord], as_json: bool) -> None:
+    for row in map(_build_row, records):
+        print(render_json(row, None) if as_json else _render_line(row), flush=True)
 
 
 def _render_line(record: dict[str, Any]) -> str:
@@ -237,28 +202,24 @@ def verify(home: str | None, as_json: bool) -> None:
 
     status_line = StatusLine()
     place = Path(resolve_home(home))
-    if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
-        fail(
-            f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
-        )
+    _require_audit(place, "audit.db", "audit.key", "audit.head")
     verdict = prove(place, lambda done, total: status_line.show(f"{done} of {total} entries …"))
     status_line.clear()
     if as_json:
-        print_json(
-            {
-                "ok": verdict.ok,
-                "entries": verdict.entries,
-                "first_seq": verdict.first_seq,
-                "last_seq": verdict.last_seq,
-                "problem": verdict.problem,
-                "at_seq": verdict.at_seq,
-            }
-        )
+        fields = ("ok", "entries", "first_seq", "last_seq", "problem", "at_seq")
+        print_json({name: getattr(verdict, name) for name in fields})
         raise SystemExit(0 if verdict.ok else FAILED)
     if not verdict.ok:
         fail(f"the audit log is not intact: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
+
+
+def _require_audit(place: Path, *names: str) -> None:
+    if not any((place / name).exists() for name in names):
+        fail(
+            f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
+        )
 
 
 @audit.command()
@@ -277,10 +238,7 @@ def prune(yes: bool, home: str | None) -> None:
     from dragoman.stores.audit.prune import prune_offline
 
     place = resolve_home(home)
-    if not (Path(place) / "audit.db").exists():
-        fail(
-            f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
-        )
+    _require_audit(Path(place), "audit.db")
     try:
         settings = load(Path(place) / "config.toml").audit
         if not yes:

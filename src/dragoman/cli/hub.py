@@ -43,21 +43,15 @@ STOP_SECONDS = 15.0
 @click.command()
 @home_option
 @click.option("--host", metavar="ADDRESS", help="Address to listen on, instead of [server] host.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port to listen on, instead of [server] port."
-)
-@click.option(
-    "--detach", is_flag=True, help="Run in the background; the log is hub.log in the home."
-)
+@click.option("--port", type=click.IntRange(0, 65535),
+              help="Port to listen on, instead of [server] port.")  # fmt: skip
+@click.option("--detach", is_flag=True,
+              help="Run in the background; the log is hub.log in the home.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Log warnings only; same as --log-level warning.")
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), help="Log format, instead of [log] format."
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Lowest level to log, instead of [log] level.",
-)
+@click.option("--log-format", type=click.Choice(["text", "json"]),
+              help="Log format, instead of [log] format.")  # fmt: skip
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+              help="Lowest level to log, instead of [log] level.")  # fmt: skip
 @click.option("--log-file", hidden=True, help="File for stdout and stderr; rotated.")
 @json_option
 def up(home: str | None, detach: bool, log_file: str | None, as_json: bool, **options: Any) -> None:

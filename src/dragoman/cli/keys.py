@@ -71,35 +71,17 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option(
-    "--expires",
-    metavar="TIME",
-    default="90d",
-    show_default=True,
-    help="Lifetime: 30m, 12h, 90d, 1y, or never.",
-)
+@click.option("--expires", metavar="TIME", default="90d", show_default=True,
+              help="Lifetime: 30m, 12h, 90d, 1y, or never.")  # fmt: skip
 @click.option("--owner", metavar="NAME", help="Owner of the key [default: you].")
-@click.option(
-    "--for",
-    "target",
-    metavar="TARGET",
-    help="The server or agent that calls back with this key: its calls are attributed to the calls "
-    "that it serves, so that loops are detected.",
-)
-@click.option(
-    "--role",
-    "roles",
-    metavar="ROLE",
-    multiple=True,
-    help="Role for policies; may be repeated. The role owner has all your permissions.",
-)
-@click.option(
-    "--scope",
-    "scopes",
-    metavar="SCOPE",
-    multiple=True,
-    help="Scope for policies; may be repeated [default: call].",
-)
+@click.option("--for", "target", metavar="TARGET",
+              help="The server or agent that calls back with this key: its calls are attributed to "
+              "the calls that it serves, so that loops are detected.")  # fmt: skip
+@click.option("--role", "roles", metavar="ROLE", multiple=True,
+              help="Role for policies; may be repeated. The role owner has all your "
+              "permissions.")  # fmt: skip
+@click.option("--scope", "scopes", metavar="SCOPE", multiple=True,
+              help="Scope for policies; may be repeated [default: call].")  # fmt: skip
 @common_options
 def create(
     name: str,

@@ -69,12 +69,8 @@ def parse_line(line: str) -> LogRecord | None:
 @click.option("-n", "--lines", metavar="N", default=50, show_default=True,
               type=click.IntRange(0, 1_000_000), help="Number of records.")  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
-@click.option(
-    "--server",
-    metavar="NAME",
-    shell_complete=complete_targets,
-    help="Only records about this server or agent.",
-)
+@click.option("--server", metavar="NAME", shell_complete=complete_targets,
+              help="Only records about this server or agent.")  # fmt: skip
 @click.option("--level", type=click.Choice(LEVELS), default="debug", show_default=True,
               help="Lowest level to print.")  # fmt: skip
 @common_options

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from dragoman.cli.base.errors import USAGE, fail, say
-from dragoman.cli.base.hub_client import HubClient, connect_hub
+from dragoman.cli.base.hub_client import START_SECONDS, HubClient, connect_hub
 from dragoman.cli.base.output import clean, common_options, print_json, print_table, style
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.cli.completion import complete_quarantined, complete_targets
@@ -90,12 +90,8 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 
 @pins.command(short_help="Approve definitions as they are now.")
 @click.argument("names", nargs=-1, shell_complete=complete_quarantined)
-@click.option(
-    "--target",
-    metavar="NAME",
-    shell_complete=complete_targets,
-    help="All pending definitions of one server or agent.",
-)
+@click.option("--target", metavar="NAME", shell_complete=complete_targets,
+              help="All pending definitions of one server or agent.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="All pending definitions.")
 @click.option("--digest", metavar="HEX", help="Only if its digest begins with HEX.")
 @yes_option
@@ -218,10 +214,7 @@ def forget(target: str, home: str | None, as_json: bool) -> None:
 def _connect(home: str | None) -> Iterator[HubClient]:
     """Connects to a hub and waits until its servers have reported their definitions."""
     with connect_hub(home) as hub:
-        if hub.is_temporary:
-            hub.wait_until_connected()
-        else:
-            hub.wait_until_connected(LOOK_SECONDS)
+        hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS)
         yield hub
 
 

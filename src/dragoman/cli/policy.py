@@ -311,28 +311,16 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 @click.argument("principal")
 @click.argument("tool")
 @click.option("--action", metavar="NAME", help="Another action than call, for example list.")
-@click.option(
-    "--role", "roles", metavar="NAME", multiple=True, help="Assume this role; may be repeated."
-)
+@click.option("--role", "roles", metavar="NAME", multiple=True,
+              help="Assume this role; may be repeated.")  # fmt: skip
 @click.option("--depth", type=int, metavar="N", help="Call depth [default: 0].")
 @click.option("--via", metavar="ENTRY", help="Entry point, for example mcp-stdio [default: api].")
-@click.option(
-    "--taint",
-    "taints",
-    metavar="LABEL",
-    multiple=True,
-    help="Taint label of the call chain; may be repeated.",
-)
-@click.option(
-    "--scope", "scopes", metavar="NAME", multiple=True, help="Assume this scope; may be repeated."
-)
-@click.option(
-    "--arg",
-    "args",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Argument of the call; may be repeated.",
-)
+@click.option("--taint", "taints", metavar="LABEL", multiple=True,
+              help="Taint label of the call chain; may be repeated.")  # fmt: skip
+@click.option("--scope", "scopes", metavar="NAME", multiple=True,
+              help="Assume this scope; may be repeated.")  # fmt: skip
+@click.option("--arg", "args", metavar="NAME=VALUE", multiple=True,
+              help="Argument of the call; may be repeated.")  # fmt: skip
 @common_options
 def explain(
     principal: str,
@@ -459,26 +447,17 @@ since_option = click.option(
     "--since", required=True, metavar="WHEN", help="Start: 24h, 7d, or 2026-11-15T08:00Z."
 )
 until_option = click.option("--until", metavar="WHEN", help="End, in the same form [default: now].")
-limit_option = click.option(
-    "--limit",
-    metavar="N",
-    default=100_000,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Maximum number of calls, newest first.",
-)
+limit_option = click.option("--limit", metavar="N", default=100_000, show_default=True,
+                            type=click.IntRange(1, 1_000_000),
+                            help="Maximum number of calls, newest first.")  # fmt: skip
 
 
 @policy.command(short_help="Replay recorded calls with draft policies.")
 @since_option
 @until_option
-@click.option(
-    "--draft",
-    required=True,
-    metavar="FOLDER",
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder with the draft policies.",
-)
+@click.option("--draft", required=True, metavar="FOLDER",
+              type=click.Path(exists=True, file_okay=False),
+              help="Folder with the draft policies.")  # fmt: skip
 @limit_option
 @common_options
 def replay(

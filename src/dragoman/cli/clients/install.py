@@ -248,17 +248,12 @@ def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
 
 @click.command()
 @click.argument("client", required=False, shell_complete=complete_clients)
-@click.option(
-    "--print", "printed", is_flag=True, help="Print what to add and where; change nothing."
-)
-@click.option(
-    "--project",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use the client's file in this project folder.",
-)
-@click.option(
-    "--name", default="dragoman", show_default=True, callback=_check_name, help="Name of the entry."
-)
+@click.option("--print", "printed", is_flag=True,
+              help="Print what to add and where; change nothing.")  # fmt: skip
+@click.option("--project", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Use the client's file in this project folder.")  # fmt: skip
+@click.option("--name", default="dragoman", show_default=True, callback=_check_name,
+              help="Name of the entry.")  # fmt: skip
 @click.option("--remove", is_flag=True, help="Remove the hub.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @common_options
