@@ -15,7 +15,6 @@ PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard
 Signatures = Literal["ignore", "prefer", "require"]
 Trust = Literal["external", "trusted"]
 
-
 WIRE_SKILL_ONLY = "skill-only"
 """The `wire` of an agent that is sent bare skill calls."""
 RENAMED_WIRES = {"seed": WIRE_SKILL_ONLY}

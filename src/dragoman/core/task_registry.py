@@ -257,11 +257,23 @@ class TaskRegistry(Generic[R]):
         self._failing = False
         tasks, self._unsaved = self._unsaved, {}
         for task, (key, size) in zip(tasks, stored, strict=True):
+            # Calls nothing: this is on the path of every message.
             task.key = key
             task.saved = task.record.count
-            self._add_size(task, size)
-            if task.finished:
-                self._hold(task)
+            task.size += size
+            self._bytes += size
+            if task.owned is not None:
+                task.owned.size += size
+            if not task.finished:
+                continue
+            if task.record.keeps_result:
+                self._hold_result(task)
+                continue
+            if not (task.watchers or task.waiters):
+                task.result = None
+                task.record.entries = []  # the view stays, for clients that get the task soon
+            self._held_bytes += task.size - self._held.get(task, 0)
+            self._held[task] = task.size
         if self._held_bytes > self._limits.held_bytes:
             self._free_memory()
 
@@ -289,21 +301,16 @@ class TaskRegistry(Generic[R]):
     def _note_end(self, task: Task[R], owned: OwnedTasks[R]) -> None:
         owned.finished[task] = self._finished[task] = None
 
-    def _hold(self, task: Task[R]) -> None:
-        """Keeps what a client may soon ask for in memory, until the next sweep."""
-        size, result = task.size, task.result
-        if task.record.keeps_result:
-            if result is None or task in self._held:
-                return
-            size = result.size
-            if size < 0:
-                parts = (result.content, result.structured, result.extra)
-                size = sum(len(repr(part)) for part in parts)
-        elif not _is_needed(task):
-            task.result = None
-            task.record.entries = []
-        self._held_bytes += size - self._held.get(task, 0)
+    def _hold_result(self, task: Task[R]) -> None:
+        result = task.result
+        if result is None or task in self._held:
+            return
+        size = result.size
+        if size < 0:
+            parts = (result.content, result.structured, result.extra)
+            size = sum(len(repr(part)) for part in parts)
         self._held[task] = size
+        self._held_bytes += size
 
     def _free_memory(self) -> None:
         for task in list(self._held)[:-1]:

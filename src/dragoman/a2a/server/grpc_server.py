@@ -14,18 +14,10 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import BY_VERSION, choose
 from dragoman.a2a.protocol.dialects.operations import CARD, STREAMING, SUBSCRIBE, V10
-from dragoman.a2a.protocol.errors import (
-    DOMAIN,
-    INVALID_AGENT_RESPONSE,
-    INVALID_PARAMS,
-    RESOURCE_EXHAUSTED,
-    UNAUTHENTICATED,
-    UNAVAILABLE,
-    VERSION_NOT_SUPPORTED,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.request_context import (
     RequestContext,
@@ -214,7 +206,7 @@ class A2aGrpcServer:
             why = self._why_ended(caller)
             if not why:
                 raise
-            await _abort(service, context, A2aError(UNAUTHENTICATED, why))
+            await _abort(service, context, A2aError(errors.UNAUTHENTICATED, why))
         except Exception as error:
             # The call counts until the error is sent: a client that does not read may delay that.
             await _abort(service, context, error)
@@ -226,12 +218,13 @@ class A2aGrpcServer:
         caller = self._authenticate(metadata, peer)
         if caller is None:
             raise A2aError(
-                UNAUTHENTICATED, 'a key is needed: send the metadata "authorization: Bearer KEY"'
+                errors.UNAUTHENTICATED,
+                'a key is needed: send the metadata "authorization: Bearer KEY"',
             )
         calls = self._calls.setdefault(caller, {})
         if len(calls) >= self._max_of_caller:
             raise A2aError(
-                RESOURCE_EXHAUSTED,
+                errors.RESOURCE_EXHAUSTED,
                 f"a caller may have {self._max_of_caller} concurrent calls and streams over "
                 "gRPC; wait until one has ended",
             )
@@ -266,7 +259,7 @@ class A2aGrpcServer:
         chosen = choose(version, service.known_by, None, self._require_version)
         if chosen is not BY_VERSION[service.version]:
             raise A2aError(
-                VERSION_NOT_SUPPORTED,
+                errors.VERSION_NOT_SUPPORTED,
                 f"{service.name} does not speak A2A {version}; send the metadata "
                 f'"a2a-version: {service.version}"',
             )
@@ -292,7 +285,7 @@ class A2aGrpcServer:
                     await call.context.write(data)
         except TimeoutError:
             raise A2aError(
-                UNAVAILABLE,
+                errors.UNAVAILABLE,
                 f"the stream was not read for {UNREAD_SECONDS:g} s; subscribe to the task to hear "
                 "the rest",
             ) from None
@@ -314,7 +307,7 @@ async def _decode(service: GrpcService, method: GrpcMethod, data: bytes) -> dict
         else:
             plain = service.types.decode(method.request_type, data)
     except InvalidMessage as error:
-        raise A2aError(INVALID_PARAMS, str(error)) from None
+        raise A2aError(errors.INVALID_PARAMS, str(error)) from None
     return service.parse_request(method.op, plain)
 
 
@@ -324,7 +317,7 @@ def _encode(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) 
     except InvalidMessage as error:
         log.warning("an answer cannot be encoded for gRPC: %s", error)
         raise A2aError(
-            INVALID_AGENT_RESPONSE,
+            errors.INVALID_AGENT_RESPONSE,
             "the agent's answer cannot be encoded for gRPC; use HTTP instead",
         ) from None
 
@@ -365,7 +358,7 @@ async def _abort(service: GrpcService, context: Context, raised: Exception) -> N
 def _build_details(error: A2aError) -> list[tuple[str, dict[str, Any]]]:
     reason = {
         "reason": error.reason,
-        "domain": DOMAIN,
+        "domain": errors.DOMAIN,
         "metadata": {
             str(name): _truncate(str(value), 128)
             for name, value in [*error.metadata.items()][:MAX_VIOLATIONS]

@@ -14,15 +14,9 @@ from urllib.parse import parse_qsl, unquote
 
 from dragoman.a2a.cards.build import build_card_headers
 from dragoman.a2a.config import PATHS, A2aSettings
-from dragoman.a2a.protocol import dialects
+from dragoman.a2a.protocol import dialects, errors
 from dragoman.a2a.protocol.dialects import Dialect, RestRoutes, operations, v03, v10
-from dragoman.a2a.protocol.errors import (
-    CONTENT_TYPE_NOT_SUPPORTED,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import http_v01
 from dragoman.a2a.server.card_service import CardService, reply_cached
 from dragoman.a2a.server.operations import A2aServer
@@ -141,7 +135,7 @@ class JsonRpcExchange(Exchange):
                 # JSON-RPC discourages null as an id, and some A2A clients send it.
                 checked = {**message, "id": 0}
         if (flaw := rpc.find_flaw(checked)) is not None or "method" not in message:
-            raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
+            raise A2aError(errors.INVALID_REQUEST, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
         version, required = read_version(request), self.transport.require_version
         dialect = self.dialect = dialects.choose(version, method, params, required)
@@ -151,7 +145,7 @@ class JsonRpcExchange(Exchange):
             dialect = self.dialect = dialects.choose_shared(created_in)
         op = dialect.METHODS.get(method)
         if op is None:
-            raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
+            raise A2aError(errors.METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         self.op = op
         self.wanted = dialect.parse_params(op, params)
         self.is_notification = "id" not in message
@@ -193,13 +187,15 @@ class RestExchange(Exchange):
             required = self.transport.require_version
             chosen = dialects.choose(version, operations.SEND, None, required)
             if chosen is not dialect and not traits.versioned_paths:
-                raise A2aError(METHOD_NOT_FOUND, f'version "{version}" has no such path; see /v1')
+                raise A2aError(
+                    errors.METHOD_NOT_FOUND, f'version "{version}" has no such path; see /v1'
+                )
         found = dialect.ROUTES.find(request.method, path)
         if found is None:
             if allowed := dialect.ROUTES.list_methods(path):
                 _reject_method(request, ", ".join(allowed).encode())
                 return None
-            raise A2aError(METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
+            raise A2aError(errors.METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
         op, values = found
         body = read_json(request) if request.body else None
         if op in _MESSAGES and isinstance(body, dict) and "jsonrpc" in body:
@@ -237,7 +233,7 @@ class LegacyExchange(Exchange):
         else:
             bare = http_v01.parse_bare_request(body)
             if bare is None:
-                raise A2aError(INVALID_REQUEST, '"jsonrpc" must be "2.0"')
+                raise A2aError(errors.INVALID_REQUEST, '"jsonrpc" must be "2.0"')
             legacy = bare
         self.legacy, self.op, self.wanted = legacy, legacy.op, legacy.request
         return self
@@ -458,7 +454,7 @@ def read_query(request: HttpRequest) -> dict[str, str]:
     try:
         return dict(parse_qsl(request.query.decode("latin-1"), max_num_fields=32))
     except ValueError:
-        raise A2aError(INVALID_REQUEST, "the query has more than 32 fields") from None
+        raise A2aError(errors.INVALID_REQUEST, "the query has more than 32 fields") from None
 
 
 def find_card_shape(version: str | None) -> str:
@@ -472,15 +468,15 @@ def read_json(request: HttpRequest) -> Any:
     kind = request.fields.get(b"content-type", b"").lower()
     if not kind.startswith((_JSON, _A2A_JSON)):
         raise A2aError(
-            CONTENT_TYPE_NOT_SUPPORTED, "send a message as content-type application/json"
+            errors.CONTENT_TYPE_NOT_SUPPORTED, "send a message as content-type application/json"
         )
     body = request.body
     try:
         message = decode(body)
     except Malformed as problem:
-        raise A2aError(PARSE_ERROR, str(problem)) from None
+        raise A2aError(errors.PARSE_ERROR, str(problem)) from None
     if has_duplicate_names(body, message, rpc.ENVELOPE, ()):
-        raise A2aError(INVALID_REQUEST, "a member is named twice")
+        raise A2aError(errors.INVALID_REQUEST, "a member is named twice")
     return message
 
 

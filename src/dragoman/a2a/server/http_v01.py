@@ -29,7 +29,6 @@ DIALECT = v01
 EncodeEvent = Callable[[TaskStream, int, Any, bool], bytes]
 """Encodes an event for a stream: the stream, its number, the event, whether it is the last. May
 return nothing."""
-RenderFailure = Callable[[A2aError], tuple[int, dict[str, Any]]]
 
 
 def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
@@ -44,7 +43,7 @@ class LegacyRequest:
     request: dict[str, Any]
     render_answer: Callable[[dict[str, Any]], Any]
     encode_event: EncodeEvent
-    render_failure: RenderFailure = render_failure
+    render_failure: Callable[[A2aError], tuple[int, dict[str, Any]]] = render_failure
 
 
 def is_route(method: str, path: str) -> bool:

@@ -15,15 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.a2a.config import HUB
+from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import operations
-from dragoman.a2a.protocol.errors import (
-    INVALID_PARAMS,
-    PERMISSION_DENIED,
-    RESOURCE_EXHAUSTED,
-    TASK_NOT_CANCELABLE,
-    UNSUPPORTED_OPERATION,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.validation import seconds_from_timestamp
 from dragoman.a2a.server import routing
 from dragoman.a2a.server.card_service import CardService
@@ -126,7 +120,7 @@ class A2aServer:
             return ctx
         agent = self.router.resolve_slug(tenant)
         if ctx.agent is not None and self.router.resolve_slug(ctx.agent) != agent:
-            raise A2aError(INVALID_PARAMS, f'"{agent[:100]}" is not a tenant of this agent')
+            raise A2aError(errors.INVALID_PARAMS, f'"{agent[:100]}" is not a tenant of this agent')
         return replace(ctx, agent=agent)
 
     def _check_requirements(self, ctx: RequestContext, op: str) -> None:
@@ -199,7 +193,7 @@ class A2aServer:
             return self._track(ctx, TaskStream(task, last, None, self._stream_seconds))
         if task.finished:
             raise A2aError(
-                UNSUPPORTED_OPERATION, f'task "{task.id}" is finished; get it with GetTask'
+                errors.UNSUPPORTED_OPERATION, f'task "{task.id}" is finished; get it with GetTask'
             )
         first = {"task": render_task(task)}
         return self._track(ctx, TaskStream(task, count, first, self._stream_seconds))
@@ -228,7 +222,8 @@ class A2aServer:
     def _check_streams(self, ctx: RequestContext) -> None:
         if self._stream_counts[ctx.principal] >= MAX_STREAMS:
             raise A2aError(
-                RESOURCE_EXHAUSTED, f"you follow {MAX_STREAMS} tasks at once; end a stream first"
+                errors.RESOURCE_EXHAUSTED,
+                f"you follow {MAX_STREAMS} tasks at once; end a stream first",
             )
 
     # --- tasks ---------------------------------------------------------------------------------
@@ -257,7 +252,9 @@ class A2aServer:
         task = self.access.get(ctx, request["id"])
         self.access.check_cancel(ctx, task)
         if not task.cancel():
-            raise A2aError(TASK_NOT_CANCELABLE, f'task "{task.id}" is {STATES[task.state]} already')
+            raise A2aError(
+                errors.TASK_NOT_CANCELABLE, f'task "{task.id}" is {STATES[task.state]} already'
+            )
         return render_task(task)
 
     # --- push ----------------------------------------------------------------------------------
@@ -290,10 +287,13 @@ class A2aServer:
         facts = self.router.get_facts(ctx.agent)
         if not self.cards.has_extended_card(facts):
             raise A2aError(
-                UNSUPPORTED_OPERATION, f'agent "{facts.name}" has no other card than its public one'
+                errors.UNSUPPORTED_OPERATION,
+                f'agent "{facts.name}" has no other card than its public one',
             )
         if not self.router.can_discover_agent(ctx.principal, facts):
-            raise A2aError(PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"')
+            raise A2aError(
+                errors.PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"'
+            )
         return self.cards.build_card(facts, ctx.principal, ctx.base)
 
 
@@ -335,7 +335,7 @@ def find_page_start(tasks: list[A2aTask], token: str | None) -> int:
         updated = float(at)
     except (binascii.Error, ValueError):
         raise A2aError(
-            INVALID_PARAMS,
+            errors.INVALID_PARAMS,
             'invalid "pageToken": use the nextPageToken of the previous page',
             violations=[("pageToken", "is invalid: use the nextPageToken of the previous page")],
         ) from None

@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
-from dragoman.a2a.protocol.errors import (
-    CONTENT_TYPE_NOT_SUPPORTED,
-    EXTENSION_SUPPORT_REQUIRED,
-    INVALID_PARAMS,
-    PUSH_NOTIFICATION_NOT_SUPPORTED,
-    UNAVAILABLE,
-    UNSUPPORTED_OPERATION,
-    A2aError,
-)
+from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.parts import block_from_part, join_texts
 from dragoman.a2a.protocol.skill_tools import build_canonical_name, slug_from_name
 from dragoman.a2a.server.form_answers import (
@@ -145,7 +138,7 @@ class MessageRouter:
         tool = self._find_agent_tool(name)
         if tool is None or tool.agent is None:
             if (why := self._find_unavailability(name)) is not None:
-                raise A2aError(UNAVAILABLE, f'agent "{name}" is not available: {why}')
+                raise A2aError(errors.UNAVAILABLE, f'agent "{name}" is not available: {why}')
             raise _unknown_agent_error(name)
         return tool.agent
 
@@ -198,7 +191,7 @@ class MessageRouter:
         try:
             facts = self.get_facts(agent)
         except A2aError as error:
-            if principal is None and error.reason == UNAVAILABLE:
+            if principal is None and error.reason == errors.UNAVAILABLE:
                 raise _unknown_agent_error(agent or "") from None
             raise
         if facts is not HUB_FACTS and not self.can_discover_agent(principal or STRANGER, facts):
@@ -249,7 +242,7 @@ class MessageRouter:
 
 
 def _unknown_agent_error(name: str) -> A2aError:
-    return A2aError(INVALID_PARAMS, f'agent "{name[:100]}" was not found')
+    return A2aError(errors.INVALID_PARAMS, f'agent "{name[:100]}" was not found')
 
 
 def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:
@@ -305,7 +298,7 @@ def build_tool_arguments(
                 arguments.update(said)
         else:
             raise A2aError(
-                CONTENT_TYPE_NOT_SUPPORTED,
+                errors.CONTENT_TYPE_NOT_SUPPORTED,
                 "a tool takes text, or an object with its arguments as data, and no files or other "
                 "values",
             )
@@ -342,12 +335,14 @@ def check_agent_requirements(facts: AgentFacts, extensions: frozenset[str], stre
     for extension in facts.extensions:
         if extension.get("required") and extension["uri"] not in extensions:
             raise A2aError(
-                EXTENSION_SUPPORT_REQUIRED,
+                errors.EXTENSION_SUPPORT_REQUIRED,
                 f'agent "{facts.name}" requires the extension {extension["uri"]}: declare it in '
                 "A2A-Extensions",
             )
     if streamed and not facts.streaming:
-        raise A2aError(UNSUPPORTED_OPERATION, f'agent "{facts.name}" does not support streaming')
+        raise A2aError(
+            errors.UNSUPPORTED_OPERATION, f'agent "{facts.name}" does not support streaming'
+        )
 
 
 def render_used_extensions(facts: AgentFacts, extensions: frozenset[str]) -> str:
@@ -358,7 +353,7 @@ def render_used_extensions(facts: AgentFacts, extensions: frozenset[str]) -> str
 def check_push_support(facts: AgentFacts) -> None:
     if not facts.push:
         raise A2aError(
-            PUSH_NOTIFICATION_NOT_SUPPORTED,
+            errors.PUSH_NOTIFICATION_NOT_SUPPORTED,
             f'agent "{facts.name}" does not support push notifications',
         )
 
@@ -373,7 +368,7 @@ def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> 
         media = find_media_type(part)
         if media not in modes and not any(_matches(media, mode) for mode in modes):
             raise A2aError(
-                CONTENT_TYPE_NOT_SUPPORTED,
+                errors.CONTENT_TYPE_NOT_SUPPORTED,
                 f'agent "{facts.name}" does not accept "{media[:100]}"; it accepts '
                 f"{', '.join(modes)}",
             )

@@ -18,31 +18,27 @@ class TaskStream:
 
     def __init__(self, task: A2aTask, after: int, first: Event | None, seconds: float) -> None:
         self._task: A2aTask | None = task
-        self._after = after
+        self.number = after
+        """Of the last event that was taken from the stream."""
         self._first = first
         self._until = asyncio.get_running_loop().time() + seconds
         self._woken: asyncio.Future[None] | None = None
         self._stop = task.watch(self._wake)
         self.ended = False
-        self.on_close: Callable[[TaskStream], None] = _ignore
+        self.on_close: Callable[[TaskStream], None] = _do_nothing
 
     @classmethod
     def from_message(cls, message: Event) -> TaskStream:
         """A stream of one message, without a task."""
         stream = cls.__new__(cls)
-        stream._task, stream._after, stream._first = None, 0, {"message": message}
+        stream._task, stream.number, stream._first = None, 0, {"message": message}
         stream._until, stream._woken, stream._stop = 0.0, None, _do_nothing
-        stream.ended, stream.on_close = False, _ignore
+        stream.ended, stream.on_close = False, _do_nothing
         return stream
 
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
-
-    @property
-    def number(self) -> int:
-        """The number of the last event that was taken from the stream."""
-        return self._after
 
     def render_task(self) -> dict[str, Any] | None:
         """The task as it is now; None for a stream without a task."""
@@ -62,11 +58,11 @@ class TaskStream:
         task = self._task
         if self._first is not None:
             first, self._first = self._first, None
-            if task is None or (task.finished and not read_events(task, self._after, READ_BYTES)):
+            if task is None or (task.finished and not read_events(task, self.number, READ_BYTES)):
                 self.ended = True
             if task is not None and task.registry is not None:
                 task.registry.flush()
-            return [(self._after, first, self.ended)]
+            return [(self.number, first, self.ended)]
         if task is None or self.ended:
             self.ended = True
             return []
@@ -91,8 +87,8 @@ class TaskStream:
         if task.registry is not None:
             task.registry.flush()
         found = []
-        for entry in read_events(task, self._after, READ_BYTES):
-            self._after = entry.number
+        for entry in read_events(task, self.number, READ_BYTES):
+            self.number = entry.number
             self.ended = _is_last(entry)
             found.append((entry.number, entry.event, self.ended))
             if self.ended:
@@ -107,10 +103,7 @@ class TaskStream:
                 yield one
 
 
-def _ignore(stream: TaskStream) -> None: ...
-
-
-def _do_nothing() -> None: ...
+def _do_nothing(*_: TaskStream) -> None: ...
 
 
 def _is_last(entry: Entry) -> bool:
