@@ -202,7 +202,7 @@ def test_an_agent_is_not_registered_under_names_that_could_be_anothers(world: Wo
             ("ops", "Dragoman Agent x", "pass another name"),
             ("MCP", None, "pass another name"),
             ("GitHub Copilot", None, "pass a name for it"),
-            ("git hub", "files", "another name"),
+            ("git hub", "files", "rename one of them"),
         ):
             imitator.name = card
             body = {"url": imitator.url, **({"name": given} if given else {})}
