@@ -406,8 +406,8 @@ def test_a_relay_survives_a_restart_of_the_hub(place):
         for each in lost:
             assert each["error"] == {
                 "code": -32603,
-                "message": 'the hub went away while "tools/call" was under way; '
-                "it may or may not have been done; ask again",
+                "message": 'the hub was lost during "tools/call"; the request may or may not '
+                "have been executed; try again",
                 "data": {"kind": "Unreachable"},
             }
         with closing(Hub(place, "second")) as second:
@@ -716,7 +716,7 @@ def test_what_waits_for_a_hub_is_bounded(place):
         hosting("own")(home, stop)
 
     with closing(Inside(place, boot)) as inside:
-        most = relay_module.MOST_WAITING
+        most = relay_module.MAX_WAITING
         for id_ in range(most + 3):
             inside.ide.send(ask(id_))
         inside.ide.send({"jsonrpc": "2.0", "method": "notifications/progress"})

@@ -243,7 +243,7 @@ class Deframer:
         return after
 
     def _resync(self, at: int, out: list[Piece]) -> int:
-        out.append(MalformedFrame(self._wrong or "a line among the headers is none"))
+        out.append(MalformedFrame(self._wrong or "invalid header line"))
         self._step = Deframer._line
         return at
 

@@ -1,4 +1,4 @@
-"""What a server's tool is called in the hub: the canonical `server.tool`, and the listed alias."""
+"""Builds the names of a server's tool in the hub: the canonical `server.tool` and its aliases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dragoman.core.tool_identity import (
 )
 
 MAX_SAFE = 64
-"""What the APIs of most models take, and no dot."""
+"""The length of a tool name that the APIs of most models accept."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def format_mcp_tool_name(server: str, tool: str) -> str:
-    """`mcp_{server}_{tool}`, lower case, hyphens to underscores."""
+    """Returns `mcp_{server}_{tool}` in lower case, with underscores for hyphens."""
     return f"mcp_{fold_server_name(server)}_{tool.lower().replace('-', '_')}"
 
 
@@ -30,45 +30,41 @@ def is_mcp_tool(name: str) -> bool:
 
 
 def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
-    """The one of the known `servers` whose tool this is; the longest name that fits wins."""
-    fitting = [s for s in servers if tool_name.startswith(f"mcp_{fold_server_name(s)}_")]
-    return max(fitting, key=len, default=None)
+    """Finds the server of a tool among `servers`; the longest name that matches wins."""
+    matching = (s for s in servers if tool_name.startswith(f"mcp_{fold_server_name(s)}_"))
+    return max(matching, key=len, default=None)
 
 
 def build_canonical_name(server: str, tool: str) -> str:
-    """`server.tool`, the identity of the tool: see `core.identity`."""
+    """Returns `server.tool`, the identity of the tool: see `core.tool_identity`."""
     return build_identity(_UNSAFE.sub("_", server), tool)
 
 
 def build_spelled_name(server: str, tool: str) -> str:
-    """`server.tool` as the server spells the tool, in the characters that every revision takes."""
-    spelled = f"{server}.{_ascii(tool)}"
+    """Returns `server.tool` as the server spells it, in characters that every revision permits."""
+    spelled = f"{server}.{_fold_to_ascii(tool)}"
     return shorten(_UNSAFE.sub("_", spelled), original=spelled)
 
 
 def build_alias(server: str, tool: str) -> str:
-    """`mcp_{server}_{tool}`, in characters and length that every revision takes."""
-    name = format_mcp_tool_name(server, _ascii(tool))
+    """Returns `mcp_{server}_{tool}` in characters and a length that every revision permits."""
+    name = format_mcp_tool_name(server, _fold_to_ascii(tool))
     return shorten(_UNSAFE.sub("_", name), original=name)
 
 
 def build_safe_name(prefix: str, tool: str) -> str:
-    """`prefix_tool` as every model's API takes it."""
-    tool = _ascii(tool)
+    """Returns `prefix_tool` in characters and a length that every model's API accepts."""
+    tool = _fold_to_ascii(tool)
     joined = f"{prefix}_{tool}" if prefix else tool
     return shorten(re.sub(r"[^A-Za-z0-9_-]", "_", joined), MAX_SAFE, joined)
 
 
 def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
-    """What it is called in each style of naming; `safe!` is its own whatever others are called."""
+    """Returns the tool's name in each naming style; `safe!` is unique to it."""
     canonical = build_canonical_name(server, tool)
     spelled = build_spelled_name(server, tool)
     safe = build_safe_name(server if prefix is None else prefix, tool)
-    names = {
-        "dotted": spelled,
-        "safe": safe,
-        "safe!": append_digest(safe, canonical, MAX_SAFE),
-    }
+    names = {"dotted": spelled, "safe": safe, "safe!": append_digest(safe, canonical, MAX_SAFE)}
     if spelled != canonical:
         names["spelled"] = spelled
     legacy = tool if prefix == "" else build_alias(server if prefix is None else prefix, tool)
@@ -81,6 +77,6 @@ def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, s
     return names
 
 
-def _ascii(tool: str) -> str:
-    """As it is spelled, unless nothing would be left of it in ASCII."""
+def _fold_to_ascii(tool: str) -> str:
+    """Folds a name that is not ASCII, so that something is left of it in ASCII."""
     return tool if tool.isascii() else fold_name(tool)

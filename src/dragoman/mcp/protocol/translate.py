@@ -201,7 +201,7 @@ def _prompt(value: Mapping[str, Any], size: int, server: str) -> Result:
             if isinstance(block, str):
                 block = {"type": "text", "text": block}
             if not isinstance(block, dict):
-                raise BadReply(f'server "{server}" answered with a message that is none')
+                raise BadReply(f'server "{server}" answered with an invalid message')
             content.append(block)
             roles.append(role if role in ("user", "assistant") else "user")
     extra = {key: item for key, item in value.items() if key != "messages"}

@@ -82,7 +82,10 @@ def render_questions(
     result: dict[str, Any] = {"resultType": "input_required", "_meta": _OWN_META}
     if questions:
         result["inputRequests"] = {
-            key: {"method": METHOD[question.kind], "params": _body(question, LATEST, features)}
+            key: {
+                "method": METHOD[question.kind],
+                "params": _build_body(question, LATEST, features),
+            }
             for key, question in questions.items()
         }
     if handle is not None:
@@ -99,7 +102,7 @@ def parse_answers(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None
     if not isinstance(answers, dict) or not all(isinstance(one, dict) for one in answers.values()):
         return '"inputResponses" must be an object of objects'
     if not isinstance(handle, str):
-        return '"requestState" must be the text that was given'
+        return '"requestState" must be the text of the previous result'
     return answers, handle if "requestState" in params else None
 
 
@@ -109,20 +112,20 @@ def parse_answers(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None
 class ClientRequest:
     """A question as the request that a client received."""
 
-    __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
+    __slots__ = ("_client", "_push", "answer", "completed", "id", "params", "question")
 
     def __init__(
-        self, question: Question, peer: ClientState, revision: Revision, push: Push
+        self, question: Question, client: ClientState, revision: Revision, push: Push
     ) -> None:
         self.question = question
         self.id = token_hex(8)
-        self.params = _body(question, revision, peer.features)
+        self.params = _build_body(question, revision, client.features)
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.completed = False
         """Whether the client was notified that the elicitation is complete."""
-        self._peer = peer
+        self._client = client
         self._push = push
-        peer.pending[rpc.build_key(self.id)] = self.answer
+        client.pending[rpc.build_key(self.id)] = self.answer
 
     def send(self) -> None:
         question = self.question
@@ -145,7 +148,7 @@ class ClientRequest:
 
     def cancel(self) -> None:
         """Cancels the request at the client, unless it has answered."""
-        if self._peer.pending.pop(rpc.build_key(self.id), None) is not None:
+        if self._client.pending.pop(rpc.build_key(self.id), None) is not None:
             params = {"requestId": self.id, "reason": "the answer is no longer needed"}
             self._push(rpc.encode_notification("notifications/cancelled", params))
 
@@ -166,7 +169,7 @@ def encode_elicitation_complete(id: str) -> bytes:
 
 async def ask(
     questions: Mapping[str, Question],
-    peer: ClientState,
+    client: ClientState,
     revision: Revision,
     push: Push,
     seconds: float,
@@ -176,12 +179,12 @@ async def ask(
     if not questions:  # the server asks to be called again, later
         await asyncio.sleep(AGAIN_SECONDS)
         return {}, []
-    if len(peer.pending) + len(questions) > MAX_ASKED:
+    if len(client.pending) + len(questions) > MAX_ASKED:
         raise Overloaded(f"this client has {MAX_ASKED} questions to answer first; ask again later")
     waiting: dict[str, ClientRequest] = {}
     try:
         for key, question in questions.items():
-            waiting[key] = ClientRequest(question, peer, revision, push)
+            waiting[key] = ClientRequest(question, client, revision, push)
             waiting[key].send()
         answers: dict[str, Any] = {}
         visited = []
@@ -190,7 +193,7 @@ async def ask(
                 message = await request.answer
                 if message is _WITHDRAWN:
                     continue
-                answers[key] = answer = _answer(request.question, message)
+                answers[key] = answer = _parse_answer(request.question, message)
                 if request.is_visited(answer) and not request.completed:
                     visited.append(request.params["elicitationId"])
         return answers, visited
@@ -202,42 +205,38 @@ async def ask(
             request.cancel()
 
 
-def deliver_response(message: Mapping[str, Any], peer: ClientState) -> None:
+def deliver_response(message: Mapping[str, Any], client: ClientState) -> None:
     """Delivers the client's response to a pushed request."""
-    future = peer.pending.pop(rpc.build_key(message.get("id")), None)
+    future = client.pending.pop(rpc.build_key(message.get("id")), None)
     if future is not None and not future.done():
         future.set_result(message)
 
 
-def drop_pending(peer: ClientState) -> None:
+def drop_pending(client: ClientState) -> None:
     """Ends all pending questions of a client that has disconnected."""
-    for future in peer.pending.values():
+    for future in client.pending.values():
         if not future.done():
             future.set_result(None)
-    peer.pending.clear()
+    client.pending.clear()
 
 
-def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | AnswerError:
+def _parse_answer(
+    question: Question, message: Mapping[str, Any] | None
+) -> dict[str, Any] | AnswerError:
     result = message.get("result") if message is not None else None
     if question.withdrawn is not None and message is not None and not isinstance(result, dict):
-        return _refusal(message.get("error"))
+        return _error_from_refusal(message.get("error"))
     if question.kind in (FORM, URL):
-        well = isinstance(result, dict) and result.get("action") in _ACTIONS
-        return result if well and isinstance(result, dict) else {"action": "cancel"}
+        is_valid = isinstance(result, dict) and result.get("action") in _ACTIONS
+        return result if is_valid and isinstance(result, dict) else {"action": "cancel"}
     if isinstance(result, dict):
         return result
     error = message.get("error") if message is not None else None
-    why = (
-        error.get("message")
-        if isinstance(error, dict)
-        else "it disconnected"
-        if not message
-        else ""
-    )
+    why = error.get("message") if isinstance(error, dict) else "" if message else "it disconnected"
     raise NeedsInput(f"the client gave no answer when asked for {question.text}: {str(why)[:500]}")
 
 
-def _refusal(error: Any) -> AnswerError:
+def _error_from_refusal(error: Any) -> AnswerError:
     """Returns the client's error for the server; an invalid answer is an error, too."""
     if not isinstance(error, dict):
         return AnswerError(rpc.INTERNAL_ERROR, "invalid answer of the client")
@@ -252,10 +251,12 @@ def _refusal(error: Any) -> AnswerError:
 # --- questions per revision ----------------------------------------------------------------------
 
 
-def _body(question: Question, revision: Revision, features: Mapping[str, Any]) -> dict[str, Any]:
+def _build_body(
+    question: Question, revision: Revision, features: Mapping[str, Any]
+) -> dict[str, Any]:
     body = dict(question.body)
     if question.kind == SAMPLING:
-        return _sampling(body, revision, features)
+        return _build_sampling(body, revision, features)
     if question.kind == URL:
         body["mode"] = "url"
         if revision.has_elicitation_ids:
@@ -265,20 +266,20 @@ def _body(question: Question, revision: Revision, features: Mapping[str, Any]) -
     elif question.kind == FORM and not revision.has_elicitation_modes:
         body.pop("mode", None)
         if "requestedSchema" in body:
-            body["requestedSchema"] = _older_form(body["requestedSchema"])
+            body["requestedSchema"] = _downgrade_form(body["requestedSchema"])
     return body
 
 
-def _older_form(schema: Any) -> Any:
+def _downgrade_form(schema: Any) -> Any:
     """2025-06-18 has `enum` and `enumNames` for choices with titles."""
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return schema
-    properties = {name: _older_choice(one) for name, one in schema["properties"].items()}
+    properties = {name: _downgrade_choice(one) for name, one in schema["properties"].items()}
     kept = {key: value for key, value in schema.items() if key != "$schema"}
     return {**kept, "properties": properties}
 
 
-def _older_choice(schema: Any) -> Any:
+def _downgrade_choice(schema: Any) -> Any:
     choices = schema.get("oneOf") if isinstance(schema, dict) else None
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         return schema
@@ -288,31 +289,33 @@ def _older_choice(schema: Any) -> Any:
     return older
 
 
-def _sampling(
+def _build_sampling(
     body: dict[str, Any], revision: Revision, features: Mapping[str, Any]
 ) -> dict[str, Any]:
     if revision.has_sampling_tools:
         sampling = features.get("sampling")
         if not (isinstance(sampling, dict) and "context" in sampling):
-            body.pop("includeContext", None)  # 2025-11-25: only for who declares it
+            body.pop("includeContext", None)  # 2025-11-25: only if declared
         return body
     messages = body.get("messages")
     if isinstance(messages, list):
-        body["messages"] = [one for message in messages for one in _older_said(message, revision)]
+        body["messages"] = [
+            one for message in messages for one in _split_message(message, revision)
+        ]
     return body
 
 
-def _older_said(message: Any, revision: Revision) -> list[Any]:
+def _split_message(message: Any, revision: Revision) -> list[Any]:
     """Before 2025-11-25 a message has one block of content."""
     if not isinstance(message, dict):
         return [message]
     content = message.get("content")
     blocks = content if isinstance(content, list) else [content]
     rest = {key: value for key, value in message.items() if key != "_meta"}
-    return [{**rest, "content": _older_block(block, revision)} for block in blocks]
+    return [{**rest, "content": _downgrade_block(block, revision)} for block in blocks]
 
 
-def _older_block(block: Any, revision: Revision) -> Any:
+def _downgrade_block(block: Any, revision: Revision) -> Any:
     kind = str(block.get("type")) if isinstance(block, dict) else ""
     known = {"text", "image", "audio"} if revision.has_audio else {"text", "image"}
     if kind in known or not isinstance(block, dict):

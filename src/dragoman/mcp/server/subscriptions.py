@@ -584,9 +584,8 @@ def _find_flaw(wanted: Any) -> str | None:
 
 
 def _list_parents(name: str) -> Iterator[str]:
-    """Yields the resource itself, then those that it may be a part of. A subscriber of a folder is
-    notified of what is in it, unless somebody subscribed to just that, who may know of it where
-    others may not."""
+    """Yields the resource itself, then its parents. A subscriber of a folder is notified of its
+    contents, except of a resource that has a subscriber of its own: others may not know of it."""
     yield name
     end = len(name)
     for _ in range(MAX_SLASHES):
