@@ -9,7 +9,7 @@ import pytest
 from tests.skill_hub import ALICE, BOB
 from tests.web.events_place import ground
 
-from dragoman.core.event_payloads import render_time
+from dragoman.core.logs import render_time
 
 DISPATCHES = "/api/a2a/dispatches"
 

@@ -19,4 +19,4 @@ WhyEnded = Callable[[Principal], str]
 class ServesPrincipals(Protocol):
     def end_principals(self, why_ended: WhyEnded) -> None:
         """Ends the streams, calls, sessions and tasks of principals that are not served any more,
-        and lets others go on. Returns at once."""
+        and no others. Returns at once."""

@@ -34,8 +34,8 @@ SCHEMA: Mapping[str, Any] = {
         **TEXT_SCHEMA["properties"],
         CONTEXT: {
             "type": "string",
-            "description": "The id of an earlier conversation to go on with, as its result gave "
-            f'it, or "{NEW}" for another. Without it the conversation of this session goes on.',
+            "description": "The id of an earlier conversation to continue, from its result, or "
+            f'"{NEW}" to start another. By default the conversation of this session continues.',
         },
         DATA: {"type": "object", "description": "Structured data to send with the message."},
         FILES: {

@@ -1,6 +1,6 @@
 """Starts every asyncio task of the hub. Nothing else calls `create_task`.
 
-`Background` is for work that runs beside its owner and that nobody awaits:
+`Background` is for work that runs beside its owner and that no caller awaits:
 
     self._background = Background("agent registry")
     self._background.spawn(self._notify(client))         # kept until done, failures are logged
@@ -70,7 +70,7 @@ class Background:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._finish)  # nobody else learns of a failure
+            task.add_done_callback(self._finish)  # the caller does not see a failure
             raise
 
     def cancel(self) -> None:

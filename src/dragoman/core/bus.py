@@ -1,7 +1,7 @@
 """Delivers events to observers and followers, and asks gates.
 
 An observer is called synchronously, within the call, and must be fast; a follower has a queue and a
-task of its own. A failing listener affects nobody else; one that keeps failing is removed. A gate
+task of its own. A failing listener affects no other; one that keeps failing is removed. A gate
 that fails or times out refuses the call.
 """
 
@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dragoman.core.background import start_task
@@ -37,16 +38,13 @@ FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 """What plug-in code may raise. Nothing cancels an observer, so CancelledError is its own."""
 
 
+@dataclass(slots=True, eq=False)
 class _Subscription:
-    """An observer, its event types and its failures in a row."""
-
-    __slots__ = ("deliver", "failures", "kinds", "name")
-
-    def __init__(self, name: str, kinds: tuple[type[Event], ...], hear: Observer) -> None:
-        self.name = name
-        self.kinds = kinds
-        self.deliver = hear
-        self.failures = 0
+    name: str
+    kinds: tuple[type[Event], ...]
+    deliver: Observer
+    failures: int = 0
+    """In a row."""
 
 
 class Follower:
@@ -160,8 +158,8 @@ class Bus:
         self._refresh_flags()
 
     def _refresh_flags(self) -> None:
-        told = self._subscriptions.keys() & {PreVerb, ToolCall, ToolResult}
-        self.has_call_observers = bool(told or self._gates)
+        observed = self._subscriptions.keys() & {PreVerb, ToolCall, ToolResult}
+        self.has_call_observers = bool(observed or self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
         """Adds a gate, which is asked before every call and refuses it by raising `Denied`."""

@@ -16,6 +16,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from time import monotonic, time
@@ -37,41 +38,29 @@ MAC_BYTES = 16
 _HANDLE = re.compile(r"(?!0{32})([0-9a-f]{32})\.")
 
 
+@dataclass(slots=True, eq=False)
 class Chain:
     """A first call and everything it led to."""
 
-    __slots__ = ("begun", "calls", "id", "labels", "origin")
-
-    def __init__(self, id: str, origin: str, begun: float) -> None:
-        self.id = id
-        self.origin = origin
-        self.begun = begun
-        self.calls = 0
-        self.labels = NO_LABELS
+    id: str
+    origin: str
+    begun: float
+    calls: int = 0
+    labels: frozenset[str] = NO_LABELS
 
 
+@dataclass(slots=True, eq=False)
 class RunningCall:
     """A running call; or, without a target, the last known call of a chain."""
 
-    __slots__ = ("chain", "parent", "principal", "sources", "target", "trace")
-
-    def __init__(
-        self,
-        trace: Trace,
-        target: str,
-        principal: Principal | None,
-        chain: Chain,
-        above: RunningCall | None,
-        sources: frozenset[str] = NO_LABELS,
-    ) -> None:
-        self.trace = trace
-        self.sources = sources
-        """The taint labels of the target's output."""
-        self.target = target
-        self.principal = principal
-        self.chain = chain
-        self.parent = above
-        """The call on whose behalf this one is made."""
+    trace: Trace
+    target: str
+    principal: Principal | None
+    chain: Chain
+    parent: RunningCall | None
+    """The call on whose behalf this one is made."""
+    sources: frozenset[str] = NO_LABELS
+    """The taint labels of the target's output."""
 
     @property
     def labels(self) -> frozenset[str]:
@@ -170,10 +159,10 @@ class CallChains:
         self, principal: Principal, target: str, carried: TraceContext | None
     ) -> RunningCall | None:
         """Finds the call on whose behalf this one is made, as far as known."""
-        told = self._find_claimed_parent(carried) if carried is not None else None
+        claimed = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(principal.serves) if principal.serves else None
-        if not served or (told is not None and told.target == principal.serves):
-            return told
+        if not served or (claimed is not None and claimed.target == principal.serves):
+            return claimed
         # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}
         return max(served.values(), key=lambda flight: self._rank(flight, target, waited))
@@ -232,14 +221,21 @@ class CallChains:
             chain = Chain(trace.span, call.principal.label, self._clock())
         else:
             chain = above.chain
-            self._check(call, above, chain, target)
+            if (violation := self._find_violation(above, target, trace.depth)) is not None:
+                kind, why = violation
+                path = " → ".join([chain.origin, *trace.chain, call.tool.name])
+                raise kind(f'"{call.tool.name}" was refused: {why}: {path}')
         served = self._at.get(target)
         if served is None:
             served = self._at[target] = {}
         key = (target, call.principal.key)
         count = self._of.get(key, 0)
         if len(served) >= self.at_once or count >= self._each:
-            raise Overloaded(_render_overload(call, len(served) if count < self._each else count))
+            running = len(served) if count < self._each else count
+            raise Overloaded(
+                f'"{call.tool.name}" was refused: {running} calls to "{target}" are running; '
+                "try again shortly or raise [limits] target_calls"
+            )
         chain.calls += 1
         if above is None:
             self._live[chain.id] = chain
@@ -247,12 +243,6 @@ class CallChains:
         served[trace.span] = self._running[trace.span] = flight
         self._of[key] = count + 1
         return flight
-
-    def _check(self, call: Call, above: RunningCall, chain: Chain, target: str) -> None:
-        offence = self._find_violation(above, target, call.trace.depth)
-        if offence is not None:
-            kind, why = offence
-            raise kind(f"{_render_refusal(call)}: {why}: {_render_path(call, chain)}")
 
     def _find_violation(
         self, above: RunningCall, target: str, depth: int
@@ -295,9 +285,6 @@ class CallChains:
         else:
             del self._of[key]
 
-    def count_running(self, target: str) -> int:
-        return len(self._at.get(target, ()))
-
     # --- signed tokens ----------------------------------------------------------------------------
 
     def _sign(self, trace: Trace) -> str:
@@ -327,9 +314,9 @@ class CallChains:
         origin, verbs, labels = json.loads(binascii.a2b_base64(names))
         return ChainToken(trace, span, chain, int(begun), int(calls), origin, verbs, labels)
 
-    def _mac(self, said: bytes) -> str:
+    def _mac(self, message: bytes) -> str:
         mac = self._keyed.copy()
-        mac.update(said)
+        mac.update(message)
         return mac.hexdigest()
 
     def _remember(self, chain: Chain) -> Chain:
@@ -358,19 +345,3 @@ def _encode_names(origin: str, chain: tuple[str, ...], verb: str, labels: frozen
         if len(text) <= NAMED_BYTES or not most:
             return binascii.b2a_base64(text.encode(), newline=False).decode()
         most //= 2
-
-
-def _render_refusal(call: Call) -> str:
-    return f'"{call.tool.name}" was refused'
-
-
-def _render_path(call: Call, chain: Chain) -> str:
-    """Renders a chain as `who → tool → tool`."""
-    return " → ".join([chain.origin, *call.trace.chain, call.tool.name])
-
-
-def _render_overload(call: Call, count: int) -> str:
-    return (
-        f'{_render_refusal(call)}: {count} calls to "{call.tool.target.name}" are running; '
-        "try again shortly or raise [limits] target_calls"
-    )

@@ -129,7 +129,7 @@ class Catalog:
         is_change = bool(new or self._offers.get(target) or self._quarantined_of.get(target))
         self._offers[target] = new
         if is_change or was_held or self.kind == TOOL:
-            self._notify_changed()
+            self.mark_changed()
         if taken:
             raise ConfigError(
                 f"target {target!r} offers names that others hold: {', '.join(taken)}"
@@ -148,7 +148,7 @@ class Catalog:
             self.claims.claim(self.kind, target, self._brought.get(target, ()))
         for tools in self._offers.values():
             self._give_names(tools)
-        self._notify_changed()
+        self.mark_changed()
 
     def _review(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         for name in self._quarantined_of.pop(target, ()):
@@ -203,13 +203,10 @@ class Catalog:
         name, `{style}!` or `own` if it has one, else the canonical name."""
         names = tool.other_names
         for name in (names.get(style, tool.alias), names.get(f"{style}!"), names.get("own")):
-            if name is not None and self._leads_to(name, tool):
+            found = (self._by_name.get(name) or self._by_alias.get(name)) if name else None
+            if name and found is not None and found.name == tool.name:
                 return name
         return tool.name
-
-    def _leads_to(self, name: str, tool: Tool) -> bool:
-        found = self._by_name.get(name) or self._by_alias.get(name)
-        return found is not None and found.name == tool.name
 
     def list_tools(self) -> tuple[Tool, ...]:
         """Lists all tools in the order of their names."""
@@ -231,16 +228,13 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def mark_changed(self) -> None:
-        """Invalidates what is cached of the catalog."""
-        self._notify_changed()
-
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` after every change; returns what unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def _notify_changed(self) -> None:
+    def mark_changed(self) -> None:
+        """Invalidates what is cached of the catalog, and calls the listeners."""
         self.version += 1
         self._sorted = None
         for listener in tuple(self._listeners):

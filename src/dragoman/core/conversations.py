@@ -102,7 +102,8 @@ class Conversations:
                     f'it may have expired. Omit "{CONTEXT}", or pass "{NEW}", to start another'
                 )
             return Conversation(asked, kept.context, is_named=True)
-        named = _find_protocol_id(call) if call.message is not None else ""
+        context = call.message.context if call.message is not None else ""
+        named = f"a2a {context}" if context else ""  # the conversation that the protocol names
         if own is None:
             return Conversation(named)
         id = named or own.sessions.get(call.session or "", "")
@@ -159,12 +160,6 @@ class Conversations:
     def _drop_oldest(self, own: _Own) -> None:
         own.kept.popitem(last=False)
         self._count -= 1
-
-
-def _find_protocol_id(call: Call) -> str:
-    """The conversation that the client's protocol names, as A2A does."""
-    message = call.message
-    return f"a2a {message.context}" if message is not None and message.context else ""
 
 
 def find_context_in_meta(call: Call) -> str:

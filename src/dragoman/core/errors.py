@@ -1,30 +1,8 @@
 """What can go wrong with a call, and whether anything left the hub.
 
-    HubError
-    ├─ Refused         nothing left the hub
-    │  ├─ Denied         a gate said no
-    │  │  └─ AuthorizationError  no policy permits it, or one forbids it
-    │  ├─ TooDeep        the chain of calls is too deep, too long or has made too many
-    │  ├─ Looping        the call came back to a target that its own chain waits for
-    │  ├─ Quarantined    the definition of the tool differs from the approved one
-    │  ├─ Overloaded     a limit is reached
-    │  └─ ShuttingDown   the hub is stopping
-    ├─ NotFound        unknown tool, server, task or key
-    ├─ InvalidInput    the arguments are invalid
-    │  └─ AmbiguousName  several tools have that name
-    ├─ StorageFailed   a file of the hub's home cannot be read or written
-    ├─ TargetFailed    something left the hub and failed; it may or may not have been done
-    │  ├─ Unreachable    no connection, or a lost one
-    │  │  └─ RemoteA2ATransportError        for a skill of a remote agent
-    │  ├─ TimedOut       no answer in time
-    │  │  └─ RemoteA2ATimeoutError          for a skill of a remote agent
-    │  ├─ BadReply       a malformed answer, or one that is too large
-    │  │  └─ RemoteA2AInvalidResponseError  for a skill of a remote agent
-    │  ├─ WorkFailed     the target answered with an error of its own
-    │  │  └─ RemoteA2ATaskFailedError       for a skill of a remote agent
-    │  ├─ Declined       the target will not do it
-    │  └─ NeedsInput     the target asks something that this client cannot be asked
-    └─ ConfigError     the configuration cannot be used
+`Refused`: nothing left the hub. `TargetFailed`: something left and failed; it may or may not have
+been done. The others stop a call before it is sent. The `RemoteA2A...` errors are those of a skill
+of a remote agent.
 
 Classes carry no wire codes: each server has a table of them, read with `find_row`. A message names
 what was asked, what stopped it and what to do.

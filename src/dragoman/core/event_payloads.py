@@ -6,45 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import lru_cache
 from time import time
 from typing import Any
 
+from dragoman.core import errors, events
 from dragoman.core.call import Call
-from dragoman.core.errors import (
-    BadReply,
-    Declined,
-    Denied,
-    HubError,
-    InvalidInput,
-    Looping,
-    NeedsInput,
-    NotFound,
-    Overloaded,
-    Quarantined,
-    ShuttingDown,
-    TargetFailed,
-    TimedOut,
-    TooDeep,
-    Unreachable,
-    WorkFailed,
-    find_row,
-)
-from dragoman.core.events import (
-    AgentChanged,
-    CostReported,
-    Event,
-    PinAdded,
-    PinHeld,
-    PolicyChanged,
-    PostVerb,
-    PreVerb,
-    ServerChanged,
-    ToolCall,
-    ToolResult,
-    VerbError,
-)
+from dragoman.core.errors import HubError
+from dragoman.core.events import Event
+from dragoman.core.logs import render_time
 from dragoman.core.redaction import (
     list_secrets,
     outline_arguments,
@@ -62,27 +31,27 @@ MAX_REASON = 1_000
 
 CODES: dict[type[HubError], int] = {
     HubError: -32603,
-    Denied: -32003,
-    TimedOut: -32201,
-    Unreachable: -32202,
-    BadReply: -32203,
-    WorkFailed: -32204,
-    Declined: -32205,
-    NeedsInput: -32206,
-    TooDeep: -32211,
-    Looping: -32212,
-    Quarantined: -32213,
-    Overloaded: -32214,
-    ShuttingDown: -32214,
-    NotFound: -32601,
-    InvalidInput: -32602,
+    errors.Denied: -32003,
+    errors.TimedOut: -32201,
+    errors.Unreachable: -32202,
+    errors.BadReply: -32203,
+    errors.WorkFailed: -32204,
+    errors.Declined: -32205,
+    errors.NeedsInput: -32206,
+    errors.TooDeep: -32211,
+    errors.Looping: -32212,
+    errors.Quarantined: -32213,
+    errors.Overloaded: -32214,
+    errors.ShuttingDown: -32214,
+    errors.NotFound: -32601,
+    errors.InvalidInput: -32602,
 }
 """The same for all listeners, whatever the client's protocol shows."""
-FAILED, CRASHED, CANCELLED = CODES[WorkFailed], CODES[HubError], -32800
+FAILED, CRASHED, CANCELLED = CODES[errors.WorkFailed], CODES[HubError], -32800
 
 
 def find_code(error: HubError) -> int:
-    return find_row(CODES, type(error))
+    return errors.find_row(CODES, type(error))
 
 
 def build_session_id(call: Call) -> str:
@@ -95,33 +64,17 @@ def session_id_from_trace(tool: Tool, trace: Trace) -> str:
     return trace.id if bridged is None else f"a2a-{bridged.card_id}-{bridged.skill_id}-{trace.id}"
 
 
-def find_on_behalf_of(call: Call) -> str | None:
-    """The principal for whom the calling one acts, if another."""
-    return call.trace.origin or call.principal.behalf or None
-
-
 def is_denied(call: Call, error: HubError | None) -> bool:
-    """Whether policies or a gate denied the call; the client may have been told "not found"."""
+    """Whether policies or a gate denied the call; the client may have received "not found"."""
     decision = call.notes.decision
-    return isinstance(error, Denied) or (decision is not None and not decision.allowed)
+    return isinstance(error, errors.Denied) or (decision is not None and not decision.allowed)
 
 
-def render_time(at: float) -> str:
-    """UTC, with milliseconds."""
-    milliseconds = int(at * 1000)
-    return f"{_render_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"
-
-
-@lru_cache(64)
-def _render_second(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()[:-6]
-
-
-def render_verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
+def render_verb_event(event: events.PreVerb | events.PostVerb | events.VerbError) -> dict[str, Any]:
     """`args` is the call's own object: changing it changes the call."""
-    if isinstance(event, PreVerb):
+    if isinstance(event, events.PreVerb):
         return _render_verb(PRE_VERB, event.call, None, event.at)
-    if isinstance(event, VerbError):
+    if isinstance(event, events.VerbError):
         error = event.error
         said = _render_verb(VERB_ERROR, event.call, error, event.at)
         return said | {"error": {"code": find_code(error), "message": str(error)}}
@@ -145,7 +98,7 @@ def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> d
         "context": {
             "denied": phase != PRE_VERB and is_denied(call, error),
             "caller": principal.label,
-            "onBehalfOf": find_on_behalf_of(call),
+            "onBehalfOf": call.trace.origin or principal.behalf or None,
             "askedAs": render_name(call.requested_name, tool.kind),
             "door": call.door,
             "traceId": call.trace.id,
@@ -154,10 +107,10 @@ def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> d
     }
 
 
-def render_exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
+def render_exec_event(event: events.ToolCall | events.ToolResult) -> dict[str, Any]:
     call = event.call
     verb = render_name(call.tool.name, call.tool.kind)
-    if isinstance(event, ToolCall):
+    if isinstance(event, events.ToolCall):
         kind, source = TOOL_CALL, call.principal.serves or call.principal.label
         payload = {"toolCallId": event.id, "tool": verb, "arguments": call.arguments}
     else:
@@ -174,7 +127,7 @@ def render_exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
     }
 
 
-def _render_end(event: ToolResult) -> dict[str, Any]:
+def _render_end(event: events.ToolResult) -> dict[str, Any]:
     result, error = event.result, event.error
     if result is not None and not result.failed:
         return {"success": True}
@@ -183,7 +136,7 @@ def _render_end(event: ToolResult) -> dict[str, Any]:
     message = f'"{render_name(tool.name, tool.kind)}" reported a failure'
     if error is not None:
         code, message = find_code(error), str(error)
-        source = source if isinstance(error, TargetFailed) else "hub"
+        source = source if isinstance(error, errors.TargetFailed) else "hub"
     elif result is None:
         code = CANCELLED if event.cancelled else CRASHED
         message = "the client disconnected" if event.cancelled else "internal error of the hub"
@@ -194,36 +147,42 @@ def _render_end(event: ToolResult) -> dict[str, Any]:
 def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
     """Returns the name and the payload of an event; None for internal ones."""
     match event:
-        case PreVerb() | PostVerb() | VerbError():
+        case events.PreVerb() | events.PostVerb() | events.VerbError():
             said = render_verb_event(event)
             return said["phase"], said
-        case ToolCall() | ToolResult():
+        case events.ToolCall() | events.ToolResult():
             said = render_exec_event(event)
             return said["type"], said
-        case CostReported(call=call, usage=usage, at=at):
+        case events.CostReported(call=call, usage=usage, at=at):
             verb = render_name(call.tool.name, call.tool.kind)
             who = {"verb": verb, "sessionId": build_session_id(call), "traceId": call.trace.id}
             return "cost", {**who, "usage": usage, "emittedAt": render_time(at)}
-        case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld() | PinAdded():
+        case (
+            events.ServerChanged()
+            | events.AgentChanged()
+            | events.PolicyChanged()
+            | events.PinHeld()
+            | events.PinAdded()
+        ):
             said = {name: shorten(text, MAX_REASON) for name, text in asdict(event).items()}
             return _NAMES[type(event)], {**said, "emittedAt": render_time(time())}
     return None
 
 
 _NAMES: dict[type[Event], str] = {
-    ServerChanged: "server-changed",
-    AgentChanged: "agent-changed",
-    PolicyChanged: "policy-changed",
-    PinHeld: "pin-held",
-    PinAdded: "pin-added",
+    events.ServerChanged: "server-changed",
+    events.AgentChanged: "agent-changed",
+    events.PolicyChanged: "policy-changed",
+    events.PinHeld: "pin-held",
+    events.PinAdded: "pin-added",
 }
 EVENT_NAMES: dict[type[Event], str] = {
-    PreVerb: PRE_VERB,
-    PostVerb: POST_VERB,
-    VerbError: VERB_ERROR,
-    ToolCall: TOOL_CALL,
-    ToolResult: TOOL_RESULT,
-    CostReported: "cost",
+    events.PreVerb: PRE_VERB,
+    events.PostVerb: POST_VERB,
+    events.VerbError: VERB_ERROR,
+    events.ToolCall: TOOL_CALL,
+    events.ToolResult: TOOL_RESULT,
+    events.CostReported: "cost",
     **_NAMES,
 }
 """The events that are published, and their public names."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from time import time
-from typing import Any
+from typing import Any, dataclass_transform
 from uuid import uuid4
 
 from dragoman.core.call import Call, LogMessage, Result
@@ -16,16 +16,19 @@ from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
 
 
-def _name() -> str:
+def _new_id() -> str:
     return str(uuid4())
 
 
-@record(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@record(frozen=True)
 class Event:
-    """Something that happened, or is about to."""
+    """Something that happened, or is about to. Every subclass is a `record`."""
+
+    def __init_subclass__(cls) -> None:
+        record(frozen=True)(cls)
 
 
-@record(frozen=True, slots=True)
 class PreVerb(Event):
     """A call is about to be authorized and made. Gates may refuse it; observers may look."""
 
@@ -33,7 +36,6 @@ class PreVerb(Event):
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class PostVerb(Event):
     """A call has ended: `outcome` is `completed` or `failed`. A refused or `cancelled` call counts
     as failed."""
@@ -47,7 +49,6 @@ class PostVerb(Event):
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class VerbError(Event):
     """Follows the post-verb of a call that was refused or failed, with the error."""
 
@@ -56,17 +57,15 @@ class VerbError(Event):
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class ToolCall(Event):
     """`EXEC:TOOL_CALL`: an agent or a server calls, with its own credential or on behalf of a
     running call. Follows the pre-verb."""
 
     call: Call
-    id: str = field(default_factory=_name, compare=False)
+    id: str = field(default_factory=_new_id, compare=False)
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class ToolResult(Event):
     """`EXEC:TOOL_RESULT`: the outcome of such a call; `call_id` is the id of its `ToolCall`."""
 
@@ -75,11 +74,10 @@ class ToolResult(Event):
     result: Result | None
     error: HubError | None
     cancelled: bool = False
-    id: str = field(default_factory=_name, compare=False)
+    id: str = field(default_factory=_new_id, compare=False)
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class CostReported(Event):
     """The target of a call has reported its usage: numbers by name, such as tokens."""
 
@@ -88,7 +86,6 @@ class CostReported(Event):
     at: float = field(default_factory=time, compare=False)
 
 
-@record(frozen=True, slots=True)
 class ServerChanged(Event):
     """A server's state changed: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
 
@@ -101,7 +98,6 @@ REMOVED = "removed"
 """The last state of an agent."""
 
 
-@record(frozen=True, slots=True)
 class AgentChanged(Event):
     """A registered agent's state changed: `healthy`, `degraded`, `unreachable`, `unknown` or
     `removed`, and why."""
@@ -111,7 +107,6 @@ class AgentChanged(Event):
     reason: str
 
 
-@record(frozen=True, slots=True)
 class PolicyChanged(Event):
     """Another policy set is in force; `snapshot` is its short hash. With a `problem`, the old set
     stays because the new one is invalid."""
@@ -120,7 +115,6 @@ class PolicyChanged(Event):
     problem: str
 
 
-@record(frozen=True, slots=True)
 class PinHeld(Event):
     """A definition of `target` is quarantined until it is approved, and why."""
 
@@ -129,7 +123,6 @@ class PinHeld(Event):
     why: str
 
 
-@record(frozen=True, slots=True)
 class PinAdded(Event):
     """`target` offers something that was not in its first list; it is passed on."""
 
@@ -138,14 +131,12 @@ class PinAdded(Event):
     why: str
 
 
-@record(frozen=True, slots=True)
 class ResourceUpdated(Event):
     """A subscribed resource has changed; `name` is its canonical name."""
 
     name: str
 
 
-@record(frozen=True, slots=True)
 class ListAnnounced(Event):
     """`target` has announced a change of its list of that kind, and the list was read again. It may
     be unchanged."""
@@ -154,7 +145,6 @@ class ListAnnounced(Event):
     kind: str
 
 
-@record(frozen=True, slots=True)
 class ClientListChanged(Event):
     """What a target lists of that kind to one client alone may have changed; `owner` is the
     client's session, or stands for a principal without one."""
@@ -163,14 +153,12 @@ class ClientListChanged(Event):
     kind: str
 
 
-@record(frozen=True, slots=True)
 class RootsChanged(Event):
     """A client announces that its roots, the folders that it works in, have changed."""
 
     client: str
 
 
-@record(frozen=True, slots=True)
 class ServerLogged(Event):
     """A server has written a log line that belongs to no call. `client` is the session whose own
     connection it came on, or None for the connection that all clients share."""
@@ -180,7 +168,6 @@ class ServerLogged(Event):
     client: str | None
 
 
-@record(frozen=True, slots=True)
 class ElicitationCompleted(Event):
     """A server reports that the user has visited the URL of an elicitation, which it had sent to
     this client in an error (2025-11-25, URL elicitation required)."""
@@ -189,7 +176,6 @@ class ElicitationCompleted(Event):
     id: str
 
 
-@record(frozen=True, slots=True)
 class ClientGone(Event):
     """A client's session has ended; what was kept for it alone can be dropped."""
 

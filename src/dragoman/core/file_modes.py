@@ -69,8 +69,7 @@ def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
     if config_is_secret:
         secrets.add("config.toml")
     for name in GUARDED:
-        exposure = find_exposure(home / name, secret=name in secrets)
-        if exposure is not None:
+        if exposure := find_exposure(home / name, secret=name in secrets):
             yield exposure
 
 
@@ -81,8 +80,7 @@ def find_exposures_in(folder: Path) -> Iterator[Exposure]:
     except OSError:
         return
     for path in (folder, *files):
-        exposure = find_exposure(path)
-        if exposure is not None:
+        if exposure := find_exposure(path):
             yield exposure
 
 

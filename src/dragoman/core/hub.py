@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from dragoman.core import kept_results
+from dragoman.core import kept_results, resource_uris
 from dragoman.core.bus import Bus
 from dragoman.core.call import (
     NO_UPDATES,
@@ -27,7 +27,7 @@ from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Stage, build_pipeline
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
 from dragoman.core.principal import Principal
-from dragoman.core.resource_owner import ResourceOwners
+from dragoman.core.resource_uris import LINK, LINKING, ResourceOwners, ReturnedUris
 from dragoman.core.startup import Startup
 from dragoman.core.tool import (
     COMPLETION,
@@ -46,16 +46,6 @@ from dragoman.core.tool import (
 )
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import TraceContext
-from dragoman.core.unlisted_resources import (
-    LINK,
-    LINKING,
-    ReturnedUris,
-    build_own_uri,
-    can_be_subscribed,
-    find_uri,
-    has_resources,
-    replace_uri,
-)
 
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -233,11 +223,8 @@ class Hub:
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Lists the canonical names of tools that single clients alone have."""
-        return (
-            self.visibility.list_client_only_names(kind)
-            if self.visibility is not None
-            else _NO_NAMES
-        )
+        visibility = self.visibility
+        return visibility.list_client_only_names(kind) if visibility is not None else _NO_NAMES
 
     def can_act_on_task(self, principal: Principal, action: str, name: str, view: View) -> bool:
         """Whether policy allows `action` on the principal's own task of tool `name`. If the tool no
@@ -270,20 +257,16 @@ class Hub:
 
     def _find_other_kind(self, name: str, view: View, kind: str) -> Tool:
         if kind == COMPLETION:
-            prompt, template = (
-                self._find_in(PROMPT, name, view),
-                self._find_in(TEMPLATE, name, view),
-            )
+            prompt = self._find_in(PROMPT, name, view)
+            template = self._find_in(TEMPLATE, name, view)
             is_address = ":" in name or not _is_unknown(template)
             return template if isinstance(prompt.target, Nowhere) and is_address else prompt
         if kind not in (RESOURCE, SUBSCRIPTION):
             return self._find_in(kind, name, view)
-        if name.startswith(
-            kept_results.PREFIX
-        ):  # kept results are the hub's own: no server is asked for them
+        if name.startswith(kept_results.PREFIX):  # the hub's own: no server is asked for them
             return self._find_kept_result(name, view, kind)
         tool = self._find_in(RESOURCE, name, view)
-        if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
+        if _is_unknown(tool):
             unlisted = self._find_unlisted(name, kind)
             if unlisted is not None and (view is EVERYTHING or view.includes(unlisted)):
                 return unlisted
@@ -303,8 +286,9 @@ class Hub:
         """Finds the owner of a resource that no list has: a template may lead to it, a tool may
         name it, a result may link to it. It need not be listed, or readable, to be subscribed to.
         """
-        is_able = can_be_subscribed if kind == SUBSCRIPTION else has_resources
-        found = self._get_owners().find_owner(uri, self._mentions.find_owner(uri), is_able)
+        found = self._get_owners().find_owner(
+            uri, self._mentions.find_owner(uri), to_subscribe=kind == SUBSCRIPTION
+        )
         if found is None:
             return None
         target, remote = found
@@ -324,10 +308,8 @@ class Hub:
             listing = [tool.target for tool in resources.list_targets()]
             others = [one.target for each in self.catalogs.values() for one in each.list_targets()]
             tools = [tool for tool in self.catalog.list_tools() if tool.resources]
-            self._owners_at = (
-                version,
-                ResourceOwners(templates.list_tools(), listing, others, tools),
-            )
+            owners = ResourceOwners(templates.list_tools(), listing, others, tools)
+            self._owners_at = version, owners
         return self._owners_at[1]
 
     def find_readable_uri(self, target: Target, uri: str) -> str:
@@ -335,7 +317,7 @@ class Hub:
         it."""
         if self._leads_to(uri, target):
             return uri
-        own = build_own_uri(target.name, uri)
+        own = resource_uris.build_own_uri(target.name, uri)
         return own if self._leads_to(own, target) else f"{target.name}.{uri}"
 
     def _leads_to(self, uri: str, target: Target) -> bool:
@@ -348,18 +330,18 @@ class Hub:
         """Remembers the addresses that a server returned, and makes links lead to that server."""
         tool, content = call.tool, list(result.content)
         for place, block in enumerate(content):
-            uri = find_uri(block)
+            uri = resource_uris.find_uri(block)
             if not uri:
                 continue
             shown = uri
             if tool.kind == RESOURCE and uri == tool.remote_name:
                 shown = call.requested_name
-            elif has_resources(tool.target):
+            elif tool.target.traits.has_resources:
                 self._remember_uri(tool.target, uri)
                 if block["type"] == LINK:
                     shown = self.find_readable_uri(tool.target, uri)
             if shown != uri:
-                content[place] = replace_uri(block, shown)
+                content[place] = resource_uris.replace_uri(block, shown)
         return replace(result, content=content)
 
     def _remember_uri(self, target: Target, uri: str) -> None:

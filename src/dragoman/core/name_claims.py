@@ -65,7 +65,7 @@ class NameClaims:
         return self._owners.get(kind, {}).get(name)
 
     def claim(self, kind: str, target: str, tools: Iterable[Tool]) -> None:
-        """Claims the names of `tools` that nobody owns."""
+        """Claims the names of `tools` that are free."""
         if not self._readable:
             return
         owners = self._owners.setdefault(kind, {})

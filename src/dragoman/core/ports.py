@@ -114,26 +114,7 @@ class ListRefresher(Protocol):
 
 
 @record(frozen=True, slots=True)
-class StoredTask:
-    """A stored task, without its entries."""
-
-    key: int
-    id: str
-    owner: Principal
-    state: str
-    created: float
-    updated: float
-    about: Mapping[str, Any]
-    count: int
-    """The number of its entries."""
-    size: int
-    """Their size in bytes."""
-
-
-@record(frozen=True, slots=True)
-class TaskChange:
-    """What is new of a task."""
-
+class _TaskRow:
     key: int
     """0 for a task that is not stored yet."""
     id: str
@@ -142,7 +123,23 @@ class TaskChange:
     created: float
     updated: float
     about: Any
-    """Anything that encodes to a JSON object."""
+    """A mapping; in a `TaskChange` anything that encodes to a JSON object."""
+
+
+@record(frozen=True, slots=True)
+class StoredTask(_TaskRow):
+    """A stored task, without its entries."""
+
+    count: int
+    """The number of its entries."""
+    size: int
+    """Their size in bytes."""
+
+
+@record(frozen=True, slots=True)
+class TaskChange(_TaskRow):
+    """What is new of a task."""
+
     entries: Sequence[Entry]
     """Those that are not stored yet."""
 
@@ -205,7 +202,7 @@ class Pin:
     held_at: float = 0.0
     rejected_at: float = 0.0
     rejected_by: str = ""
-    """Who rejected the quarantined definition; empty if nobody."""
+    """Who rejected the quarantined definition; empty if none did."""
     size: int = 0
     """Size of the approved definition in bytes."""
     held_size: int = 0

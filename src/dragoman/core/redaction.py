@@ -95,8 +95,7 @@ def redact_message(message: str, arguments: Any) -> str:
     forms = {form for value in values for form in _list_spellings(value)}
     for form in sorted(forms, key=len, reverse=True):
         message = _remove(message, form)
-    message = message.encode("utf-8", "replace").decode()
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+    return shorten(message, MAX_MESSAGE)
 
 
 def _list_values(value: Any) -> Iterator[str | int | float]:

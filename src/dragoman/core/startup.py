@@ -21,7 +21,7 @@ MAX_WAITING = 1_000
 
 @runtime_checkable
 class Connectable(Protocol):
-    """A target that can be told to connect now."""
+    """A target that can connect on demand."""
 
     async def try_now(self) -> None:
         """Raises why it cannot be reached."""
@@ -44,12 +44,7 @@ class Startup:
         self._settled.set()
 
     async def wait(self) -> None:
-        if not self._settled.is_set() and self._waiting < MAX_WAITING:
-            self._waiting += 1
-            try:
-                await self._settled.wait()
-            finally:
-                self._waiting -= 1
+        await self.wait_for(lambda: False, ())
 
     async def wait_for(self, is_known: Callable[[], bool], catalogs: Iterable[Catalog]) -> None:
         """Waits until the start is complete or `is_known`."""

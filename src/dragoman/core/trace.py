@@ -14,20 +14,13 @@ from typing import Any, NamedTuple
 
 from dragoman.core.fast_dataclass import record
 
-TRACE_ID, PARENT, STATE, CHAIN = (
-    "X-OpenStarry-Trace-ID",
-    "traceparent",
-    "tracestate",
-    "dragoman.hub/chain",
-)
-"""Their names in `_meta` and in metadata."""
+TRACE_ID, PARENT, STATE = "X-OpenStarry-Trace-ID", "traceparent", "tracestate"
+CHAIN = "dragoman.hub/chain"
 MEMBERS = (TRACE_ID, PARENT, STATE, CHAIN)
-TRACE_HEADER, PARENT_HEADER, STATE_HEADER, CHAIN_HEADER = (
-    "x-openstarry-trace-id",
-    "traceparent",
-    "tracestate",
-    "x-dragoman-chain",
-)
+"""Their names in `_meta` and in metadata."""
+_HEADERS = {TRACE_ID: TRACE_ID.lower(), PARENT: PARENT, STATE: STATE, CHAIN: "x-dragoman-chain"}
+HEADERS = frozenset(_HEADERS.values())
+_ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD = (name.encode() for name in _HEADERS.values())
 MAX_TOKEN = 4_096
 
 NO_LABELS: frozenset[str] = frozenset()
@@ -90,22 +83,9 @@ class Trace:
         return trace_headers(self.build_context())
 
 
-_HEADERS = dict(
-    zip(MEMBERS, (TRACE_HEADER, PARENT_HEADER, STATE_HEADER, CHAIN_HEADER), strict=True)
-)
-_ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD = (name.encode() for name in _HEADERS.values())
-
-
-HEADERS = frozenset(_HEADERS.values())
-
-
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """Converts trace metadata to HTTP headers."""
-    headers = {}
-    for name, header in _HEADERS.items():
-        if name in beside:
-            headers[header] = beside[name]
-    return headers
+    return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
 
 
 def parse_trace(
@@ -132,8 +112,8 @@ def _parse(id: Any, parent: Any, state: Any, chain: Any) -> TraceContext:
     found = _PARENT.fullmatch(parent) if isinstance(parent, str) else None
     chain = chain if isinstance(chain, str) and len(chain) <= MAX_TOKEN else ""
     if found is not None and found[1].strip("0") and found[2].strip("0"):
-        said = isinstance(state, str) and _STATE.fullmatch(state)
-        return TraceContext(found[1], found[2], chain, state if said else "")
+        has_state = isinstance(state, str) and _STATE.fullmatch(state)
+        return TraceContext(found[1], found[2], chain, state if has_state else "")
     own = _ID.fullmatch(id[:64].replace("-", "").lower()) if isinstance(id, str) else None
     return TraceContext(own[0] if own is not None and own[0].strip("0") else "", "", chain)
 

@@ -32,10 +32,10 @@ from dragoman.core.event_payloads import (
     FAILED,
     find_code,
     is_denied,
-    render_time,
     session_id_from_trace,
 )
 from dragoman.core.events import PostVerb, PreVerb
+from dragoman.core.logs import render_time
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import select_numbers, shorten
 from dragoman.core.tool import Tool

@@ -18,8 +18,8 @@ from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
+from dragoman.core.resource_uris import MAX_URI, build_listed_uri, build_own_uri
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
-from dragoman.core.unlisted_resources import MAX_URI, build_listed_uri, build_own_uri
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dragoman.core.background import Background
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, TimedOut, Unreachable
-from dragoman.core.unlisted_resources import MAX_URI
+from dragoman.core.resource_uris import MAX_URI
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 
 MAX_URIS = 1_000

@@ -11,8 +11,8 @@ from typing import Any
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
+from dragoman.core.resource_uris import MAX_URI
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
-from dragoman.core.unlisted_resources import MAX_URI
 from dragoman.mcp.protocol.revisions import R2506
 from dragoman.mcp.protocol.tool_names import build_alias, build_canonical_name, build_other_names
 from dragoman.wire.json import encode
