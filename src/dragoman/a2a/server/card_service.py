@@ -163,13 +163,12 @@ class CardService:
 
     def _drop_stale(self) -> None:
         """Empties a cache that is out of date or too large."""
-        if self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES:
-            self._kept.clear()
-            self._listed.clear()
+        stale = self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES
+        if stale:
             self._kept_at, self._bytes = self._targets.version, 0
-        if len(self._kept) >= MAX_KEPT:
+        if stale or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
-        if len(self._listed) >= MAX_LISTED:
+        if stale or len(self._listed) >= MAX_LISTED:
             self._listed.clear()
 
     def _build_extensions(

@@ -192,11 +192,12 @@ class A2aGrpcServer:
             caller = self._admit(metadata, context.peer())
             self._check_version(service, metadata.get("a2a-version"))
             request = await _decode(service, method, data)
+            older = metadata.get("x-a2a-extensions", "")  # 0.3's
             ctx = RequestContext(
                 principal=caller,
                 agent=None,  # the tenant of the request may name one
                 version=service.version,
-                extensions=_read_extensions(metadata),
+                extensions=parse_extensions(f"{metadata.get('a2a-extensions', '')},{older}"),
                 base=self._base,
                 key=check_idempotency_key(metadata.get("idempotency-key", "")),
                 trace_context=parse_trace(_select_trace(metadata), merge_metadata(request)),
@@ -330,11 +331,6 @@ def _join_metadata(metadata: Any) -> dict[str, str]:
             name = name.lower()
             found[name] = f"{found[name]},{value}" if name in found else value
     return found
-
-
-def _read_extensions(metadata: Mapping[str, str]) -> frozenset[str]:
-    older = metadata.get("x-a2a-extensions", "")  # 0.3's
-    return parse_extensions(f"{metadata.get('a2a-extensions', '')},{older}")
 
 
 def _select_trace(metadata: Mapping[str, str]) -> dict[bytes, bytes]:

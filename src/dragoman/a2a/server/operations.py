@@ -169,7 +169,7 @@ class A2aServer:
             lambda task: is_settled(task) or len(record.entries) > mark + 1, DIRECT_SECONDS
         )
         if message := self._take_direct_reply(task):
-            return self._track(ctx, TaskStream.from_message(message))
+            return self._track(ctx, TaskStream(None, 0, {"message": message}, 0.0))
         self.tasks.flush()  # what cannot be stored is refused, rather than a stream that breaks off
         history = request.get("configuration", NOTHING).get("historyLength")
         if history is None and record.header.turn > 1 and mark == record.message_number:

@@ -14,27 +14,21 @@ READ_BYTES = 256 * 1024
 
 
 class TaskStream:
-    """The events of a task after a given number, until the stream ends."""
+    """The events of a task after a given number, until the stream ends. Without a task, `first` is
+    the only event."""
 
-    def __init__(self, task: A2aTask, after: int, first: Event | None, seconds: float) -> None:
-        self._task: A2aTask | None = task
+    def __init__(
+        self, task: A2aTask | None, after: int, first: Event | None, seconds: float
+    ) -> None:
+        self._task = task
         self.number = after
         """Of the last event that was taken from the stream."""
         self._first = first
         self._until = asyncio.get_running_loop().time() + seconds
         self._woken: asyncio.Future[None] | None = None
-        self._stop = task.watch(self._wake)
+        self._stop = task.watch(self._wake) if task is not None else _do_nothing
         self.ended = False
         self.on_close: Callable[[TaskStream], None] = _do_nothing
-
-    @classmethod
-    def from_message(cls, message: Event) -> TaskStream:
-        """A stream of one message, without a task."""
-        stream = cls.__new__(cls)
-        stream._task, stream.number, stream._first = None, 0, {"message": message}
-        stream._until, stream._woken, stream._stop = 0.0, None, _do_nothing
-        stream.ended, stream.on_close = False, _do_nothing
-        return stream
 
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():

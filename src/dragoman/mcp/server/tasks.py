@@ -125,7 +125,8 @@ class McpTasks:
         became. The answers and the handle are those of the request."""
         task.start(answers, handle)
         try:
-            kept = not await task.until(_is_lasting_or_moved, self._after) or task.state == WORKING
+            await task.until(lambda task: task.lasting or task.state != WORKING, self._after)
+            kept = task.state == WORKING
             if kept:
                 try:
                     self._tasks.insert(task)
@@ -383,10 +384,6 @@ def missing_extension_error(id: rpc.Id) -> bytes:
 def _resolve(turn: asyncio.Future[bool], true: bool) -> None:
     if not turn.done():
         turn.set_result(true)
-
-
-def _is_lasting_or_moved(task: ToolTask) -> bool:
-    return task.lasting or task.state != WORKING
 
 
 def _relate_to_task(task: ToolTask, body: Mapping[str, Any]) -> dict[str, Any]:
