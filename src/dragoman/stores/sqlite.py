@@ -12,9 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 
 from dragoman.core.errors import ConfigError
+
+# Values of other types than str, int and float pass through an adapter. Without a registered one,
+# `sqlite3` looks for one in each value and fails, which costs more than storing a row.
+sqlite3.register_adapter(bytes, bytes.__bytes__)
+sqlite3.register_adapter(NoneType, lambda none: none)
 
 BUSY_SECONDS = 2.0
 LOOP_BUSY_SECONDS = 0.02
