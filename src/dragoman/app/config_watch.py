@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -124,12 +125,12 @@ def _is_blank(file: Path) -> bool:
 
 def _read_stamps(home: Path) -> list[Stamp | None]:
     """Returns values that change when the configuration or the env file does."""
-    return [_read_stamp(home / name) for name in ("config.toml", "env")]
+    return [_read_stamp(os.path.join(home, name)) for name in ("config.toml", "env")]
 
 
-def _read_stamp(file: Path) -> Stamp | None:
+def _read_stamp(file: str) -> Stamp | None:
     try:
-        found = file.stat()
+        found = os.stat(file)
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode

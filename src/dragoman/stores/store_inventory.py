@@ -213,6 +213,7 @@ class StoreInventory:
             self._write_file()
             write_private(home / KEY_FILE, self.key)
         self._inodes: dict[str, int] = {}
+        """By the paths of the database files."""
         self._policies = policies
         self._noted = False
         """Whether the record in memory is newer than the files."""
@@ -222,11 +223,12 @@ class StoreInventory:
         must not look like a lost store."""
         ids = dict(self.record.stores)
         for name, file in DATABASES.items():
-            if not (self._home / file).exists():
+            path = self._home / file
+            if not path.exists():
                 continue
             if name not in ids:
-                ids[name] = assign_id(self._home / file)
-            self._inodes[name] = (self._home / file).stat().st_ino
+                ids[name] = assign_id(path)
+            self._inodes[str(path)] = path.stat().st_ino
         self.update(stores=ids, policies_made=self.record.policies_made or self._policies.exists())
         if self._noted:
             self.write()
@@ -274,14 +276,13 @@ class StoreInventory:
     def find_replaced(self) -> list[str]:
         """Lists database files that were removed or replaced: writes to them are lost."""
         found = []
-        for name, inode in self._inodes.items():
-            path = self._home / DATABASES[name]
+        for path, inode in self._inodes.items():
             try:
-                if path.stat().st_ino == inode:
+                if os.stat(path).st_ino == inode:
                     continue
-                found.append(f"{path.name} was replaced")
+                found.append(f"{os.path.basename(path)} was replaced")
             except OSError:
-                found.append(f"{path.name} was removed")
+                found.append(f"{os.path.basename(path)} was removed")
         return found
 
     def _write_file(self) -> None:
