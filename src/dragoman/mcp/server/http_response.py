@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import lru_cache
+from typing import NamedTuple
 
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
@@ -22,6 +24,21 @@ CANCELLED = -32800
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
 
 
+class AcceptedTypes(NamedTuple):
+    json: bool
+    stream: bool
+
+
+@lru_cache(maxsize=64)  # clients send the same header with every request
+def parse_accept(accept: bytes) -> AcceptedTypes:
+    """Returns which kinds of response the value of an Accept header allows."""
+    accept = accept.lower()
+    accepts_all = b"*" in accept
+    return AcceptedTypes(
+        json=accepts_all or b"json" in accept, stream=accepts_all or b"event-stream" in accept
+    )
+
+
 class HttpResponder:
     """The response to one request.
 
@@ -36,13 +53,16 @@ class HttpResponder:
     )  # fmt: skip
 
     def __init__(
-        self, client: ClientState, accept: bytes, request: HttpRequest, keepalive: Keepalive
+        self,
+        client: ClientState,
+        accepted: AcceptedTypes,
+        request: HttpRequest,
+        keepalive: Keepalive,
     ) -> None:
         self.client = client
         self.request = request
-        accepts_all = b"*" in accept
-        self.may_stream = accepts_all or b"event-stream" in accept
-        self.must_stream = not accepts_all and b"json" not in accept
+        self.may_stream = accepted.stream
+        self.must_stream = not accepted.json
         self.stream: EventStream | None = None
         self.cancelled = False
         self.reason = "the request was cancelled"

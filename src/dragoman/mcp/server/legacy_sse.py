@@ -20,6 +20,7 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import find_version
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer, Running
+from dragoman.mcp.server.http_response import parse_accept
 from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Keepalive
 from dragoman.mcp.server.streamable_http import parse_message, refuse, refuse_method
 from dragoman.wire import rpc, sse
@@ -134,10 +135,9 @@ class LegacySseTransport:
                 client.revoke(why)
 
     async def open(self, request: HttpRequest, principal: Principal) -> None:
-        accept = request.fields.get(b"accept", b"*/*").lower()
         if request.method != "GET":
             refuse_method(request, "use GET; its first event names the URL for messages", b"GET")
-        elif b"event-stream" not in accept and b"*" not in accept:
+        elif not parse_accept(request.fields.get(b"accept", b"*/*")).stream:
             refuse(request, 406, "accept text/event-stream")
         elif self._closed or len(self._clients) >= MAX_CLIENTS:
             problem = "too many clients, or the hub is shutting down; try again shortly"
@@ -169,7 +169,7 @@ class LegacySseTransport:
         if client is None or client.principal != principal:
             refuse(request, 404, "session not found; open a new one with GET /sse")
             return
-        message = parse_message(request, b"*/*")
+        message = parse_message(request, parse_accept(b"*/*"))
         if message is None:
             return
         if len(client.tasks) >= MAX_RUNNING or not client.request.reads:

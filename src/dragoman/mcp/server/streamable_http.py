@@ -23,7 +23,7 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.mcp.server.dispatcher import ID_IN_USE, McpServer, cancel_request, encode_unsupported
 from dragoman.mcp.server.header_check import HeaderCheck
-from dragoman.mcp.server.http_response import HttpResponder, send_json
+from dragoman.mcp.server.http_response import AcceptedTypes, HttpResponder, parse_accept, send_json
 from dragoman.mcp.server.http_sessions import MAX_RUNNING, MAX_STREAMS, HttpSession, HttpSessions
 from dragoman.mcp.server.replay_streams import (
     NOTIFICATIONS,
@@ -79,8 +79,8 @@ class StreamableHttpTransport:
     def _post(self, request: HttpRequest, principal: Principal) -> Awaitable[None] | None:
         """Returns what sends the response; None if the request was refused."""
         fields = request.fields
-        accept = fields.get(b"accept", b"*/*").lower()
-        message = parse_message(request, accept)
+        accepted = parse_accept(fields.get(b"accept", b"*/*"))
+        message = parse_message(request, accepted)
         if message is None:
             return None
         client: ClientState | None
@@ -98,7 +98,7 @@ class StreamableHttpTransport:
             client = self._find_client(request, message, principal, revision)
         if client is None:
             return None
-        responder = HttpResponder(client, accept, request, self.keepalive)
+        responder = HttpResponder(client, accepted, request, self.keepalive)
         push = responder.push if responder.may_stream else None
         if not isinstance(message, dict):  # a batch
             running = client.running if isinstance(client, HttpSession) else {}
@@ -164,8 +164,7 @@ class StreamableHttpTransport:
         session = self._find_session(request, principal, "a stream needs a session")
         if session is None:
             return
-        accept = request.fields.get(b"accept", b"").lower()
-        if b"event-stream" not in accept and b"*" not in accept:
+        if not parse_accept(request.fields.get(b"accept", b"")).stream:
             refuse(request, 406, "accept text/event-stream")
             return
         is_resumable = session.revision.has_resumable_streams
@@ -245,14 +244,14 @@ async def _resume_response(request: HttpRequest, found: tuple[ReplayStream, int]
 # --- messages and refusals ----------------------------------------------------------------------
 
 
-def parse_message(request: HttpRequest, accept: bytes) -> Any:
+def parse_message(request: HttpRequest, accepted: AcceptedTypes) -> Any:
     """Returns the message in a POST; None if the request was refused."""
     fields, body = request.fields, request.body
     kind = fields.get(b"content-type", b"")
     if kind != b"application/json" and not kind.lower().startswith(b"application/json"):
         refuse(request, 415, "send a message as content-type application/json")
         return None
-    if not (b"json" in accept or b"event-stream" in accept or b"*" in accept):
+    if not (accepted.json or accepted.stream):
         refuse(request, 406, "accept application/json and text/event-stream")
         return None
     try:
