@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput
-from dragoman.core.principal import Principal
 
 CONTEXT = "context"
 """The argument that names a conversation."""
@@ -60,6 +59,9 @@ class _Kept:
     used: float
 
 
+_NONE = Conversation()
+
+
 class _Own:
     """The conversations of one principal, the least recently used first."""
 
@@ -82,7 +84,8 @@ class Conversations:
         self._agent = agent
         self._limits = limits or ConversationLimits()
         self._clock = clock
-        self._of: dict[Principal, _Own] = {}
+        self._of: dict[str, _Own] = {}
+        """By the keys of the principals."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -91,7 +94,7 @@ class Conversations:
     def find(self, call: Call, asked: str = "") -> Conversation:
         """Finds the conversation that a call continues: the one it names, else the one that its
         protocol names, else that of its session. Raises `InvalidInput` for an unknown id."""
-        own = self._of.get(call.principal)
+        own = self._of.get(call.principal.key)
         if asked == NEW:
             return Conversation(is_named=True)
         if asked:
@@ -105,7 +108,7 @@ class Conversations:
         context = call.message.context if call.message is not None else ""
         named = f"a2a {context}" if context else ""  # the conversation that the protocol names
         if own is None:
-            return Conversation(named)
+            return Conversation(named) if named else _NONE
         id = named or own.sessions.get(call.session or "", "")
         kept = self._find_live(own, id) if id else None
         return Conversation(named) if kept is None else Conversation(id, kept.context)
@@ -116,9 +119,9 @@ class Conversations:
         context = context or conversation.context
         if not context:
             return conversation.id
-        own = self._of.get(call.principal)
+        own = self._of.get(call.principal.key)
         if own is None:
-            own = self._of[call.principal] = _Own()
+            own = self._of[call.principal.key] = _Own()
         id = conversation.id or new_conversation_id()
         if own.kept.pop(id, None) is None:
             self._count += 1
@@ -132,7 +135,7 @@ class Conversations:
 
     def forget(self, call: Call, conversation: Conversation) -> None:
         """Forgets a conversation that the agent no longer knows: the next call starts another."""
-        own = self._of.get(call.principal)
+        own = self._of.get(call.principal.key)
         if own is None:
             return
         own.sessions.pop(call.session or "", None)

@@ -27,6 +27,7 @@ _HARMLESS = frozenset(
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL_BYTES = bytes(code for code in range(128) if _CONTROL.match(chr(code)))
 _KNOWN = 1024
 
 _accepted: set[str] = set()
@@ -46,15 +47,16 @@ def _encode(headers: Mapping[str, str]) -> bytes:
     if not headers.keys() <= _accepted:
         for name in headers:
             _accept(name)
-    for name, value in headers.items():
-        if not value.isprintable() and _CONTROL.search(value):
-            raise InvalidInput(f'the value of header "{name}" contains control characters')
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     try:
-        return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode(
-            "latin-1"
-        )
+        lines = text.encode("latin-1")
     except UnicodeEncodeError:
         raise InvalidInput("a header has characters that are not allowed in HTTP") from None
+    # The only control characters must be the two that end each line.
+    if len(lines) - len(lines.translate(None, _CONTROL_BYTES)) != 2 * len(headers):
+        name = next(name for name, value in headers.items() if _CONTROL.search(value))
+        raise InvalidInput(f'the value of header "{name}" contains control characters')
+    return lines
 
 
 def _accept(name: str) -> None:

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -106,7 +106,8 @@ DispatchEnd = tuple[str, int | None, float, float, Any, Any]
 """Status, code, when, after how many ms, the far task's name, and what it took."""
 
 
-class ObservedCall(NamedTuple):
+@dataclass(slots=True)
+class ObservedCall:
     """The data for a dispatch that is built later: the call must not wait for it, and its arguments
     and result must not be kept."""
 
@@ -240,22 +241,13 @@ class DispatchStore:
         seen = self._open.pop(call.trace.span, None)
         if seen is None:  # refused before it was announced
             started = event.at - event.duration_ms / 1000
+            seen = ObservedCall(call.tool, call.principal, call.trace, call.requested_name, started)
+        elif (left := self._active[bridged.agent] - 1) > 0:
+            self._active[bridged.agent] = left
         else:
-            started = seen.started
-            if (left := self._active[bridged.agent] - 1) > 0:
-                self._active[bridged.agent] = left
-            else:
-                del self._active[bridged.agent]
-        self._unwritten.append(
-            ObservedCall(
-                call.tool,
-                call.principal,
-                call.trace,
-                call.requested_name,
-                started,
-                _end_from_event(event),
-            )
-        )
+            del self._active[bridged.agent]
+        seen.end = _end_from_event(event)
+        self._unwritten.append(seen)
         self._drop_oldest()
         self._schedule_write(WRITE_SECONDS)
 
@@ -372,7 +364,7 @@ class DispatchStore:
 
 
 def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
-    tool, caller, trace, asked_as, started, end = seen
+    tool, caller, trace = seen.tool, seen.caller, seen.trace
     bridged = tool.bridged
     assert bridged is not None
     # Whoever knows the span itself belongs to its chain.
@@ -384,7 +376,7 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
         bridged.agent,
         bridged.skill_id,
         tool.name,
-        shorten(asked_as),
+        shorten(seen.asked_as),
         None,
         trace.id,
         session_id_from_trace(tool, trace),
@@ -392,10 +384,10 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
         trace.origin or caller.behalf or None,
         RUNNING,
         EXPLICIT,
-        started,
+        seen.started,
     )
-    if end is not None:
-        one.status, one.code, one.completed, latency, task, usage = end
+    if seen.end is not None:
+        one.status, one.code, one.completed, latency, task, usage = seen.end
         one.latency = round(latency, 3)
         one.task = shorten(str(task)) if task is not None else None
         if usage and (counted := select_numbers(usage)):
