@@ -96,7 +96,7 @@ def events_page() -> str:
             parts.append(f"## {event.__name__}\n\n{_said(event)}\n\n{table}\n")
     return f"""# Events
 
-What the hub announces on its bus. Observers look, and one that fails hurts nobody; gates may
+What the hub announces on its bus. Observers look, and a failing one affects no call; gates may
 refuse, and one that fails refuses.
 
 {chr(10).join(parts)}

@@ -470,10 +470,10 @@ async def test_closing_the_client_ends_what_is_under_way() -> None:
             with pytest.raises(Unreachable):
                 await reading
             for url in (peer.url, peer.url + "another"):
-                with pytest.raises(Unreachable, match="the hub is going down") as caught:
+                with pytest.raises(Unreachable, match="the hub is shutting down") as caught:
                     await outlet.request("GET", url, {}, timeout=BOUND)
                 assert not caught.value.sent
-            with pytest.raises(Unreachable, match="the hub is going down"):
+            with pytest.raises(Unreachable, match="the hub is shutting down"):
                 await get(client, f"http://localhost:{peer.port}/")
             assert peer.connections == 1
         await asyncio.wait_for(peer.gone.wait(), BOUND)

@@ -264,7 +264,7 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -
         await asyncio.wait_for(asked.wait(), BOUND)
         await client.close()
         answer.set()
-        with pytest.raises(Unreachable, match="the hub is going down") as caught:
+        with pytest.raises(Unreachable, match="the hub is shutting down") as caught:
             await asking
         assert not caught.value.sent
         await asyncio.wait_for(peer.gone.wait(), BOUND)

@@ -5,7 +5,7 @@ been done. The others stop a call before it is sent. The `RemoteA2A...` errors a
 of a remote agent.
 
 Classes carry no wire codes: each server has a table of them, read with `find_row`. A message names
-what was asked, what stopped it and what to do.
+the request, what stopped it and what to do.
 """
 
 from __future__ import annotations

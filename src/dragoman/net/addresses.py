@@ -120,8 +120,8 @@ def _list_embedded(address: IPv6Address) -> Iterator[IPv4Address]:
     if raw[:12] in _LAST_FOUR and int(address) > 1:  # :: and ::1 are themselves
         yield low
     elif raw[:6] == b"\x00\x64\xff\x9b\x00\x01":
-        # NAT64 for local use. How long its prefix is nobody but the operator knows, so each place
-        # that RFC 6052 section 2.2 allows is looked at; octet 8 is skipped.
+        # NAT64 for local use. Only the operator knows the length of its prefix, so each place
+        # that RFC 6052 section 2.2 allows is checked; octet 8 is skipped.
         yield low
         for place in (raw[6:8] + raw[9:11], raw[7:8] + raw[9:12], raw[9:13]):
             if place[0]:

@@ -1,8 +1,8 @@
 """A connection, with one request and response at a time. llhttp parses HTTP/1.1.
 
 Everything a server may send is bounded here: the head in bytes, headers and time, the body by its
-reader, and unread data by pausing the socket. Knows no addresses and no pool: a `ConnectionOwner`
-is told when the connection is idle, and when it is lost.
+reader, and unread data by pausing the socket. Knows no addresses and no pool: notifies
+a `ConnectionOwner` when the connection is idle or lost.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class Connection(asyncio.Protocol):
         exchange.status = status
         exchange.headers = headers
         if exchange.method == "HEAD":
-            # llhttp cannot be told, and would take the next response for this one's body.
+            # llhttp does not know the method and would take the next response for this one's body.
             self._until_close = False
             self._done = True
 

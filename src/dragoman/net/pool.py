@@ -84,7 +84,7 @@ class ConnectionPool:
 
     def _admit(self, url: Url) -> None:
         if self._closed:
-            message = f'will not connect to "{url.rendered}": the hub is going down'
+            message = f'will not connect to "{url.rendered}": the hub is shutting down'
             raise Unreachable(message, sent=False)
 
     def close(self) -> None:

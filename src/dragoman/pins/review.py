@@ -461,7 +461,7 @@ def explain_hold(pin: Pin, secretive: bool = False) -> str:
 
 
 def _explain_uncertainty(name: str, problem: Exception) -> str:
-    return f'"{name}" is held: whether it has changed cannot be told: {problem}'
+    return f'"{name}" is held: its pin cannot be checked: {problem}'
 
 
 def _explain_no_room(seen: OfferedDefinition) -> str:

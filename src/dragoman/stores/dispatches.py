@@ -367,7 +367,7 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
     tool, caller, trace = seen.tool, seen.caller, seen.trace
     bridged = tool.bridged
     assert bridged is not None
-    # Whoever knows the span itself belongs to its chain.
+    # Not the span itself: a caller that knows it could join the chain.
     id = blake2b(trace.span.encode(), digest_size=16).hexdigest()
     one = Dispatch(
         id,

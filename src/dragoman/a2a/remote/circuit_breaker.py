@@ -10,7 +10,7 @@ from time import monotonic
 FAILURES = 5
 SECONDS = 30.0
 BUSY_SECONDS = 1.0
-"""The wait while the one admitted call is under way."""
+"""The wait while the one admitted call is running."""
 
 
 class CircuitBreaker:

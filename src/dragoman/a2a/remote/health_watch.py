@@ -125,7 +125,7 @@ class HealthWatch:
         self._stopped = False
         self._under_way = False
         self._again = False
-        """Whether another check follows the one under way."""
+        """Whether another check follows the running one."""
 
     # --- lifecycle --------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class HealthWatch:
         await self._first.wait()
 
     async def refresh(self) -> None:
-        """Checks now. A check under way may have read what is outdated: another one follows it."""
+        """Checks now. A running check may have read an outdated card: another one follows it."""
         if not self._start_check() and self._under_way:
             self._again = True
         await self._wait_for_check()
@@ -161,7 +161,7 @@ class HealthWatch:
         self._again = not self._start_check()
 
     def _start_check(self) -> bool:
-        """Starts a check; returns False if one is under way."""
+        """Starts a check; returns False if one is running."""
         if self._stopped or (self._checking is not None and not self._checking.done()):
             return False
         self._checking = start_task(self._run_checks())

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 MAX_AGENTS = 1_000
 MAX_JOINING = 200
-"""Registrations under way at once."""
+"""Concurrent registrations."""
 SECONDS = 30.0
 """Default timeout of the discovery."""
 CHANGE_SECONDS = 1.0
@@ -205,7 +205,7 @@ class Registry:
 
     def _check_references(self, entry: ExternalAgent) -> None:
         """Raises `InvalidInput` for a reference that is not allowed, or that was first registered
-        for another origin: whoever may register agents must not be able to send a credential to
+        for another origin: the right to register agents must not allow sending a credential to
         another host."""
         origin = _render_full_origin(entry.url)
         for reference in self._references.find_in(entry):

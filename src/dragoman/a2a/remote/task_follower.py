@@ -1,4 +1,4 @@
-"""Sends a message to a remote agent and follows the task that the agent makes of it.
+"""Sends a message to a remote agent and follows the task that the agent creates.
 
 A task is followed by its stream, or by polling where the agent has none. A cancelled call cancels
 the remote task; a call that times out leaves it running.
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 0.05, 5.0, 1.6
 MAX_FAILURES = 5
-"""Failed polls in a row after which a task is given up."""
+"""Consecutive failed polls after which a task counts as failed."""
 TRANSIENT = frozenset((429, 500, 502, 503, 504))
 CANCEL_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
@@ -50,7 +50,7 @@ LOGIN_SECONDS = 5.0
 """How long a task may take to notice a login before it is sent a message."""
 LONGEST_LOGIN_POLL = 10.0
 MAX_LOGINS = 256
-"""Tasks of one agent that are polled until somebody has logged in."""
+"""Tasks of one agent that are polled until a user has logged in."""
 EXTENSION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[!-+\-.-~]{1,480}")
 """The URI of an extension; without a comma, which separates two of them in a header."""
 ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
@@ -58,7 +58,7 @@ ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
 
 
 class AgentTasks:
-    """What the followers of one agent share: its client, cancellations under way, open logins."""
+    """What the followers of one agent share: its client, running cancellations, open logins."""
 
     def __init__(self, name: str, client: A2aClient) -> None:
         self.name = name

@@ -141,7 +141,7 @@ class TaskView:
             else:
                 known["parts"] += artifact["parts"]
         else:
-            if "message" in status:  # what was asked stands before the answer
+            if "message" in status:  # the question precedes the answer
                 self.history.append(status["message"])
             self.history.append(event["message"])
             if status["state"] in _WAITING:

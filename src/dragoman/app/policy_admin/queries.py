@@ -150,7 +150,7 @@ _REST = """\
 permit (principal in Hub::Role::"owner", action, resource);
 
 @id("own-tasks")
-@why("whoever began a task may look at it and end it")
+@why("a principal may read and cancel its own tasks")
 permit (
   principal,
   action in [Hub::Action::"task_read", Hub::Action::"task_cancel"],

@@ -52,7 +52,7 @@ CLOSE_SECONDS = 0.5
 TASK = {"ttl": round(RESULT_SECONDS * 1000)}
 """Requested from a server of 2025-11-25."""
 MAX_FAILURES = 5
-"""How often in a row a server may be unreachable before the task is given up."""
+"""How often in a row a server may be unreachable before its task counts as failed."""
 MAX_ID = 1_024
 
 SendTaskRequest = Callable[[str, dict[str, Any], float], Awaitable[tuple[Any, int]]]

@@ -74,7 +74,7 @@ TABLE: dict[type[HubError], ErrorRow] = {
     RemoteA2ATransportError: ErrorRow(R2607, legacy=-32202, bridge=True),
     RemoteA2AInvalidResponseError: ErrorRow(R2607, legacy=-32203, bridge=True),
     RemoteA2ATaskFailedError: ErrorRow(R2607, legacy=-32204, bridge=True),
-    # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
+    # 2026-07-28: MissingRequiredClientCapability; older clients' models read the question
     NeedsInput: ErrorRow(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
 }
 

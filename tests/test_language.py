@@ -1,0 +1,85 @@
+"""Phrases and module names that CONTRIBUTING rules out, in the code and its documentation.
+
+Docstrings, comments, messages and pages name their subject and use the standard terms, so a few
+phrases that avoid both are not used at all.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "dragoman"
+
+PHRASES = (
+    "whoever", "whomever", "nobody", "somebody", "is told", "are told", "was told",
+    "be told", "gone by", "far side", "agents of others", "agent of others", "who asks",
+    "what is asked", "what was asked", "going down", "given up", "gives up", "is there already",
+    "nothing to choose by", "is none that", "without a word", "makes of it", "under way",
+    "in its own words",
+)  # fmt: skip
+MODULES = frozenset(
+    {
+        "answering", "answers", "approving", "asker", "asking", "assembly", "cleaning", "cut",
+        "far", "followed", "following", "golden", "hearing", "judge", "listed", "listening",
+        "lists", "offers", "outside", "parked", "patience", "personal", "pinning", "place",
+        "probing", "reading", "record", "recorded", "rest03", "rows", "seed", "sending",
+        "shapes03", "showing", "tasklist", "through", "tolerant", "turns", "unasked", "verbs",
+        "view", "ways",
+    }
+)  # fmt: skip
+PUBLIC = {'"nobody"'}  # the caller in audit records of requests without a principal
+GENERATED = {"benchmarks.md", "conformance.md", "reliability.md"}
+_PHRASE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PHRASES))})(?![\w-])")
+
+
+def find_phrases(text: str) -> list[str]:
+    return _PHRASE.findall(" ".join(text.split()).lower())
+
+
+def read_prose(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields the comments and strings of a Python file, or the lines of a page."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".py":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.STRING, tokenize.COMMENT) and token.string not in PUBLIC:
+            yield token.start[0], token.string
+
+
+def list_files() -> list[Path]:
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED]
+    return [*SOURCE.rglob("*.py"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages]
+
+
+def test_no_prose_has_a_phrase_that_avoids_the_subject_or_the_usual_word() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {phrase}"
+        for file in list_files()
+        for line, text in read_prose(file)
+        for phrase in find_phrases(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_module_has_a_name_that_does_not_tell_what_is_in_it() -> None:
+    assert not [
+        str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py") if file.stem in MODULES
+    ]
+
+
+@pytest.mark.parametrize("text", ["Whoever calls it", "the far\nside", '"nobody"', "(is told)"])
+def test_a_planted_phrase_is_found(text: str) -> None:
+    assert len(find_phrases(text)) == 1
+
+
+@pytest.mark.parametrize("text", ["a-nobody", "tolds", "under wayland", "is not told"])
+def test_other_words_are_not(text: str) -> None:
+    assert not find_phrases(text)
