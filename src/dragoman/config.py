@@ -160,8 +160,7 @@ def _parse(
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), raw, source)) from None
-    _check_servers(config, source)
-    _check_agents(config, source)
+    _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
     _check_key(config, source)
     return config, source
@@ -220,35 +219,41 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
     seen[key] = called
 
 
-def _check_agents(config: Config, source: ConfigSource) -> None:
-    seen: dict[str, str] = {}
-    for server in config.mcp_servers:
-        _check_name("server", server.name, source.locate(("mcp_servers",)), seen)
+def _check_agent_name(called: str, where: str, seen: dict[str, str], more: str = "") -> None:
+    _check_name("agent", called, where, seen, more)
+    if called in RESERVED:
+        raise ConfigError(
+            f'{where}: the agent name "{called}" is reserved: it has another meaning in an '
+            "address; give it another name"
+        )
+
+
+def _check_url(url: str, what: str, where: str) -> None:
+    if not re.match(r"https?://[^/]", url):
+        raise ConfigError(
+            f"{where}: the url of {what} must begin with http:// or https://, "
+            f'not "{render_origin(url)}"'
+        )
+
+
+def _check_agents(config: Config, source: ConfigSource, seen: dict[str, str]) -> None:
+    """Checks the agents; `seen` has the names of servers."""
     for index, agent in enumerate(config.agents):
-        where = source.locate(("agents", index, "name"))
-        _check_name("agent", agent.name, where, seen)
-        if agent.name in RESERVED:
-            raise ConfigError(_render_reserved(where, agent.name))
+        _check_agent_name(agent.name, source.locate(("agents", index, "name")), seen)
     a2a = config.a2a
-    for index, far in enumerate(a2a.external_agents):
+    for index, external in enumerate(a2a.external_agents):
         at: SettingPath = ("a2a", "external_agents", index)
-        where = source.locate((*at, "name"))
-        _check_name("agent", far.name, where, seen, "()")
-        if far.name in RESERVED:
-            raise ConfigError(_render_reserved(where, far.name))
-        if not re.match(r"https?://[^/]", far.url):
-            raise ConfigError(
-                f'{source.locate((*at, "url"))}: the url of agent "{far.name}" must begin '
-                f'with http:// or https://, not "{render_origin(far.url)}"'
-            )
-        _check_headers(far.headers, f'{source.locate((*at, "headers"))}: agent "{far.name}"')
+        _check_agent_name(external.name, source.locate((*at, "name")), seen, "()")
+        what = f'agent "{external.name}"'
+        _check_url(external.url, what, source.locate((*at, "url")))
+        _check_headers(external.headers, f"{source.locate((*at, 'headers'))}: {what}")
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
         raise ConfigError(
             f"{source.locate(('a2a', 'listen_path'))}: listen_path must be a path of its own "
             f'such as "/a2a", not "{a2a.listen_path[:60]}"'
         )
     known = [agent.name for agent in config.agents]
-    known += [far.name for far in a2a.external_agents]
+    known += [external.name for external in a2a.external_agents]
     if a2a.default_agent is not None and a2a.default_agent not in known:
         raise ConfigError(
             f"{source.locate(('a2a', 'default_agent'))}: unknown agent "
@@ -294,14 +299,8 @@ def find_overlaps(names: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield slugs[shorter], name
 
 
-def _render_reserved(where: str, called: str) -> str:
-    return (
-        f'{where}: the agent name "{called}" is reserved: it has another meaning in an address; '
-        "give it another name"
-    )
-
-
-def _check_servers(config: Config, source: ConfigSource) -> None:
+def _check_servers(config: Config, source: ConfigSource) -> dict[str, str]:
+    """Checks the servers; returns their names by slug."""
     seen: dict[str, str] = {}
     for index, entry in enumerate(config.mcp_servers):
         at: SettingPath = ("mcp_servers", index, "name")
@@ -321,14 +320,10 @@ def _check_servers(config: Config, source: ConfigSource) -> None:
                     f'"{entry.name}" contains ".."; use the absolute path of the program'
                 )
         else:
-            if not re.match(r"https?://[^/]", transport.url):
-                raise ConfigError(
-                    f'{source.locate((*at, "url"))}: the url of server "{entry.name}" must '
-                    f'begin with http:// or https://, not "{render_origin(transport.url)}"'
-                )
-            _check_headers(
-                transport.headers, f'{source.locate((*at, "headers"))}: server "{entry.name}"'
-            )
+            what = f'server "{entry.name}"'
+            _check_url(transport.url, what, source.locate((*at, "url")))
+            _check_headers(transport.headers, f"{source.locate((*at, 'headers'))}: {what}")
+    return seen
 
 
 def _check_env(entry: ServerEntry, where: str) -> None:

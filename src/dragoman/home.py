@@ -16,10 +16,6 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 SOCKET_LIMIT = 100  # bytes; `sun_path` has 108 on Linux and 104 on macOS
 CONNECT_SECONDS = 1.0
 GREETING_SECONDS = 2.0  # in all
@@ -153,11 +149,16 @@ def read_daemon(home: str) -> DaemonRecord | None:
 
 
 def write_daemon(home: str, daemon: DaemonRecord) -> None:
-    """Replaces the record atomically. Only for the process that has locked the home."""
-    path = os.path.join(home, "daemon.json")
+    """Replaces the record. Only for the process that has locked the home."""
+    record = {name: getattr(daemon, name) for name in _FIELDS}
+    _replace_json(os.path.join(home, "daemon.json"), record)
+
+
+def _replace_json(path: str, value: object) -> None:
+    """Replaces a private file atomically."""
     new = f"{path}.{os.getpid()}"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(json.dumps({name: getattr(daemon, name) for name in _FIELDS}).encode())
+        file.write(json.dumps(value).encode())
     os.rename(new, path)
 
 
@@ -181,12 +182,7 @@ def read_instructions(home: str) -> str:
 
 
 def write_instructions(home: str, text: str) -> None:
-    """Replaces the text atomically."""
-    path = os.path.join(home, _INSTRUCTIONS)
-    new = f"{path}.{os.getpid()}"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(json.dumps({"instructions": text}).encode())
-    os.rename(new, path)
+    _replace_json(os.path.join(home, _INSTRUCTIONS), {"instructions": text})
 
 
 def find_socket_paths(home: str) -> tuple[str, str]:
@@ -247,14 +243,14 @@ def connect(home: str) -> tuple[socket.socket, DaemonRecord, bytes] | None:
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(daemon.mcp_socket)
         _check_peer(sock)
-        heard = b""
-        while b"\n" not in heard:
+        received = b""
+        while b"\n" not in received:
             sock.settimeout(max(0.001, until - time.monotonic()))
             more = sock.recv(4096)
-            if not more or len(heard) > 4096:
+            if not more or len(received) > 4096:
                 raise ConnectionError("no greeting")
-            heard += more
-        line, _, rest = heard.partition(b"\n")
+            received += more
+        line, _, rest = received.partition(b"\n")
         greeting = json.loads(line)
         if not isinstance(greeting, dict) or not isinstance(greeting.get("dragoman"), str):
             raise ConnectionError("not a hub")
@@ -295,12 +291,7 @@ class HomeLock:
     def __enter__(self) -> HomeLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,8 +10,15 @@ import click
 
 from dragoman.cli.base.arguments import parse_header
 from dragoman.cli.base.errors import USAGE, fail, say
-from dragoman.cli.base.hub_client import HubClient, connect_hub
-from dragoman.cli.base.output import RenamingChoice, clean, common_options, print_json, print_table
+from dragoman.cli.base.hub_client import HubClient, connect_hub, resolve_home
+from dragoman.cli.base.output import (
+    RenamingChoice,
+    clean,
+    common_options,
+    print_json,
+    print_result,
+    print_table,
+)
 from dragoman.cli.base.prompt import yes_option
 from dragoman.cli.completion import complete_agents
 from dragoman.cli.pins import must_confirm, show_and_approve
@@ -164,11 +171,8 @@ def add(
     body |= {key: value for key, value in options.items() if value not in (None, False)}
     if headers:
         body["headers"] = dict(parse_header(line, "NAME: ${VARIABLE}") for line in headers)
-    with connect_hub(home) as hub:
-        agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
-        quarantined = hub.list_quarantined()
-    _report(agent, as_json, "is registered", quarantined)
-    if not as_json and not _has_exposed_tools(hub.home):
+    _change(home, as_json, "is registered", "POST", AGENTS, body)
+    if not as_json and not _has_exposed_tools(resolve_home(home)):
         say(
             'IDEs do not see its skills yet: add stdio_expose = ["*"] below [mcp] in config.toml; '
             "dragoman init writes such a file"
@@ -266,10 +270,7 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman agents refresh ops
     """
-    with connect_hub(home) as hub:
-        found = hub.send("POST", f"{_build_path(agent)}/refetch", {}, ADD_SECONDS)
-        quarantined = hub.list_quarantined()
-    _report(found, as_json, "was checked", quarantined)
+    _change(home, as_json, "was checked", "POST", f"{_build_path(agent)}/refetch", {})
 
 
 @agents.command(short_help="Remove an agent.")
@@ -283,10 +284,7 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
     """
     with connect_hub(home) as hub:
         found = hub.send("DELETE", _build_path(agent))
-    if as_json:
-        print_json(found)
-    else:
-        print(f'agent "{clean(found["removed"])}" is removed')
+    print_result(found, f'agent "{clean(found["removed"])}" is removed', as_json)
 
 
 @agents.command(short_help="Set the trust level of an agent.")
@@ -301,10 +299,7 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
 
     Policies and taint labels use it from the next call on.
     """
-    with connect_hub(home) as hub:
-        found = hub.send("PATCH", _build_path(agent), {"trustLevel": level}, ADD_SECONDS)
-        quarantined = hub.list_quarantined()
-    _report(found, as_json, f"is {level}", quarantined)
+    _change(home, as_json, f"is {level}", "PATCH", _build_path(agent), {"trustLevel": level})
 
 
 @agents.command(short_help="Approve the changes of an agent.")
@@ -331,6 +326,16 @@ def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
         print_json({"approved": done, "agent": found})
     else:
         _report(found, False, "is approved as it is now", quarantined)
+
+
+def _change(
+    home: str | None, as_json: bool, what: str, method: str, path: str, body: dict[str, Any]
+) -> None:
+    """Sends a request that returns the agent, and reports it as `what`."""
+    with connect_hub(home) as hub:
+        agent = hub.send(method, path, body, ADD_SECONDS)
+        quarantined = hub.list_quarantined()
+    _report(agent, as_json, what, quarantined)
 
 
 def _build_path(agent: str) -> str:
@@ -390,7 +395,7 @@ def calls(
     with connect_hub(home) as hub:
         wanted = {"status": status, "from": since}
         if agent is not None:
-            wanted["agentId"] = hub.get(f"{AGENTS}/{quote(agent, safe='')}")["id"]
+            wanted["agentId"] = hub.get(_build_path(agent))["id"]
         found = _list_dispatches(hub, {key: value for key, value in wanted.items() if value}, lines)
     if as_json:
         print_json(found)

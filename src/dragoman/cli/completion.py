@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -57,13 +56,6 @@ def _find_home(ctx: click.Context) -> str:
     return home.find_home(found)
 
 
-def _request(ctx: click.Context, path: str) -> Any:
-    daemon = home.read_daemon(_find_home(ctx))
-    if daemon is None:
-        return {}
-    return request_json(daemon.socket, "GET", path, None, ANSWER_SECONDS)
-
-
 def _build_completer(find: Callable[[click.Context], Iterable[str]]) -> Complete:
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -90,38 +82,25 @@ def _list_servers(ctx: click.Context) -> Iterable[str]:
     return list_server_names((Path(_find_home(ctx)) / "config.toml").read_text(encoding="utf-8"))
 
 
-def _list_tools(ctx: click.Context) -> Iterable[str]:
-    for tool in _request(ctx, "/api/tools").get("tools", ()):
-        yield from (tool["id"], tool["name"])
+def _build_lister(path: str, member: str, *fields: str) -> Callable[[click.Context], Iterable[str]]:
+    """Builds a function that lists these fields of what the running hub has at `path`."""
+
+    def find(ctx: click.Context) -> Iterable[str]:
+        daemon = home.read_daemon(_find_home(ctx))
+        if daemon is not None:
+            found = request_json(daemon.socket, "GET", path, None, ANSWER_SECONDS)
+            for one in found.get(member, ()):
+                yield from (one[name] for name in fields)
+
+    return find
 
 
-def _list_agents(ctx: click.Context) -> Iterable[str]:
-    return [agent["slug"] for agent in _request(ctx, "/api/a2a/agents").get("agents", ())]
-
-
-def _list_targets(ctx: click.Context) -> Iterable[str]:
-    yield from _list_servers(ctx)
-    yield from _list_agents(ctx)
-
-
-def _list_quarantined(ctx: click.Context) -> Iterable[str]:
-    return [pin["name"] for pin in _request(ctx, "/api/pins?state=held").get("pins", ())]
-
-
-def _list_prompts(ctx: click.Context) -> Iterable[str]:
-    for prompt in _request(ctx, "/api/prompts").get("prompts", ()):
-        yield from (prompt["id"], prompt["name"])
-
-
-def _list_resources(ctx: click.Context) -> Iterable[str]:
-    return [one["uri"] for one in _request(ctx, "/api/resources").get("resources", ())]
-
-
+_list_agents = _build_lister("/api/a2a/agents", "agents", "slug")
 complete_servers = _build_completer(_list_servers)
-complete_tools = _build_completer(_list_tools)
+complete_tools = _build_completer(_build_lister("/api/tools", "tools", "id", "name"))
 complete_agents = _build_completer(_list_agents)
-complete_targets = _build_completer(_list_targets)
-complete_quarantined = _build_completer(_list_quarantined)
-complete_prompts = _build_completer(_list_prompts)
-complete_resources = _build_completer(_list_resources)
+complete_targets = _build_completer(lambda ctx: [*_list_servers(ctx), *_list_agents(ctx)])
+complete_quarantined = _build_completer(_build_lister("/api/pins?state=held", "pins", "name"))
+complete_prompts = _build_completer(_build_lister("/api/prompts", "prompts", "id", "name"))
+complete_resources = _build_completer(_build_lister("/api/resources", "resources", "uri"))
 complete_clients = _build_completer(lambda ctx: CLIENTS)

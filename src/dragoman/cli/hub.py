@@ -26,6 +26,7 @@ from dragoman.cli.base.output import (
     home_option,
     json_option,
     print_json,
+    print_result,
 )
 from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.config_layers import Override
@@ -206,11 +207,9 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
         if daemon is not None:
             status_line.clear()
             process.returncode = 0  # the hub outlives this command: suppress the ResourceWarning
-            if as_json:
-                print_json(_build_report(daemon.pid, daemon.url, place, log=log))
-            else:
-                print(f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}")
-                print("stop it with: dragoman stop")
+            text = f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}"
+            report = _build_report(daemon.pid, daemon.url, place, log=log)
+            print_result(report, f"{text}\nstop it with: dragoman stop", as_json)
             return
         time.sleep(0.05)
     status_line.clear()
@@ -276,10 +275,8 @@ def stop_command(home: str | None, as_json: bool) -> None:
     while time.monotonic() < until:
         if not _is_alive(daemon.pid) or not homes.is_locked(place):
             status_line.clear()
-            if as_json:
-                print_json({"stopped": True, "pid": daemon.pid, "home": place})
-            else:
-                print(f"the hub (process {daemon.pid}) has stopped")
+            done = {"stopped": True, "pid": daemon.pid, "home": place}
+            print_result(done, f"the hub (process {daemon.pid}) has stopped", as_json)
             return
         status_line.show("waiting for calls in progress …")
         time.sleep(0.05)
@@ -293,7 +290,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
@@ -338,9 +335,8 @@ def status(home: str | None, as_json: bool) -> None:
     for problem in state.get("store_problems", ()):
         print(f"  problem   {clean(problem)}")
     if state["config_problem"]:
-        print(
-            f"  problem   config.toml is invalid and not applied: {clean(state['config_problem'])}"
-        )
+        problem = clean(state["config_problem"])
+        print(f"  problem   config.toml is invalid and not applied: {problem}")
     if servers["connected"] + len(servers["starting"]) < servers["total"]:
         print("  next      dragoman servers shows what is wrong with the others")
 

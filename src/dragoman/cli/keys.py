@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,7 @@ def create(
     is_there = True
     if target:
         target, is_there = _resolve_target(home, target)
-    store = _open_store(home)
-    try:
+    with closing(_open_store(home)) as store:
         key = store.create(
             name,
             owner=owner or find_user_name(),
@@ -123,8 +123,6 @@ def create(
             target=target or "",
         )
         is_first = len(store.list()) == 1
-    finally:
-        store.close()
     if not is_there:
         say(f'unknown server or agent "{target}": until it exists, the key is an ordinary one')
     if as_json:
@@ -147,9 +145,8 @@ def list_keys(home: str | None, as_json: bool) -> None:
     """
     records: Sequence[KeyRecord] = ()
     if _has_store(home):
-        store = _open_store(home)
-        records = store.list()
-        store.close()
+        with closing(_open_store(home)) as store:
+            records = store.list()
     now = time.time()
     rows = [
         {
@@ -187,12 +184,9 @@ def revoke(name: str, home: str | None) -> None:
     """
     if not _has_store(home):
         fail(f'unknown key "{name}": no keys exist', NOT_FOUND)
-    store = _open_store(home)
-    try:
+    with closing(_open_store(home)) as store:
         store.revoke(name)
         active = [key for key in store.list() if key.get_state(time.time()) == "active"]
-    finally:
-        store.close()
     print(f'key "{name}" is revoked')
     if not active:
         say("no active key is left: HTTP clients are rejected until you create one")

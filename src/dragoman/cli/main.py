@@ -170,16 +170,14 @@ def main() -> int:
     except (click.Abort, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED
-    except OSError as error:
-        if _is_debugging():
-            raise
-        what = f'"{error.filename}": ' if error.filename else ""
-        say(f"{what}{error.strerror or error}")
-        return FAILED
     except Exception as error:
-        if _is_debugging():
+        if os.environ.get("DRAGOMAN_DEBUG"):
             raise
-        say(f"internal error ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
+        if isinstance(error, OSError):
+            what = f'"{error.filename}": ' if error.filename else ""
+            say(f"{what}{error.strerror or error}")
+        else:
+            say(f"internal error ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
         return FAILED
 
 
@@ -197,7 +195,3 @@ def _render_error(error: click.ClickException) -> str:
     message = message[0].lower() + message[1:].rstrip(".")
     joint = " " if message.endswith("?") else "; "
     return f"{message}{joint}see: {path} --help"
-
-
-def _is_debugging() -> bool:
-    return bool(os.environ.get("DRAGOMAN_DEBUG"))

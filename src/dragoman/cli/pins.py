@@ -12,7 +12,14 @@ import click
 
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import START_SECONDS, HubClient, connect_hub
-from dragoman.cli.base.output import clean, common_options, print_json, print_table, style
+from dragoman.cli.base.output import (
+    clean,
+    common_options,
+    print_json,
+    print_result,
+    print_table,
+    style,
+)
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.cli.completion import complete_quarantined, complete_targets
 from dragoman.core.safe_text import escape_controls
@@ -129,10 +136,8 @@ def approve(
             done = [line for found in shown for line in _approve(hub, found, digest)]
         else:
             done = show_and_approve(hub, target, as_json, asks)
-    if as_json:
-        print_json({"approved": done})
-    else:
-        print(f"approved: {clean(', '.join(done))}" if done else "nothing was approved")
+    text = f"approved: {clean(', '.join(done))}" if done else "nothing was approved"
+    print_result({"approved": done}, text, as_json)
 
 
 def must_confirm(yes: bool, as_json: bool) -> bool:
@@ -184,10 +189,8 @@ def reject(name: str, home: str | None, as_json: bool) -> None:
     """
     with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/reject", {"name": name})
-    if as_json:
-        print_json(done)
-    else:
-        print(f"rejected: {clean(', '.join(done['rejected']))}; it stays quarantined")
+    names = clean(", ".join(done["rejected"]))
+    print_result(done, f"rejected: {names}; it stays quarantined", as_json)
 
 
 @pins.command(short_help="Forget the pins of a server or agent.")
@@ -204,10 +207,7 @@ def forget(target: str, home: str | None, as_json: bool) -> None:
     """
     with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/forget", {"target": target})
-    if as_json:
-        print_json(done)
-    else:
-        print(f"{len(done['forgotten'])} pins of {clean(target)} forgotten")
+    print_result(done, f"{len(done['forgotten'])} pins of {clean(target)} forgotten", as_json)
 
 
 @contextmanager

@@ -67,6 +67,11 @@ def _list_arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in listed if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
+def _suggest_prompt(name: str, listed: list[dict[str, Any]]) -> str:
+    near = suggest(name, [known for one in listed for known in (one["name"], one["id"])])
+    return near or "see: dragoman prompts"
+
+
 @prompts.command(short_help="Describe a prompt and its arguments.")
 @click.argument("name", shell_complete=complete_prompts)
 @common_options
@@ -81,8 +86,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
         found = hub.get("/api/prompts")["prompts"]
     prompt = next((one for one in found if name in (one["name"], one["id"])), None)
     if prompt is None:
-        near = suggest(name, [known for one in found for known in (one["name"], one["id"])])
-        fail(f'unknown prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
+        fail(f'unknown prompt "{name}"; {_suggest_prompt(name, found)}', NOT_FOUND)
     if as_json:
         print_json(prompt)
         return
@@ -116,13 +120,13 @@ def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) 
     with connect_hub(home) as hub:
         hub.wait_until_connected()
         path = f"/api/prompts/{quote(name, safe='')}/get"
-
-        def hint() -> str:
-            known = hub.get("/api/prompts")["prompts"]
-            near = suggest(name, [each for one in known for each in (one["name"], one["id"])])
-            return near or "see: dragoman prompts"
-
-        found = hub.send("POST", path, {"arguments": given}, GET_SECONDS, hint=hint)
+        found = hub.send(
+            "POST",
+            path,
+            {"arguments": given},
+            GET_SECONDS,
+            lambda: _suggest_prompt(name, hub.get("/api/prompts")["prompts"]),
+        )
     if as_json:
         print_json(found)
         return

@@ -35,7 +35,7 @@ from dragoman.cli.base.hub_client import (
     resolve_home,
     suggest,
 )
-from dragoman.cli.base.output import clean, common_options, print_json, print_table
+from dragoman.cli.base.output import clean, common_options, print_json, print_result, print_table
 from dragoman.cli.clients import import_plan
 from dragoman.cli.clients.import_command import ImportJob
 from dragoman.cli.clients.import_plan import FoundServer, ServerPlan
@@ -86,11 +86,9 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         return
     rows = []
     for server in found["connected"]:
-        remarks = server.get("remarks", [])
-        notes = [server.get("reason", ""), *server.get("problems", []), *remarks]
-        era = server.get("protocol_version") or server.get("era") or "-"
-        words = "; ".join(note for note in notes if note)
-        rows.append((server["name"], server["state"], era, server["tools_count"], words))
+        notes = [server.get("reason", ""), *_list_remarks(server)]
+        words, revision = "; ".join(filter(None, notes)), describe_revision(server)
+        rows.append((server["name"], server["state"], revision, server["tools_count"], words))
     print_table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
 
 
@@ -344,10 +342,9 @@ def remove(name: str, home: str | None, as_json: bool) -> None:
     file = Path(resolve_home(home)) / "config.toml"
     backup = edit_config(file, lambda text: remove_server(text, name))
     _reload(home)
-    if as_json:
-        print_json({"removed": name, "config": str(file), "backup": str(backup)})
-    else:
-        print(f'removed "{name}" from {file} (backup: {backup.name if backup else "-"})')
+    done = {"removed": name, "config": str(file), "backup": str(backup)}
+    kept = backup.name if backup else "-"
+    print_result(done, f'removed "{name}" from {file} (backup: {kept})', as_json)
 
 
 @servers.command(short_help="Enable a server.")
@@ -379,12 +376,9 @@ def _set_enabled(name: str, enabled: bool, home: str | None, as_json: bool) -> N
     changed = edit_config(file, lambda text: set_enabled(text, name, enabled))
     hub = _reload(home)
     state = hub.wait_for_server(name) if hub is not None and enabled else None
-    if as_json:
-        said = {"server": name, "enabled": enabled, "changed": changed is not None}
-        print_json({**said, "state": state})
-    else:
-        already = "" if changed else " already"
-        print(f'server "{name}" is{already} {"enabled" if enabled else "disabled"} in {file}')
+    done = {"server": name, "enabled": enabled, "changed": changed is not None, "state": state}
+    word = f"{'' if changed else 'already '}{'enabled' if enabled else 'disabled'}"
+    print_result(done, f'server "{name}" is {word} in {file}', as_json)
     _report_state(name, state, as_json)
 
 
@@ -450,8 +444,7 @@ def print_connected(state: Mapping[str, Any]) -> None:
         f"{describe_offers(state)}"
     )
     _print_remarks(state)
-    if state.get("tools"):
-        print_table(["NAME", "DESCRIPTION"], _build_tool_rows(state))
+    _print_tools(state)
 
 
 def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -484,16 +477,22 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     _print_remarks(state)
     if state.get("tools"):
         print()
-        print_table(["NAME", "DESCRIPTION"], _build_tool_rows(state))
+        _print_tools(state)
 
 
 def _print_remarks(state: Mapping[str, Any]) -> None:
-    for remark in (*state.get("problems", ()), *state.get("remarks", ())):
+    for remark in _list_remarks(state):
         print(f"  {'remark':<13} {clean(remark)}")
 
 
-def _build_tool_rows(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(tool["name"], tool["description"]) for tool in state["tools"]]
+def _list_remarks(state: Mapping[str, Any]) -> list[str]:
+    return [*state.get("problems", ()), *state.get("remarks", ())]
+
+
+def _print_tools(state: Mapping[str, Any]) -> None:
+    if tools := state.get("tools"):
+        rows = [(tool["name"], tool["description"]) for tool in tools]
+        print_table(["NAME", "DESCRIPTION"], rows)
 
 
 def _render_value(value: Any) -> str:

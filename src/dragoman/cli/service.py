@@ -62,10 +62,9 @@ class ServiceDefinition:
     state: Sequence[str]
 
 
-def add_name_option(command: click.decorators.FC) -> click.decorators.FC:
-    return click.option(
-        "--name", default="dragoman", show_default=True, help="Name of the service; one per home."
-    )(command)
+name_option = click.option(
+    "--name", default="dragoman", show_default=True, help="Name of the service; one per home."
+)
 
 
 @click.group()
@@ -82,7 +81,7 @@ def service() -> None:
 
 @service.command()
 @click.option("--print", "only_print", is_flag=True, help="Print the file and change nothing.")
-@add_name_option
+@name_option
 @home_option
 def install(only_print: bool, name: str, home: str | None) -> None:
     """Write the service file, enable the service and start it.
@@ -117,7 +116,7 @@ def install(only_print: bool, name: str, home: str | None) -> None:
 
 
 @service.command()
-@add_name_option
+@name_option
 def uninstall(name: str) -> None:
     """Stop the service and remove its file. The home is not changed.
 
@@ -138,7 +137,7 @@ def uninstall(name: str) -> None:
 
 
 @service.command()
-@add_name_option
+@name_option
 @json_option
 def status(name: str, as_json: bool) -> None:
     """Show whether the service is installed and active. Exits with 3 if it is not active.

@@ -24,7 +24,7 @@ from dragoman.cli.a2a.output import (
     read_state,
 )
 from dragoman.cli.base.errors import USAGE, fail, say
-from dragoman.cli.base.output import home_option, json_option, print_json
+from dragoman.cli.base.output import home_option, json_option, print_json, print_result
 from dragoman.cli.completion import complete_agents
 from dragoman.core.errors import HubError
 from dragoman.core.urls import render_url
@@ -242,10 +242,7 @@ def cancel(where: tuple[str, ...], options: ConnectionOptions, as_json: bool) ->
 
     async def work(agent: AgentConnection) -> None:
         found = await agent.client.cancel_task(agent.url, id)
-        if as_json:
-            print_json(found)
-        else:
-            print(f"task {id}: {read_state(found)}")
+        print_result(found, f"task {id}: {read_state(found)}", as_json)
 
     run_with_agent(target, options, work)
 
@@ -310,9 +307,5 @@ async def _send_only(agent: AgentConnection, message: dict[str, Any], as_json: b
         print_parts(list_parts(answer.get("message")), sys.stdout)
     else:
         print(made["id"])
-        watched = f"{_render_target(agent)}{made['id']}"
-        say(f"{read_state(made)}; follow it with: dragoman a2a watch {watched}")
-
-
-def _render_target(agent: AgentConnection) -> str:
-    return f"{agent.target} " if agent.target else ""
+        target = f"{agent.target} " if agent.target else ""
+        say(f"{read_state(made)}; follow it with: dragoman a2a watch {target}{made['id']}")

@@ -150,7 +150,7 @@ class AgentConversation:
             stream = await client.stream_message(url, {"message": message, **how})
             await self._read_stream(stream)
             await self._follow(stream.last_id)
-            task = self._answer.get("task")
+            task = self._task.answer.get("task")
             if task is None or read_state(task) not in WAITING or not prompt.list_question_kinds():
                 break
             parts = self._ask_user(task)
@@ -184,14 +184,10 @@ class AgentConversation:
             self._progress.handle_event(event)
         self._task.apply_event(event)
 
-    @property
-    def _answer(self) -> Mapping[str, Any]:
-        return self._task.answer
-
     def _is_settled(self) -> bool:
-        if "message" in self._answer:
+        if "message" in self._task.answer:
             return True
-        return read_state(self._answer.get("task", {})) in (*ENDED, *WAITING)
+        return read_state(self._task.answer.get("task", {})) in (*ENDED, *WAITING)
 
     async def _follow(self, last: str | None) -> None:
         """Follows the task to its end: resubscribes to a broken stream, else polls. Fetches an
@@ -219,9 +215,9 @@ class AgentConversation:
             self._task.apply_event({"task": await client.get_task(url, id)})
             if self._is_settled():
                 return
-            self._progress.handle_event(self._answer)
+            self._progress.handle_event(self._task.answer)
             await asyncio.sleep(poll.next_delay())
-        if id and "message" not in self._answer and not self._task.has_content:
+        if id and "message" not in self._task.answer and not self._task.has_content:
             with contextlib.suppress(A2aError, HubError):
                 self._task.apply_event({"task": await client.get_task(url, id)})
 
@@ -243,26 +239,23 @@ class AgentConversation:
     def finish(self) -> None:
         self._progress.end()
         if self._as_json:
-            print_json(self._answer)
-        if "message" in self._answer:
+            print_json(self._task.answer)
+        if "message" in self._task.answer:
             if not self._as_json and not self._events:
-                print_parts(list_parts(self._answer["message"]), sys.stdout)
+                print_parts(list_parts(self._task.answer["message"]), sys.stdout)
             return
-        task = self._answer.get("task", {})
+        task = self._task.answer.get("task", {})
         state = read_state(task)
         if state in WAITING:
             words = join_text(list_status_parts(task)) or "no question given"
             say(f"{state}: {words}; {self._render_next_command(task)}")
             raise SystemExit(INPUT_REQUIRED)
         if not self._as_json and not self._events and not self._progress.has_output:
-            self._print(task, state)
+            print_answer(task, sys.stdout)
+            if state == "completed" and not task.get("artifacts"):
+                print_parts(list_status_parts(task), sys.stdout)
         if state != "completed":
             _fail_task(task, state)
-
-    def _print(self, task: Mapping[str, Any], state: str) -> None:
-        print_answer(task, sys.stdout)
-        if state == "completed" and not task.get("artifacts"):
-            print_parts(list_status_parts(task), sys.stdout)
 
 
 def _build_question(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ CONNECT_SECONDS = 10.0
 """How long a command waits for servers that a running hub is still connecting to."""
 
 
+Follow = Callable[[Any], None]
+
+
 class HubUnavailable(Exception):
     """The hub did not answer; the message says why."""
 
@@ -68,37 +71,29 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def request_json(socket_path: str, method: str, path: str, body: Any, seconds: float) -> Any:
     """Sends a request and returns the decoded response; raises `HubUnavailable` or `HubProblem`."""
-    connection = _UnixConnection(socket_path, seconds)
     try:
-        data = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, data, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        status, answer = response.status, json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        return request_stream(socket_path, method, path, body, seconds, None)
+    except TimeoutError as error:
         raise HubUnavailable(str(error) or type(error).__name__) from None
-    finally:
-        connection.close()
-    if status >= 400:
-        raise HubProblem(status, answer)
-    return answer
 
 
 def request_stream(
-    socket_path: str, path: str, body: Any, seconds: float, follow: Callable[[Any], None]
+    socket_path: str, method: str, path: str, body: Any, seconds: float, follow: Follow | None
 ) -> Any:
-    """Like `request_json` with a POST; passes progress events to `follow` until the response.
+    """Like `request_json`, but with `follow` accepts a stream, whose progress events it receives.
 
     Raises `TimeoutError` after `seconds` in all.
     """
     until = time.monotonic() + seconds
     connection = _UnixConnection(socket_path, seconds)
+    headers = {"Content-Type": "application/json"}
     try:
-        connection.connect()
-        sock = connection.sock
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        connection.request("POST", path, json.dumps(body).encode(), headers)
+        data = None if body is None else json.dumps(body).encode()
+        accept = {"Accept": "text/event-stream"} if follow else {}
+        connection.request(method, path, data, headers | accept)
+        sock = connection.sock  # getresponse() may clear it
         response = connection.getresponse()
-        if response.headers.get_content_type() != "text/event-stream":
+        if follow is None or response.headers.get_content_type() != "text/event-stream":
             sock.settimeout(max(until - time.monotonic(), 0.01))
             status, answer = response.status, json.loads(response.read())
         else:
@@ -115,10 +110,7 @@ def request_stream(
 
 
 def _read_events(
-    response: http.client.HTTPResponse,
-    sock: socket.socket,
-    until: float,
-    follow: Callable[[Any], None],
+    response: http.client.HTTPResponse, sock: socket.socket, until: float, follow: Follow
 ) -> tuple[int, Any]:
     """Reads events up to the result. The hub writes each as an event line and one data line."""
     name = ""
@@ -233,7 +225,7 @@ class HubClient:
         try:
             if progress is None and not sys.stderr.isatty() and seconds is None:
                 return request_json(self._socket, "POST", path, body, CALL_SECONDS)
-            return request_stream(self._socket, path, body, seconds or CALL_SECONDS, follow)
+            return request_stream(self._socket, "POST", path, body, seconds or CALL_SECONDS, follow)
         except HubUnavailable as error:
             _fail_unavailable(error)
         except TimeoutError:

@@ -84,6 +84,14 @@ def print_json(value: Any) -> None:
     print(render_json(value))
 
 
+def print_result(value: Any, text: str, as_json: bool) -> None:
+    """Prints the value for programs, or the text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
+
+
 def print_json_line(value: Any) -> None:
     """Prints one of several objects on a line of its own and flushes it."""
     _mark_printed()
@@ -138,7 +146,8 @@ def print_table(
         return
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        first, *rest = _wrap_cell(row[-1], room - left, whole)
+        wrapped = textwrap.wrap(row[-1], max(room - left, 20)) if whole else [row[-1]]
+        first, *rest = wrapped or [""]
         line = "  ".join([*cells, first]).rstrip()
         line = line if len(line) <= room else line[: room - 1] + "…"
         print(style(line, bold=True) if number == 0 else line)
@@ -156,10 +165,6 @@ def _print_narrow(
             print(style(line, bold=True) if number == 0 else line)
         for more in textwrap.wrap(row[-1], max(room - 4, 20)) if number else ():
             print(f"    {more}")
-
-
-def _wrap_cell(text: str, room: int, whole: bool) -> list[str]:
-    return (textwrap.wrap(text, max(room, 20)) if whole else [text]) or [""]
 
 
 LEAST_ROOM = 30

@@ -73,7 +73,7 @@ def _parse_value(text: str, at: int, depth: int) -> JsonNode:
             return JsonNode(json.loads(found.group()), at, found.end())
         except ValueError:  # Python's bound on the digits of an integer
             return JsonNode(found.group(), at, found.end())
-    raise _build_error(text, at, f"expected a value, not {_describe_char(text, at)}")
+    raise _build_unexpected(text, at, "a value")
 
 
 def _parse_string(text: str, at: int) -> tuple[str, int]:
@@ -92,17 +92,13 @@ def _parse_object(text: str, at: int, depth: int) -> JsonNode:
     place = _skip(text, at + 1)
     while not text.startswith("}", place):
         if node.members and node.members[-1].comma is None:
-            raise _build_error(
-                text, place, f"expected ',' or '}}', not {_describe_char(text, place)}"
-            )
+            raise _build_unexpected(text, place, "',' or '}'")
         if not text.startswith('"', place):
-            raise _build_error(
-                text, place, f"expected a quoted name, not {_describe_char(text, place)}"
-            )
+            raise _build_unexpected(text, place, "a quoted name")
         key, end = _parse_string(text, place)
         colon = _skip(text, end)
         if not text.startswith(":", colon):
-            raise _build_error(text, colon, f"expected ':', not {_describe_char(text, colon)}")
+            raise _build_unexpected(text, colon, "':'")
         child = _parse_value(text, _skip(text, colon + 1), depth + 1)
         member = JsonMember(key, place, child)
         node.value[key] = child.value
@@ -121,9 +117,7 @@ def _parse_array(text: str, at: int, depth: int) -> JsonNode:
     comma = True
     while not text.startswith("]", place):
         if not comma:
-            raise _build_error(
-                text, place, f"expected ',' or ']', not {_describe_char(text, place)}"
-            )
+            raise _build_unexpected(text, place, "',' or ']'")
         child = _parse_value(text, place, depth + 1)
         node.value.append(child.value)
         place = _skip(text, child.end)
@@ -134,8 +128,9 @@ def _parse_array(text: str, at: int, depth: int) -> JsonNode:
     return node
 
 
-def _describe_char(text: str, at: int) -> str:
-    return repr(text[at]) if at < len(text) else "the end of the file"
+def _build_unexpected(text: str, at: int, wanted: str) -> UnreadableFile:
+    found = repr(text[at]) if at < len(text) else "the end of the file"
+    return _build_error(text, at, f"expected {wanted}, not {found}")
 
 
 def _build_error(text: str, at: int, what: str) -> UnreadableFile:

@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,27 +81,21 @@ def check_env_file(found: DoctorContext) -> Iterator[Finding]:
     if quoted:
         said = f"the quotes around {', '.join(quoted)} are part of the value"
         yield Finding("env file", "warning", said, f'write NAME=value without quotes in "{path}"')
-        return
-    yield Finding("env file", "ok", f"{len(found.env)} values")
+    else:
+        yield Finding("env file", "ok", f"{len(found.env)} values")
 
 
 def check_modes(found: DoctorContext) -> Iterator[Finding]:
     """Checks the permissions of the files in the home."""
     config = found.config
-    exposures = list(
-        find_exposures(
-            found.home, config_is_secret=config is not None and config.api_key is not None
-        )
-    )
+    is_secret = config is not None and config.api_key is not None
+    exposures = list(find_exposures(found.home, config_is_secret=is_secret))
     if config is not None:
         exposures += find_exposures_in(found.home / config.policy.folder)
     for one in exposures[:MAX_EXPOSURES]:
-        if one.reachable:
-            said = f"{one.path} {one.words}; the hub does not start"
-            yield Finding("modes", "problem", said, one.fix)
-        else:
-            said = f"{one.path} {one.words}, but its folder protects it"
-            yield Finding("modes", "info", said, one.fix)
+        level: Level = "problem" if one.reachable else "info"
+        after = "; the hub does not start" if one.reachable else ", but its folder protects it"
+        yield Finding("modes", level, f"{one.path} {one.words}{after}", one.fix)
 
 
 def _is_quoted(value: str) -> bool:
@@ -228,11 +223,8 @@ def _count_active_keys(place: Path) -> int | None:
         return None
     from dragoman.stores.keys import KeyStore
 
-    store = KeyStore(place)
-    try:
+    with closing(KeyStore(place)) as store:
         states = [record.get_state(time.time()) for record in store.list()]
-    finally:
-        store.close()
     return states.count("active") if states else None
 
 
@@ -323,9 +315,8 @@ def check_clock(found: DoctorContext) -> Iterator[Finding]:
     fix = "set the clock: keys, certificates and audit records depend on it"
     newest = max(_get_modified(path) for path in (found.home / "audit.db", found.home / "lock"))
     if now < RELEASED:
-        yield Finding(
-            "clock", "problem", f"it shows {shown}, before the release of this program", fix
-        )
+        said = f"it shows {shown}, before the release of this program"
+        yield Finding("clock", "problem", said, fix)
     elif newest > now + CLOCK_SLACK:
         said = f"it shows {shown}, but files in the home are newer"
         yield Finding("clock", "warning", said, fix)
@@ -522,11 +513,9 @@ def check_stores(found: DoctorContext) -> Iterator[Finding]:
             said, _, fix = obstacle.partition("; ")
             yield Finding("stores", "problem", said, fix)
             continue
-        damage = find_damage(path, DEEP_DAMAGE_SECONDS if found.deep else DAMAGE_SECONDS)
-        if damage:
-            yield Finding(
-                "stores", "problem", f'"{path}" is damaged ({damage})', describe_remedy(path)
-            )
+        if damage := find_damage(path, DEEP_DAMAGE_SECONDS if found.deep else DAMAGE_SECONDS):
+            said = f'"{path}" is damaged ({damage})'
+            yield Finding("stores", "problem", said, describe_remedy(path))
         else:
             whole += 1
     if whole == sum((found.home / name).exists() for name in STORE_FILES) and whole:

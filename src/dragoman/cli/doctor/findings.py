@@ -81,18 +81,20 @@ def gather_context(place: Path, deep: bool) -> DoctorContext:
     found.record = read_daemon(str(place))
     found.daemon = find_running_hub(str(place))
     if found.daemon is not None:
-        try:
-            answer = request_json(
-                found.daemon.socket, "GET", "/api/mcp/servers", None, ANSWER_SECONDS
-            )
-            found.servers = {server["name"]: server for server in answer["connected"]}
-            status = request_json(found.daemon.socket, "GET", "/api/status", None, ANSWER_SECONDS)
-            found.agents = status.get("agents", {})
-        except (HubUnavailable, HubProblem) as error:
-            found.hub_problem = str(error)
-        with contextlib.suppress(HubUnavailable, HubProblem):  # the policies may not permit it
-            for state in ("held", "new"):
-                path = f"/api/pins?state={state}"
-                pins = request_json(found.daemon.socket, "GET", path, None, ANSWER_SECONDS)
-                found.pins = [*found.pins, *pins["pins"]]
+        _gather_from_hub(found, found.daemon.socket)
     return found
+
+
+def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
+    def get(path: str) -> Any:
+        return request_json(socket_path, "GET", path, None, ANSWER_SECONDS)
+
+    try:
+        servers = get("/api/mcp/servers")["connected"]
+        found.servers = {server["name"]: server for server in servers}
+        found.agents = get("/api/status").get("agents", {})
+    except (HubUnavailable, HubProblem) as error:
+        found.hub_problem = str(error)
+    with contextlib.suppress(HubUnavailable, HubProblem):  # the policies may not permit it
+        for state in ("held", "new"):
+            found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]

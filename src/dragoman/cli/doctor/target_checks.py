@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -315,11 +316,8 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     from dragoman.stores.keys import KeyStore
 
     known = list_targets(found.home)
-    store = KeyStore(found.home)
-    try:
+    with closing(KeyStore(found.home)) as store:
         records = store.list()
-    finally:
-        store.close()
     now = time.time()
     for record in records:
         if record.target and record.get_state(now) == "active" and record.target not in known:
