@@ -428,7 +428,6 @@ def _explain(problem: str, raw: Any, source: ConfigSource) -> str:
         int(step[1:-1]) if step.startswith("[") else step.lstrip(".")
         for step in re.findall(r"\.[A-Za-z0-9_-]+|\[\d+\]", path)
     )
-    at = tuple(step for step in at if step != "")
     missing = re.match(r"Object missing required field `(.*)`", words)
     if missing:
         if missing.group(1) == "type":

@@ -64,8 +64,16 @@ def merge_layers(
 
 
 def list_variables(struct: type[Struct], environ: Mapping[str, str]) -> list[str]:
-    """Lists the variables that are settings."""
-    return sorted(filter(_build_filter(struct), environ))
+    """Lists the variables that are settings. A name without a double underscore is one only if it
+    is a top-level key."""
+    tops = {
+        PREFIX + name.upper()
+        for name, hint in list_fields(struct).items()
+        if not find_structs(hint) or is_list(hint)
+    }
+    ours = (name for name in environ if name.startswith(PREFIX))
+    known = (name for name in ours if "__" in name or name in tops)
+    return sorted(name for name in known if not name.startswith(CREDENTIALS))
 
 
 def variable_from_path(path: str) -> str:
@@ -95,22 +103,6 @@ def find_near_misses(struct: type[Struct], environ: Mapping[str, str]) -> list[t
 # --- variables ------------------------------------------------------------------------------------
 
 
-def _build_filter(struct: type[Struct]) -> Any:
-    """A name without a double underscore is a setting only if it is a top-level key."""
-    tops = {
-        PREFIX + name.upper()
-        for name, hint in list_fields(struct).items()
-        if not find_structs(hint) or is_list(hint)
-    }
-
-    def decide(name: str) -> bool:
-        if not name.startswith(PREFIX) or name.startswith(CREDENTIALS):
-            return False
-        return "__" in name or name in tops
-
-    return decide
-
-
 def _sort_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts a list before its elements, and these by number."""
     steps = name.split("__")
@@ -125,32 +117,26 @@ def _read_variable(
     value: Any = raw
     hint: Any = struct
     for count, step in enumerate(steps, 1):
-        structs = find_structs(hint)
+        structs, whole = find_structs(hint), PREFIX + "__".join(steps[: count - 1])
         if is_list(hint) and structs and not (path and isinstance(path[-1], int)):
             if not (step.isdecimal() and len(step) < 5):
-                raise ConfigError(f"environment variable {name}: {_needs_number(name, count)}")
+                raise ConfigError(
+                    f"environment variable {name}: {whole} is a list; write {whole}__0__…"
+                )
             path.append(int(step))
             value = value[int(step)] if isinstance(value, list) and len(value) > int(step) else {}
             continue
         if not structs:
-            whole = PREFIX + "__".join(steps[: count - 1])
             raise ConfigError(
                 f"environment variable {name}: {whole} is a single value, not a table"
             )
-        chosen = _choose_structs(
-            structs, value, environ.get(PREFIX + "__".join([*steps[:-1], "TYPE"]))
-        )
-        hint = _find_field(name, steps, count - 1, chosen)
+        tag = environ.get(PREFIX + "__".join([*steps[:-1], "TYPE"]))
+        hint = _find_field(name, steps, count - 1, _choose_structs(structs, value, tag))
         path.append(step.lower())
         value = value.get(step.lower(), {}) if isinstance(value, dict) else {}
     if find_structs(hint) and not (is_list(hint) and not isinstance(path[-1], int)):
         raise ConfigError(f"environment variable {name} is a table; set {name}__… instead")
     return tuple(path), _parse_value(name, environ[name], hint)
-
-
-def _needs_number(name: str, count: int) -> str:
-    steps = name.split("__")
-    return f"{'__'.join(steps[: count - 1])} is a list; write {'__'.join(steps[: count - 1])}__0__…"
 
 
 def _choose_structs(structs: list[type[Struct]], value: Any, tag: str | None) -> list[type[Struct]]:

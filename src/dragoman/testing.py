@@ -59,10 +59,10 @@ class VerbBus:
     def subscribe(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Subscribes to events; the returned function unsubscribes."""
 
-        def hear(event: Any) -> None:
+        def forward(event: Any) -> None:
             callback(render_verb_event(event))
 
-        ends = [self.bus.observe(kind, hear) for kind in (PreVerb, PostVerb, VerbError)]
+        ends = [self.bus.observe(kind, forward) for kind in (PreVerb, PostVerb, VerbError)]
 
         def end() -> None:
             for each in ends:

@@ -402,10 +402,8 @@ def calls(
     elif not found:
         print("no calls found")
     else:
-        print_table(
-            ["AT", "VERB", "CALLER", "STATUS", "MS", "TRACE", "TASK"],
-            [_build_row(c) for c in found],
-        )
+        heads = ["AT", "VERB", "CALLER", "STATUS", "MS", "TRACE", "TASK"]
+        print_table(heads, [_build_row(one) for one in found])
 
 
 def _list_dispatches(hub: HubClient, wanted: dict[str, str], lines: int) -> list[dict[str, Any]]:

@@ -52,12 +52,8 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     manifest = back_up(place, file.absolute(), policies, __version__, now, secrets=not no_secrets)
     size = file.stat().st_size
     if as_json:
-        print_json({
-            "file": str(file),
-            "bytes": size,
-            "files": len(manifest.files),
-            "left_out": list(manifest.left_out),
-        })  # fmt: skip
+        done = {"file": str(file), "bytes": size, "files": len(manifest.files)}
+        print_json({**done, "left_out": list(manifest.left_out)})
         return
     print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
     for name in manifest.left_out:
@@ -120,8 +116,8 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
             )
         restore_home(file, place, find_user_name())
         homes.prepare(str(place))
-    except homes.HomeUnusable as unfit:
-        fail(str(unfit), NO_HUB)
+    except homes.HomeUnusable as error:
+        fail(str(error), NO_HUB)
     if as_json:
         print_json({"home": str(place), "created": found.created, "files": len(found.files)})
         return

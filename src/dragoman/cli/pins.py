@@ -64,11 +64,8 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
     elif not found:
         print("nothing is pinned yet" if everything else "nothing is quarantined")
     else:
-        print_table(
-            ["NAME", "KIND", "TARGET", "STATE", "REMARKS"],
-            [_build_row(pin) for pin in found],
-            whole=True,
-        )
+        rows = [_build_row(pin) for pin in found]
+        print_table(["NAME", "KIND", "TARGET", "STATE", "REMARKS"], rows, whole=True)
 
 
 @pins.command(short_help="Show what changed since the approval.")
@@ -130,9 +127,8 @@ def approve(
     with _connect(home) as hub:
         asks = must_confirm(yes or digest is not None, as_json)
         if names:
-            shown = [_print_pin(hub, name, as_json) for name in names]
-            if asks:
-                confirm(_build_question(len(shown)))
+            shown = [_get_diff(hub, name) for name in names]
+            _review(shown, as_json, asks)
             done = [line for found in shown for line in _approve(hub, found, digest)]
         else:
             done = show_and_approve(hub, target, as_json, asks)
@@ -145,8 +141,13 @@ def must_confirm(yes: bool, as_json: bool) -> bool:
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _build_question(count: int) -> str:
-    return "Approve this?" if count == 1 else f"Approve these {count}?"
+def _review(pins: list[Any], quiet: bool, asks: bool) -> None:
+    """Prints the definitions; with `asks`, ends the command unless the user approves them."""
+    for pin in pins if not quiet else ():
+        _print_diff(pin)
+        print()
+    if pins and asks:
+        confirm("Approve this?" if len(pins) == 1 else f"Approve these {len(pins)}?")
 
 
 def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool) -> list[str]:
@@ -162,11 +163,7 @@ def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool
         if pin["state"] in ("held", "new")
     ]
     taken = [pin for pin in found if pin["offered"] or pin["state"] == "new"]
-    for pin in taken if not quiet else ():
-        _print_diff(pin)
-        print()
-    if taken and asks:
-        confirm(_build_question(len(taken)))
+    _review(taken, quiet, asks)
     digests = {f"{pin['kind']}:{pin['name']}": pin["digest"] for pin in taken}
     body: dict[str, Any] = {"target": target} if target is not None else {"all": True}
     answer = hub.send("POST", "/api/pins/approve", {**body, "digests": digests})
@@ -222,14 +219,6 @@ def _get_diff(hub: HubClient, name: str) -> Any:
     return hub.get(f"/api/pins/diff?name={quote(name, safe='')}")
 
 
-def _print_pin(hub: HubClient, name: str, quiet: bool) -> Any:
-    found = _get_diff(hub, name)
-    if not quiet:
-        _print_diff(found)
-        print()
-    return found
-
-
 def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
     """Approves exactly the definition that was printed."""
     body = {"name": f"{found['kind']}:{found['name']}", "digest": digest or found["digest"]}
@@ -239,10 +228,11 @@ def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
 
 def _print_diff(found: Any) -> None:
     print(clean(found["summary"]))
-    if found["diff"]:
-        print()
+    if not found["diff"]:
+        return
+    print()
     colours = {"-": "red", "+": "green", "!": "yellow"}
-    for line in str(found["diff"]).split("\n") if found["diff"] else ():
+    for line in str(found["diff"]).split("\n"):
         safe = escape_controls(line)
         sign = safe.strip()[:1]
         indented = safe.startswith("  ")

@@ -54,9 +54,8 @@ def prompts(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 def _render_arguments(prompt: dict[str, Any]) -> str:
     """Renders the argument names, optional ones in brackets."""
-    words = []
-    for one in _list_arguments(prompt):
-        words.append(str(one["name"]) if one.get("required") else f"[{one['name']}]")
+    listed = _list_arguments(prompt)
+    words = (one["name"] if one.get("required") else f"[{one['name']}]" for one in listed)
     return " ".join(words) or "-"
 
 
@@ -120,13 +119,11 @@ def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) 
     with connect_hub(home) as hub:
         hub.wait_until_connected()
         path = f"/api/prompts/{quote(name, safe='')}/get"
-        found = hub.send(
-            "POST",
-            path,
-            {"arguments": given},
-            GET_SECONDS,
-            lambda: _suggest_prompt(name, hub.get("/api/prompts")["prompts"]),
-        )
+
+        def hint() -> str:
+            return _suggest_prompt(name, hub.get("/api/prompts")["prompts"])
+
+        found = hub.send("POST", path, {"arguments": given}, GET_SECONDS, hint)
     if as_json:
         print_json(found)
         return

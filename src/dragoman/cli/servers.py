@@ -214,21 +214,7 @@ class PassThroughCommand(click.Command):
 @click.option("--replace", is_flag=True, help="Replace the server of that name.")
 @click.option("--no-connect", is_flag=True, help="Only write config.toml; do not connect.")
 @common_options
-def add(
-    name: str,
-    where: tuple[str, ...],
-    env: tuple[str, ...],
-    headers: tuple[str, ...],
-    cwd: str | None,
-    prefix: str | None,
-    sse: bool,
-    allow_private: bool,
-    more: tuple[str, ...],
-    replace: bool,
-    no_connect: bool,
-    home: str | None,
-    as_json: bool,
-) -> None:
+def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **options: Any) -> None:
     """Add server NAME to config.toml: a PROGRAM... with its arguments, or a URL.
 
     \b
@@ -249,16 +235,16 @@ def add(
             '"_", beginning with a letter or digit',
             USAGE,
         )
-    entry = _build_entry(where, env, headers, cwd, sse)
-    settings = {**({"prefix": prefix} if prefix is not None else {}), **_parse_settings(more)}
-    if allow_private and "url" not in entry:
+    entry, private = _build_entry(where, options), options["allow_private"]
+    prefix = {} if options["prefix"] is None else {"prefix": options["prefix"]}
+    settings = {**prefix, **_parse_settings(options["more"])}
+    if private and "url" not in entry:
         fail("--allow-private needs a URL", USAGE)
-    found = FoundServer(
-        name, entry, COMMAND_LINE, COMMAND_LINE.title, Path.cwd(), settings, allow_private
-    )
-    job = ImportJob(Path(resolve_home(home)), replaces=name if replace else None)
+    title = COMMAND_LINE.title
+    found = FoundServer(name, entry, COMMAND_LINE, title, Path.cwd(), settings, private)
+    job = ImportJob(Path(resolve_home(home)), replaces=name if options["replace"] else None)
     plan, backup = _add_server(job, found)
-    state = None if no_connect else _connect(home, name)
+    state = None if options["no_connect"] else _connect(home, name)
     if as_json:
         answer = {"added": name, "config": str(job.config_path), "notes": plan.notes}
         print_json({**answer, "backup": str(backup) if backup else None, "server": state})
@@ -272,20 +258,14 @@ def add(
     _report_state(name, state, as_json)
 
 
-def _build_entry(
-    where: tuple[str, ...],
-    env: tuple[str, ...],
-    headers: tuple[str, ...],
-    cwd: str | None,
-    sse: bool,
-) -> dict[str, Any]:
+def _build_entry(where: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """Builds the entry in the form that clients use in their files."""
+    env, headers, cwd, sse = (options[name] for name in ("env", "headers", "cwd", "sse"))
     if len(where) == 1 and _URL.match(where[0]):
         if env or cwd:
             fail("--env and --cwd need a program; use --header with a URL", USAGE)
-        entry: dict[str, Any] = {"url": where[0], "type": "sse" if sse else "http"}
-        entry["headers"] = dict(map(parse_header, headers))
-        return entry
+        kind = "sse" if sse else "http"
+        return {"url": where[0], "type": kind, "headers": dict(map(parse_header, headers))}
     if _URL.match(where[0]):
         fail(f'unexpected argument "{where[1][:60]}" after the URL', USAGE)
     if headers or sse:

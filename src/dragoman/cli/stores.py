@@ -70,9 +70,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ["NAME", "STATE", "PROBLEM"], [[row["name"], row["state"], row["problem"]] for row in rows]
-    )
+    print_table(["NAME", "STATE", "PROBLEM"], [list(row.values()) for row in rows])
     if lost:
         say(f"restore from a backup, or accept: dragoman stores accept-loss {' '.join(lost)}")
 

@@ -99,9 +99,8 @@ def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str
     if as_json:
         print_json(found)
     elif found:
-        print_table(
-            ["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found]
-        )
+        rows = [(tool["name"], tool["description"]) for tool in found]
+        print_table(["NAME", "DESCRIPTION"], rows)
     elif total:
         print(f"none of {total} tools matches: {clean(' '.join(words))}")
     elif not states:
@@ -110,9 +109,8 @@ def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str
         print("no tools")
     _report_unavailable(states, starting)
     if quarantined:
-        names = ", ".join(pin["name"] for pin in quarantined[:5]) + (
-            " …" if len(quarantined) > 5 else ""
-        )
+        more = " …" if len(quarantined) > 5 else ""
+        names = ", ".join(pin["name"] for pin in quarantined[:5]) + more
         say(f"quarantined until approved, not listed: {names}; see: dragoman pins list")
 
 
@@ -234,9 +232,8 @@ def call(
             "progress": (lambda words: say(f"{name}: {words}")) if progress else None,
             "hint": lambda: _describe_misspelt(_get_schema(hub.find_tool(name) or {}), values),
         }
-        result = _call_tool(
-            hub, name, values, prompt.list_question_kinds() if not as_json else [], how
-        )
+        kinds = prompt.list_question_kinds() if not as_json else []
+        result = _call_tool(hub, name, values, kinds, how)
         if not as_json:
             _print_context(result, hub, name)
     if as_json:
@@ -282,9 +279,8 @@ def _describe_misspelt(schema: Mapping[str, Any], values: Mapping[str, Any]) -> 
 def _print_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
     """Prints how to continue the conversation, if the tool accepts a context."""
     context = result.get("extra", {}).get("_meta", {}).get(CONTEXT_META)
-    if isinstance(context, str) and CONTEXT in get_properties(
-        _get_schema(hub.find_tool(name) or {})
-    ):
+    schema = _get_schema(hub.find_tool(name) or {}) if isinstance(context, str) else {}
+    if CONTEXT in get_properties(schema):
         say(f"to continue this conversation, add context={clean(context)}")
 
 

@@ -90,13 +90,8 @@ async def _run_with_url(target: str, options: ConnectionOptions, work: Work[T]) 
     except ConfigError as error:  # the argument is wrong, not a file
         fail(str(error), USAGE)
     try:
-        client = A2aClient(
-            http,
-            dict(map(parse_header, options.headers)),
-            options.timeout,
-            registered=target,
-            extensions=options.extensions,
-        )
+        headers, extensions = dict(map(parse_header, options.headers)), options.extensions
+        client = A2aClient(http, headers, options.timeout, registered=target, extensions=extensions)
         try:
             return await work(AgentConnection(client, target, target))
         finally:

@@ -119,14 +119,9 @@ INPUT_REQUIRED = 6
 def build_message(
     parts: list[dict[str, Any]], context: str | None, task: str | None
 ) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "messageId": str(uuid4()),
-        "role": "ROLE_USER",
-        "parts": parts,
-        "contextId": context,
-        "taskId": task,
-    }
-    return {name: value for name, value in message.items() if value}
+    ids = {"contextId": context, "taskId": task}
+    message = {"messageId": str(uuid4()), "role": "ROLE_USER", "parts": parts}
+    return message | {name: value for name, value in ids.items() if value}
 
 
 class AgentConversation:

@@ -218,15 +218,11 @@ def run_install(
     try:
         if verb == "print" or known.format == "yaml":
             text = render_snippet(known, name, entry)
-            action = "printed" if verb == "print" else "manual"
-            said = (
-                f"Add this to {path}:"
-                if action == "printed"
-                else (
-                    f"{path} is YAML, which this command cannot edit; nothing was changed. "
-                    f"{'Remove' if verb.startswith('remove') else 'Add'} this by hand:"
-                )
-            )
+            action, said = "printed", f"Add this to {path}:"
+            if verb != "print":
+                word = "Remove" if verb.startswith("remove") else "Add"
+                action, said = "manual", f"{path} is YAML, which this command cannot edit; "
+                said += f"nothing was changed. {word} this by hand:"
             return InstallResult(client, str(path), name, action, said, snippet=text)
         if verb.startswith("remove"):
             return _remove_hub_entry(known, path, name, verb == "remove-dry")
@@ -307,7 +303,8 @@ def install(
     if as_json:
         click.echo(json.dumps(asdict(done), indent=2))
     else:
-        click.echo("\n".join(_render_lines(done)))
+        lines = (done.said, (done.snippet or "").rstrip("\r\n"), done.next)
+        click.echo("\n".join(filter(None, lines)))
         if done.action in ("added", "updated", "already"):
             for remark in _list_remarks(done, home):
                 say(remark)
@@ -341,11 +338,3 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
             f"{names}: also in {path}, so their tools are listed twice; move them with: "
             f"dragoman import {done.client} --move"
         )
-
-
-def _render_lines(done: InstallResult) -> Iterator[str]:
-    yield done.said
-    if done.snippet:
-        yield done.snippet.rstrip("\r\n")
-    if done.next:
-        yield done.next

@@ -57,8 +57,8 @@ def check_home(found: DoctorContext) -> Iterator[Finding]:
         return
     try:
         home.prepare(str(place))
-    except home.HomeUnusable as unfit:
-        said, _, fix = str(unfit).rstrip(".").partition("; ")
+    except home.HomeUnusable as error:
+        said, _, fix = str(error).rstrip(".").partition("; ")
         yield Finding("home", "problem", said, fix or "use another home: --home or DRAGOMAN_HOME")
         return
     mode = stat.S_IMODE(place.stat().st_mode)
@@ -399,8 +399,8 @@ def check_files(found: DoctorContext) -> Iterator[Finding]:
     if os.path.lexists(place / "run"):
         try:
             home.find_socket_paths(str(place))
-        except home.HomeUnusable as unfit:
-            said, _, fix = str(unfit).rstrip(".").partition("; ")
+        except home.HomeUnusable as error:
+            said, _, fix = str(error).rstrip(".").partition("; ")
             yield Finding("files", "problem", said, fix or "remove it and try again")
 
 
