@@ -17,15 +17,8 @@ from urllib.parse import quote
 
 import click
 
+from dragoman.cli.base import hub_client
 from dragoman.cli.base.errors import USAGE, fail, say
-from dragoman.cli.base.hub_client import (
-    HubProblem,
-    HubUnavailable,
-    connect_hub,
-    find_running_hub,
-    request_json,
-    resolve_home,
-)
 from dragoman.cli.base.output import (
     clean,
     common_options,
@@ -243,14 +236,14 @@ def _open_folder(home: str | None, given: str | None) -> PolicyFolder:
 
     if given is not None:
         return PolicyFolder(Path(given))
-    return open_folder(Path(resolve_home(home)))
+    return open_folder(Path(hub_client.resolve_home(home)))
 
 
 def _load_known(home: str | None) -> Any:
     from dragoman.app.policy_admin.known_ids import load_known_ids
 
     try:
-        return load_known_ids(Path(resolve_home(home)), time.time())
+        return load_known_ids(Path(hub_client.resolve_home(home)), time.time())
     except ConfigError as error:  # the policies can still be validated
         say(f"names in the policies were not checked: {error}")
         return None
@@ -261,25 +254,25 @@ def _validate(folder: PolicyFolder, home: str | None) -> dict[str, Any]:
     from dragoman.policy.folder import build_report
 
     texts = folder.read_texts()
-    daemon = find_running_hub(resolve_home(home))
+    daemon = hub_client.find_running_hub(hub_client.resolve_home(home))
     if daemon is not None:
         path = "/api/policies/validate"
         try:
-            answer = request_json(daemon.socket, "POST", path, {"texts": texts}, SECONDS)
+            answer = hub_client.request_json(daemon.socket, "POST", path, {"texts": texts}, SECONDS)
             return {**answer, "files": folder.list_files()}
-        except (HubUnavailable, HubProblem) as error:
+        except (hub_client.HubUnavailable, hub_client.HubProblem) as error:
             say(f"the running hub could not validate them ({error}); validated without it")
     return {**build_report(texts, _load_known(home)), "files": folder.list_files()}
 
 
 def _get_active(home: str | None) -> dict[str, Any] | None:
     """Returns the active policy set of a running hub, or None."""
-    daemon = find_running_hub(resolve_home(home))
+    daemon = hub_client.find_running_hub(hub_client.resolve_home(home))
     if daemon is None:
         return None
     try:
-        found = request_json(daemon.socket, "GET", "/api/policies", None, SECONDS)
-    except (HubUnavailable, HubProblem) as error:
+        found = hub_client.request_json(daemon.socket, "GET", "/api/policies", None, SECONDS)
+    except (hub_client.HubUnavailable, hub_client.HubProblem) as error:
         say(f"the running hub did not report its active policies: {error}")
         return None
     return {key: found[key] for key in ("snapshot", "mode", "problem")}
@@ -297,7 +290,7 @@ def _query(
     home: str | None, method: str, path: str, body: Any = None, seconds: float = 60.0
 ) -> Any:
     """Sends a request to a hub that has connected to its servers and agents."""
-    with connect_hub(home) as hub:
+    with hub_client.connect_hub(home) as hub:
         hub.wait_until_connected()
         return hub.send(method, path, body, seconds)
 
@@ -412,7 +405,7 @@ def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> N
     dragoman policy what-can key:ci
     dragoman policy what-can agent:vercel_ops --denied
     """
-    with connect_hub(home) as hub:
+    with hub_client.connect_hub(home) as hub:
         starting = hub.wait_until_connected()
         found = hub.get(f"/api/policies/what-can?principal={quote(principal, safe='')}")
     if denied:

@@ -13,16 +13,9 @@ from typing import Any
 
 import click
 
+from dragoman.cli.a2a import output
 from dragoman.cli.a2a.connection import AgentConnection, ConnectionOptions, run_with_agent
 from dragoman.cli.a2a.conversation import AgentConversation, build_message
-from dragoman.cli.a2a.output import (
-    list_parts,
-    print_card,
-    print_parts,
-    print_task,
-    print_tasks,
-    read_state,
-)
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.output import home_option, json_option, print_json, print_result
 from dragoman.cli.completion import complete_agents
@@ -103,7 +96,7 @@ def discover(target: str, options: ConnectionOptions, as_json: bool) -> None:
             endpoint = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
         except HubError as error:
             peer.add_finding(str(error))
-        print_card(found.card, found.url, endpoint, peer.findings, target or "''")
+        output.print_card(found.card, found.url, endpoint, peer.findings, target or "''")
 
     run_with_agent(target, options, work)
 
@@ -183,7 +176,7 @@ def tasks(
         if as_json:
             print_json(found)
         else:
-            print_tasks(found["tasks"][:limit], bool(found.get("nextPageToken")))
+            output.print_tasks(found["tasks"][:limit], bool(found.get("nextPageToken")))
 
     run_with_agent(target, options, work)
 
@@ -221,7 +214,7 @@ def task(
         if as_json:
             print_json(found)
         else:
-            print_task(found)
+            output.print_task(found)
 
     run_with_agent(target, options, work)
 
@@ -242,7 +235,7 @@ def cancel(where: tuple[str, ...], options: ConnectionOptions, as_json: bool) ->
 
     async def work(agent: AgentConnection) -> None:
         found = await agent.client.cancel_task(agent.url, id)
-        print_result(found, f"task {id}: {read_state(found)}", as_json)
+        print_result(found, f"task {id}: {output.read_state(found)}", as_json)
 
     run_with_agent(target, options, work)
 
@@ -304,8 +297,8 @@ async def _send_only(agent: AgentConnection, message: dict[str, Any], as_json: b
     if as_json:
         print_json(answer)
     elif made is None:
-        print_parts(list_parts(answer.get("message")), sys.stdout)
+        output.print_parts(output.list_parts(answer.get("message")), sys.stdout)
     else:
         print(made["id"])
         target = f"{agent.target} " if agent.target else ""
-        say(f"{read_state(made)}; follow it with: dragoman a2a watch {target}{made['id']}")
+        say(f"{output.read_state(made)}; follow it with: dragoman a2a watch {target}{made['id']}")

@@ -13,30 +13,20 @@ from typing import Any, NoReturn
 import click
 
 from dragoman.cli.base.output import clean, must_print_json, print_json
-from dragoman.core.errors import (
-    ConfigError,
-    HubError,
-    InvalidInput,
-    NotFound,
-    Refused,
-    StorageFailed,
-    TargetFailed,
-    find_row,
-    list_leaves,
-)
+from dragoman.core import errors
 
 FAILED, USAGE, NO_HUB, NOT_FOUND, TARGET_FAILED = 1, 2, 3, 5, 6
 INTERRUPTED = 130
 
-TABLE: dict[type[HubError], int] = {
-    Refused: 4,
-    NotFound: 5,
-    InvalidInput: 2,
-    StorageFailed: FAILED,
-    TargetFailed: 6,
-    ConfigError: 7,
+TABLE: dict[type[errors.HubError], int] = {
+    errors.Refused: 4,
+    errors.NotFound: 5,
+    errors.InvalidInput: 2,
+    errors.StorageFailed: FAILED,
+    errors.TargetFailed: 6,
+    errors.ConfigError: 7,
 }
-_CODES = {leaf.kind: find_row(TABLE, leaf) for leaf in list_leaves()}
+_CODES = {leaf.kind: errors.find_row(TABLE, leaf) for leaf in errors.list_leaves()}
 
 
 class CommandFailed(click.ClickException):
@@ -71,5 +61,5 @@ def build_error(message: str, code: int, kind: str = "", trace: str = "") -> dic
     return {"error": error}
 
 
-def fail_with(error: HubError) -> NoReturn:
+def fail_with(error: errors.HubError) -> NoReturn:
     fail(str(error), find_exit_code(error.kind), kind=error.kind, trace=error.trace or "")
