@@ -126,8 +126,7 @@ class Bus:
     def observe(
         self, kind: type[E], observer: Callable[[E], None], name: str = "an observer"
     ) -> End:
-        """Calls `observer` synchronously with every event of that type; returns what unsubscribes
-        it."""
+        """Calls `observer` with every event of that type; returns what unsubscribes it."""
         if inspect.iscoroutinefunction(observer):
             raise TypeError(f"{name} is async and would never be awaited; use follow")
         return self.subscribe(_Subscription(name, (kind,), observer))

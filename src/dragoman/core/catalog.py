@@ -85,8 +85,7 @@ class Catalog:
     def __init__(
         self, kind: str = TOOL, *, review: Review, claims: NameClaims | None = None
     ) -> None:
-        """`claims` says which tool owns a listed name; by default the catalog has claims of its
-        own."""
+        """`claims` says which tool owns a name; by default the catalog has claims of its own."""
         self.kind = kind
         self.claims = claims if claims is not None else NameClaims()
         self.review = review

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import monotonic
 from typing import Any, NamedTuple
@@ -62,15 +62,13 @@ class _Kept:
 _NONE = Conversation()
 
 
+@dataclass(slots=True, eq=False)
 class _Own:
     """The conversations of one principal, the least recently used first."""
 
-    __slots__ = ("kept", "sessions")
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[str, _Kept] = OrderedDict()
-        self.sessions: OrderedDict[str, str] = OrderedDict()
-        """The current conversation of each session."""
+    kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+    sessions: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """The current conversation of each session."""
 
 
 class Conversations:
@@ -114,8 +112,7 @@ class Conversations:
         return Conversation(named) if kept is None else Conversation(id, kept.context)
 
     def keep(self, call: Call, conversation: Conversation, context: str) -> str:
-        """Records the agent's own id of a conversation and returns the client's id; empty if the
-        agent has none."""
+        """Records the agent's own id of a conversation, if any, and returns the client's id."""
         context = context or conversation.context
         if not context:
             return conversation.id

@@ -189,8 +189,7 @@ EVENT_NAMES: dict[type[Event], str] = {
 
 
 def redact_event(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
-    """Removes the values of arguments and the addresses of resources from a payload, and shortens
-    names."""
+    """Removes argument values and addresses of resources from a payload, and shortens names."""
     if call is None:
         return dict(said)
     arguments, secrets = call.arguments, list_secrets(call)

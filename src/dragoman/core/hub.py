@@ -163,8 +163,7 @@ class Hub:
         return result
 
     async def _find_late(self, principal: Principal, name: str, view: View, kind: str) -> Tool:
-        """Resolves an unknown name again once starting targets have started and stale lists are
-        read."""
+        """Resolves an unknown name again after targets have started and stale lists were read."""
         tool = self.find_visible(principal, name, view, kind)
         if self.startup is not None and _is_unknown(tool):
             tool = await self._find_starting(self.startup, principal, name, view, kind)
@@ -313,8 +312,7 @@ class Hub:
         return self._owners_at[1]
 
     def find_readable_uri(self, target: Target, uri: str) -> str:
-        """The address at which clients can read the target's `uri`: the same, unless another owns
-        it."""
+        """The address at which clients read the target's `uri`: its own if no other owns that."""
         if self._leads_to(uri, target):
             return uri
         own = resource_uris.build_own_uri(target.name, uri)

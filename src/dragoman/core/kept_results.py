@@ -26,43 +26,31 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 _MEGABYTE = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class KeptText:
-    """A text, its owner and the tool that produced it."""
+@dataclass(slots=True, eq=False)
+class KeptResult:
+    """A kept text, and the target that reads it."""
+
+    name = "results"
+    traits = DEFAULT_TRAITS
 
     owner: Principal
     origin: Tool
+    """The tool that produced the result: reading it needs permission to call that tool."""
     text: str
     mime_type: str
     size: int
     until: float
 
-
-class KeptResult:
-    """The target that reads one kept text."""
-
-    name = "results"
-    traits = DEFAULT_TRAITS
-
-    def __init__(self, kept: KeptText) -> None:
-        self._kept = kept
-
-    @property
-    def origin(self) -> Tool:
-        """The tool that produced the result: reading it needs permission to call that tool."""
-        return self._kept.origin
-
     async def run(self, call: Call) -> Result:
-        kept, uri = self._kept, call.tool.remote_name
-        if call.principal != kept.owner:
+        uri = call.tool.remote_name
+        if call.principal != self.owner:
             raise _build_not_found(uri)
         begin, end = _parse_range(uri)
-        text = kept.text[begin:end] if (begin, end) != (0, None) else kept.text
         resource = {
             "uri": uri,
-            "mimeType": kept.mime_type,
-            "text": text,
-            "_meta": {"dragoman.hub/total_chars": len(kept.text)},
+            "mimeType": self.mime_type,
+            "text": self.text[begin:end],
+            "_meta": {"dragoman.hub/total_chars": len(self.text)},
         }
         return Result(content=[{"type": "resource", "resource": resource}])
 
@@ -76,7 +64,7 @@ class KeptResults:
     ) -> None:
         self.limit(megabytes, seconds)
         self._clock = clock
-        self._kept: OrderedDict[str, KeptText] = OrderedDict()
+        self._kept: OrderedDict[str, KeptResult] = OrderedDict()
         self._sizes: dict[Principal, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -102,7 +90,7 @@ class KeptResults:
             self._forget_oldest(max(self._sizes, key=lambda one: self._sizes[one]))
         id = token_urlsafe(18)
         until = self._clock() + self.seconds
-        self._kept[id] = KeptText(owner, call.tool, text, mime_type, size, until)
+        self._kept[id] = KeptResult(owner, call.tool, text, mime_type, size, until)
         self._sizes[owner] = self._sizes.get(owner, 0) + size
         self._watch()
         return PREFIX + id
@@ -119,7 +107,7 @@ class KeptResults:
             remote_name=uri,
             kind=RESOURCE,
             sources=kept.origin.sources,
-            target=KeptResult(kept),
+            target=kept,
         )
 
     def end_principals(self, why_ended: Callable[[Principal], str | None]) -> None:

@@ -90,8 +90,7 @@ class LogFile:
         self._redirect(_open(path, os.O_CREAT))
 
     def make_room(self, count: int) -> None:
-        """Rotates the file if `count` more bytes do not fit. If no new file can be created, it
-        grows."""
+        """Rotates the file if `count` more bytes do not fit; grows if no new one can be made."""
         if 0 < os.fstat(2).st_size > self._max_bytes - count:
             with contextlib.suppress(OSError):
                 self._rotate()

@@ -23,7 +23,7 @@ from dragoman.core.principal import Principal
 
 MAX_HANDLE = 256 * 1024
 MAX_USED = 20_000
-"""Per principal, so that one cannot exhaust the space of others."""
+"""Per principal, so that one cannot exhaust the space of another."""
 MAX_QUESTIONS = 16
 
 
@@ -49,8 +49,7 @@ class QuestionHandles:
         return text
 
     def open(self, call: Call) -> str:
-        """Returns the state in the handle of `call`. A handle is used up by an answer, not by
-        `FOLLOW`."""
+        """Returns the state in the handle of `call`. An answer uses it up, `FOLLOW` does not."""
         handle = call.handle or ""
         try:
             id, _, sealed = handle[:MAX_HANDLE].rpartition(".")

@@ -36,8 +36,7 @@ class Pace:
         self._counted_at = monotonic()
 
     def pause(self, unasked: int, spent: float = 0.0) -> float:
-        """Seconds to pause after that many more messages; `spent` is the processor time of large
-        ones."""
+        """Seconds to pause after so many messages; `spent` is the CPU time of large ones."""
         if not unasked:
             return 0.0
         return max(self._pause(unasked), spent * REST)

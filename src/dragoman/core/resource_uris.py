@@ -38,8 +38,7 @@ def build_own_uri(target: str, uri: str) -> str:
 
 
 def parse_own_uri(target: str, uri: str) -> str:
-    """Parses an address built by `build_own_uri`, or `target.uri`, to the server's own; empty for
-    any other."""
+    """Parses what `build_own_uri` built, or `target.uri`, to the server's own; else empty."""
     if uri.startswith(prefix := f"{UI}{_host(target)}{_UI_OWN}"):
         return UI + uri[len(prefix) :]
     return uri[len(target) + 1 :] if uri.startswith(f"{target}.") else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from dragoman.core.background import start_task
@@ -67,18 +68,15 @@ class Startup:
             for stop in stops:
                 stop()
 
-    async def try_now(self, target: Target) -> HubError | None:
-        """Tells a target to connect now, if it can; returns why it failed."""
-        if not isinstance(target, Connectable) or self._waiting >= MAX_WAITING:
-            return None
-        self._waiting += 1
-        try:
-            await target.try_now()
-        except HubError as error:
-            return error
-        finally:
-            self._waiting -= 1
-        return None
+    async def try_now(self, target: Target) -> None:
+        """Makes a target connect now, if it can."""
+        if isinstance(target, Connectable) and self._waiting < MAX_WAITING:
+            self._waiting += 1
+            try:
+                with suppress(HubError):
+                    await target.try_now()
+            finally:
+                self._waiting -= 1
 
     def find_absent(self, name: str) -> tuple[Target, Unreachable] | None:
         """The target that `name` most likely belongs to, and the error for the client."""

@@ -88,8 +88,7 @@ def _texts(value: Any) -> list[Any]:
 
 
 def strip_patterns(schema: Any, is_regex: Callable[[str], bool]) -> Any:
-    """Removes the patterns that this regex engine cannot parse; the server's own engine checks
-    them."""
+    """Removes the patterns that this regex engine cannot parse; the server checks them."""
     if isinstance(schema, list):
         return [strip_patterns(one, is_regex) for one in schema]
     if not isinstance(schema, dict):

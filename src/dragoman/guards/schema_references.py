@@ -44,8 +44,7 @@ class Unresolved:
     """Whether such a part concerns the arguments as a whole."""
 
     def find(self, arguments: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
-        """The names of those `arguments` that are not fully checked; `named` are the properties of
-        the schema."""
+        """The `arguments` that are not fully checked; `named` are the schema's properties."""
         return [
             name
             for name in arguments
@@ -246,8 +245,7 @@ _CHECKS = APPLIED | frozenset({
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Place, Any]]:
-    """The subschemas, each with its keyword and the steps to it. An unknown keyword may hold
-    definitions."""
+    """The subschemas, with keyword and steps. An unknown keyword may hold definitions."""
     for word, value in schema.items():
         if word in DATA:
             continue

@@ -225,32 +225,26 @@ def shorten(value: Any, most: int, mark: Mark, fits: Fits) -> Any | None:
     schema if cut. `fits` validates a value against its schema. If `value` itself is invalid, the
     result may be, too.
     """
-    chars = count_chars(value)
-    if chars <= most:
+    if count_chars(value) <= most:
         return value
     found = [text for text, is_binary in _find_long(value) if not is_binary]
     texts = sorted(enumerate(found), key=lambda one: len(one[1]))
-    shorter = _cut_to_size(value, chars, most, mark, texts, {})
+    shorter = _cut_to_size(value, most, mark, texts, {})
     if shorter is None or fits(shorter) or not fits(value):
         return shorter
     modes = {number: WHOLE for number, _ in texts[:-CHECKED_ALONE]}
     for number, text in texts[-CHECKED_ALONE:]:
         modes[number] = _find_mode(value, number, text, mark, fits)
     movable = [one for one in texts if modes[one[0]] != WHOLE]
-    shorter = _cut_to_size(value, chars, most, mark, movable, modes)
+    shorter = _cut_to_size(value, most, mark, movable, modes)
     return shorter if shorter is not None and fits(shorter) else None
 
 
 def _cut_to_size(
-    value: Any,
-    chars: int,
-    most: int,
-    mark: Mark,
-    texts: list[tuple[int, str]],
-    modes: Mapping[int, str],
+    value: Any, most: int, mark: Mark, texts: list[tuple[int, str]], modes: Mapping[int, str]
 ) -> Any | None:
     """Cuts all texts to one length: the largest at which the whole is short enough."""
-    cap = _first_cap([len(text) for _, text in texts], chars - most)
+    cap = _first_cap([len(text) for _, text in texts], count_chars(value) - most)
     for _ in range(ROUNDS):
         if cap < SHORTEST:
             return None

@@ -100,8 +100,7 @@ class SchemaCheck:
         return self._explain(arguments)
 
     def _explain(self, arguments: Mapping[str, Any], place: Sequence[Any] | None = None) -> str:
-        """Explains what is wrong, if possible at `place`. `iter_errors` is slow, the first error
-        cheap."""
+        """Explains one error, if possible that at `place`: to list all of them is slow."""
         try:
             self._explainer.validate(arguments)
         except jsonschema_rs.ValidationError as error:
@@ -161,8 +160,7 @@ class PartialCheck:
 
 
 def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
-    """Compiles a schema to a validator that fetches nothing. Raises ValueError for an invalid
-    schema."""
+    """Compiles a schema, and fetches nothing. Raises ValueError for an invalid one."""
     refers = _measure(schema)
     if check == UNCHECKED:
         return accept_anything

@@ -18,6 +18,7 @@ from dragoman.net.addresses import Verdict, classify_address
 from dragoman.net.connection import Exchange
 from dragoman.net.dialing import (
     CONNECT_SECONDS,
+    Dialer,
     Reach,
     Resolve,
     classify_host,
@@ -93,7 +94,7 @@ class OutboundHttp:
     def pool(self, url: Url, reach: Reach) -> ConnectionPool:
         pool = self._pools.get((url.origin, reach))
         if pool is None:
-            pool = ConnectionPool(reach, self.resolve, self._tls, self._socket_path)
+            pool = ConnectionPool(Dialer(reach, self.resolve, self._tls, self._socket_path))
             self._pools[url.origin, reach] = pool
             if self._closed:
                 pool.close()
@@ -161,11 +162,7 @@ class GuardedHttpClient:
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
         """Implements `wire.http.AddressFinder`."""
-        try:
-            parsed = parse_url(url)
-        except BadUrl as problem:
-            message = f'will not connect to "{render_origin(url)}": {problem}'
-            raise Unreachable(message, sent=False) from None
+        parsed = _parse(url)
         seconds = min(timeout, CONNECT_SECONDS)
         return await list_permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
 
@@ -200,7 +197,8 @@ class GuardedHttpClient:
     ) -> Exchange:
         for hops in range(REDIRECTS + 1):
             location = exchange.headers.get("location")
-            if location is None or not _is_followed(exchange.status, route.method):
+            # 307 and 308 keep the method; the others turn anything but GET into another request.
+            if location is None or (exchange.status < 307 and route.method != "GET"):
                 return exchange
             exchange.close()
             if hops == REDIRECTS:
@@ -222,14 +220,9 @@ class GuardedHttpClient:
         raise BadReply(f'"{route.rendered}" redirects more than {REDIRECTS} times')
 
     def _remember(self, method: str, text: str) -> RequestRoute:
-        try:
-            url = parse_url(text)
-        except BadUrl as problem:
-            message = f'will not connect to "{render_origin(text)}": {problem}'
-            raise Unreachable(message, sent=False) from None
         if len(self._routes) >= ROUTES:
             self._routes.clear()
-        route = self._routes[method, text] = self._route(method, url)
+        route = self._routes[method, text] = self._route(method, _parse(text))
         return route
 
     def _route(self, method: str, url: Url) -> RequestRoute:
@@ -268,6 +261,14 @@ class GuardedHttpClient:
         )
 
 
+def _parse(text: str) -> Url:
+    try:
+        return parse_url(text)
+    except BadUrl as problem:
+        message = f'will not connect to "{render_origin(text)}": {problem}'
+        raise Unreachable(message, sent=False) from None
+
+
 def _encode_request(route: RequestRoute, headers: bytes, body: bytes) -> bytes:
     if body or route.method not in _BODILESS:
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, headers, len(body), body)
@@ -286,11 +287,6 @@ def _own_reach(configured: Url) -> Reach:
 def _is_upgrade(own: UrlOrigin, other: UrlOrigin) -> bool:
     """Whether a redirect leads from http to https, each at its default port."""
     return (own.scheme, own.port, other.scheme, other.port) == ("http", 80, "https", 443)
-
-
-def _is_followed(status: int, method: str) -> bool:
-    """307 and 308 keep the method; the others turn anything but GET into another request."""
-    return status >= 307 or method == "GET"
 
 
 def _resolve_redirect(url: Url, location: str) -> Url:

@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TypeVar
@@ -51,8 +52,7 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 
 
 def resolve_apart(threads: int) -> Resolve:
-    """Resolves in threads of its own, for names that clients choose: slow names delay only one
-    another."""
+    """Resolves in threads of its own: slow names that clients choose delay only one another."""
     pool = ThreadPoolExecutor(threads, "resolve")
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -65,30 +65,52 @@ def resolve_apart(threads: int) -> Resolve:
     return resolve
 
 
-async def dial(
-    url: Url,
-    reach: Reach,
-    resolve: Resolve,
-    tls: Callable[[], ssl.SSLContext],
-    make: Callable[[], P],
-    seconds: float,
-    socket_path: str | None = None,
-) -> P:
-    """A connection to the host of `url` within `seconds`, or to a Unix socket instead, whatever the
-    URL says. What it raises says `sent=False`."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    try:
-        async with asyncio.timeout_at(deadline):
-            if socket_path is not None:
-                return (await loop.create_unix_connection(make, socket_path))[1]
-            addresses = await _list_permitted(url, reach, resolve)
-            return await _connect(url, addresses, tls, make, deadline)
-    except TimeoutError:
-        problem = f"no connection within {seconds:.2g} s"
-    except (OSError, UnicodeError) as error:
-        problem = _render_error(error)
-    raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Makes connections under one rule of reach."""
+
+    reach: Reach
+    resolve: Resolve
+    tls: Callable[[], ssl.SSLContext]
+    socket_path: str | None = None
+    """Every connection goes to this Unix socket instead, whatever the URL says."""
+
+    async def dial(self, url: Url, make: Callable[[], P], seconds: float) -> P:
+        """A connection to the host of `url` within `seconds`. What it raises says `sent=False`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                if self.socket_path is not None:
+                    return (await loop.create_unix_connection(make, self.socket_path))[1]
+                addresses = await _list_permitted(url, self.reach, self.resolve)
+                return await self._connect(url, addresses, make, deadline)
+        except TimeoutError:
+            problem = f"no connection within {seconds:.2g} s"
+        except (OSError, UnicodeError) as error:
+            problem = _render_error(error)
+        raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
+
+    async def _connect(
+        self, url: Url, addresses: Sequence[str], make: Callable[[], P], deadline: float
+    ) -> P:
+        loop = asyncio.get_running_loop()
+        context = self.tls() if url.origin.scheme == "https" else None
+        name = url.origin.host if context is not None else None
+        problem: OSError = OSError("no address")
+        for tried, address in enumerate(addresses):
+            # An address that never answers must not use up the time of the next ones.
+            share = (deadline - loop.time()) / (len(addresses) - tried)
+            try:
+                async with asyncio.timeout(share):
+                    transport, protocol = await loop.create_connection(
+                        make, address, url.origin.port, ssl=context, server_hostname=name
+                    )
+                    _keep_alive(transport)
+                    return protocol
+            except OSError as error:
+                problem = error
+        raise problem
 
 
 async def classify_host(url: Url, resolve: Resolve) -> dict[str, AddressClass]:
@@ -129,32 +151,6 @@ def _refusal(url: Url, address: str, judgement: AddressClass) -> Unreachable:
     )
     message = f'will not connect to "{url.rendered}": {subject} {judgement.kind}{remedy}'
     return Unreachable(message, sent=False)
-
-
-async def _connect(
-    url: Url,
-    addresses: Sequence[str],
-    tls: Callable[[], ssl.SSLContext],
-    make: Callable[[], P],
-    deadline: float,
-) -> P:
-    loop = asyncio.get_running_loop()
-    context = tls() if url.origin.scheme == "https" else None
-    name = url.origin.host if context is not None else None
-    problem: OSError = OSError("no address")
-    for tried, address in enumerate(addresses):
-        # An address that never answers must not use up the time of the next ones.
-        share = (deadline - loop.time()) / (len(addresses) - tried)
-        try:
-            async with asyncio.timeout(share):
-                transport, protocol = await loop.create_connection(
-                    make, address, url.origin.port, ssl=context, server_hostname=name
-                )
-                _keep_alive(transport)
-                return protocol
-        except OSError as error:
-            problem = error
-    raise problem
 
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable
 
 from dragoman.core.errors import Unreachable
 from dragoman.net.connection import Connection
-from dragoman.net.dialing import CONNECT_SECONDS, Reach, Resolve, dial
+from dragoman.net.dialing import CONNECT_SECONDS, Dialer
 from dragoman.net.urls import Url
 
 IDLE_SECONDS = 4.0
@@ -19,24 +17,15 @@ CONNECTIONS = 512
 
 class ConnectionPool:
     __slots__ = (
-        "__weakref__", "_closed", "_dialling", "_idle", "_open", "_reach", "_resolve",
-        "_socket_path", "_sweep", "_tls", "gone", "loop",
+        "__weakref__", "_closed", "_dialer", "_dialling", "_idle", "_open", "_sweep", "gone",
+        "loop",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        reach: Reach,
-        resolve: Resolve,
-        tls: Callable[[], ssl.SSLContext],
-        socket_path: str | None = None,
-    ) -> None:
+    def __init__(self, dialer: Dialer) -> None:
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
         """Set once the pool is closed and its last connection is closed."""
-        self._reach = reach
-        self._resolve = resolve
-        self._tls = tls
-        self._socket_path = socket_path
+        self._dialer = dialer
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._dialling = 0
@@ -63,14 +52,8 @@ class ConnectionPool:
             )
         self._dialling += 1
         try:
-            connection = await dial(
-                url,
-                self._reach,
-                self._resolve,
-                self._tls,
-                lambda: Connection(self, self.loop),
-                min(seconds, CONNECT_SECONDS),
-                self._socket_path,
+            connection = await self._dialer.dial(
+                url, lambda: Connection(self, self.loop), min(seconds, CONNECT_SECONDS)
             )
         finally:
             self._dialling -= 1

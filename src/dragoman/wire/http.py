@@ -108,8 +108,7 @@ class HttpRequest(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether the client is connected and reads; one that does not read for long is
-        disconnected."""
+        """Whether the client reads; one that does not read for long is disconnected."""
 
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Sends the whole response in one write."""

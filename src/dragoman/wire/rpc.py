@@ -89,8 +89,7 @@ def build_key(id: Id) -> tuple[type, Id]:
 
 
 def find_cancelled(message: Any) -> tuple[type, Id] | None:
-    """Returns the key of the request that the message, a `notifications/cancelled`, cancels; None
-    for any other message."""
+    """Returns the key of the request that a `notifications/cancelled` cancels; else None."""
     if (
         not isinstance(message, dict)
         or message.get("method") != "notifications/cancelled"
