@@ -39,13 +39,13 @@ _DOMAIN = re.compile(r"(?=.*[a-z])([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9
 class AiCatalog:
     def __init__(
         self,
-        targets: MessageRouter,
+        router: MessageRouter,
         settings: A2aSettings,
         find_base: Callable[[HttpRequest], str],
         is_secured: Callable[[], bool],
     ) -> None:
         """`is_secured` says whether clients need a key."""
-        self._targets = targets
+        self._router = router
         self._path = settings.listen_path.rstrip("/")
         self._find_base = find_base
         self._kept: dict[tuple[str, bool], bytes] = {}
@@ -68,7 +68,7 @@ class AiCatalog:
         reply_cached(request, headers, tag, body)
 
     def _encode_document(self, base: str, public: bool) -> bytes:
-        now = self._targets.version, self._is_secured()
+        now = self._router.version, self._is_secured()
         if self._kept_at != now or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
             self._kept_at = now
@@ -79,7 +79,7 @@ class AiCatalog:
 
     def build_document(self, base: str, public: bool) -> dict[str, Any]:
         """`public`: only what clients without a key may see."""
-        tools = self._targets.list_agents(STRANGER if public else LOCAL)
+        tools = self._router.list_agents(STRANGER if public else LOCAL)
         agents = [tool.agent for tool in tools if tool.agent is not None]
         return {
             "specVersion": "1.0",

@@ -49,14 +49,14 @@ whether gRPC is listed."""
 class CardService:
     def __init__(
         self,
-        targets: MessageRouter,
+        router: MessageRouter,
         settings: A2aSettings,
         sign: Sign | None,
         is_secured: Callable[[], bool] = lambda: True,
         find_grpc_port: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`is_secured` says whether callers need a key, `find_grpc_port` where gRPC is served."""
-        self._targets = targets
+        self._router = router
         self._settings = settings
         self._sign = sign
         self._is_secured = is_secured
@@ -76,7 +76,7 @@ class CardService:
     ) -> dict[str, Any]:
         """The card in the form of 1.0, as `principal` may see it; None for the public card. `grpc`
         says whether it lists gRPC, if that is served."""
-        default = self._targets.find_default_agent()
+        default = self._router.find_default_agent()
         url = base + self._settings.listen_path
         tenant = "" if default == ("" if facts is HUB_FACTS else facts.name) else facts.name
         described = AgentDescription(
@@ -121,7 +121,7 @@ class CardService:
         Raises for an agent that is unknown, or unknown to that principal. With `grpc` it lists
         gRPC even where other cards do not."""
         grpc = grpc or self._settings.grpc_on_cards == "always"
-        facts = self._targets.get_visible_facts(principal, agent)
+        facts = self._router.get_visible_facts(principal, agent)
         self._drop_stale()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self._is_secured():
@@ -150,7 +150,7 @@ class CardService:
         key = "", principal, base, wanted, self._is_secured(), grpc
         kept = self._listed.get(key)
         if kept is None:
-            tools = self._targets.list_agents(principal)
+            tools = self._router.list_agents(principal)
             found = [tool.agent for tool in tools if tool.agent is not None]
             cards = [
                 self.shape_card(self.build_card(facts, principal, base, grpc=grpc), wanted)
@@ -163,9 +163,9 @@ class CardService:
 
     def _drop_stale(self) -> None:
         """Empties a cache that is out of date or too large."""
-        stale = self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES
+        stale = self._kept_at != self._router.version or self._bytes > MAX_KEPT_BYTES
         if stale:
-            self._kept_at, self._bytes = self._targets.version, 0
+            self._kept_at, self._bytes = self._router.version, 0
         if stale or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         if stale or len(self._listed) >= MAX_LISTED:
@@ -177,7 +177,7 @@ class CardService:
         """The hub's own extension lists the schemas of its skills: a skill has no member for it."""
         extra = {}
         if facts is HUB_FACTS and principal is not None:
-            extra["params"] = {SCHEMAS: _collect_schemas(self._targets.list_skills(principal))}
+            extra["params"] = {SCHEMAS: _collect_schemas(self._router.list_skills(principal))}
         return [
             {key: value for key, value in {**one, **extra}.items() if value or key == "uri"}
             for one in facts.extensions
@@ -195,7 +195,7 @@ class CardService:
         if principal is None:
             return []
         skills: list[Mapping[str, Any]] = []
-        for tool in islice(self._targets.list_skills(principal), MAX_SKILLS):
+        for tool in islice(self._router.list_skills(principal), MAX_SKILLS):
             described = tool.description if tool.definition.get("description") else ""
             schema = tool.definition.get("inputSchema")
             skills.append(skill_from_tool(tool.name, description=described, input_schema=schema))

@@ -457,7 +457,7 @@ def render_argument_form(
 
 def render_questions(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
     """A question as the parts of a message: its words for people, its form for programs."""
-    parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS] or "more is needed to go on"}]
+    parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS] or "more input is needed"}]
     for name, question in questions.items():
         schema = question.body.get("requestedSchema")
         url = question.body.get("url")
