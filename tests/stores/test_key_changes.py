@@ -14,8 +14,7 @@ from dragoman.core.admin_audit import Tally
 from dragoman.core.errors import StorageFailed
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
-from dragoman.stores.key_changes import KeyChanges
-from dragoman.stores.keys import KeyStore
+from dragoman.stores.keys import KeyChanges, KeyStore
 
 
 class Told:

@@ -22,7 +22,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.web.api import Api
-from dragoman.web.api_agents import OPERATIONS, AgentsApi
+from dragoman.web.api_agents import AgentsApi
 from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import HttpListener
@@ -213,12 +213,3 @@ async def test_where_a2a_is_off_it_is_said_which_setting_enables_it(tmp_path: Pa
         for method, path in (("GET", PATH), ("GET", f"{PATH}/x"), ("POST", PATH)):
             status, told = await hub.ask(method, path, {} if method == "POST" else None)
             assert status == 404 and "enabled = true under [a2a]" in told["error"]["message"]
-
-
-async def test_every_route_is_described(tmp_path: Path) -> None:
-    async with ground(tmp_path, start=False) as here:
-        routes = {
-            (method, re.sub(r"\(.*?\)", "{name}", pattern))
-            for method, pattern, _ in AgentsApi(here.hub, None, here.audit).routes
-        }
-    assert routes == {(method.upper(), path) for path, method, *_ in OPERATIONS}

@@ -26,7 +26,7 @@ from dragoman.pins.approvals import PinApprovals
 from dragoman.pins.review import PinReviewer
 from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import Api
-from dragoman.web.api_pins import OPERATIONS, PinsApi
+from dragoman.web.api_pins import PinsApi
 from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import HttpListener
@@ -190,9 +190,3 @@ async def test_what_does_not_fit_is_explained_and_does_nothing(tmp_path: Path) -
         assert (await at.ask("POST", "/api/pins/forget", {"target": "x"}))[0] == 404
         assert (await at.ask("DELETE", "/api/pins"))[0] == 405
         assert (await at.ask("GET", "/api/pins"))[1]["total"] == 2
-
-
-def test_every_route_is_described() -> None:
-    hub: Any = None
-    routes = {(path, method.lower()) for method, path, _ in PinsApi(hub, hub).routes}
-    assert {(row[0], row[1]) for row in OPERATIONS} == routes

@@ -17,7 +17,6 @@ from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
-from dragoman.web.api_operations import OPERATIONS
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
@@ -27,8 +26,18 @@ MOUNTED = {("GET", "/api/events")}
 """What is served beside the API's own routes."""
 
 
+def api() -> Api:
+    hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
+    parts: list[Any] = [
+        part(hub, nothing)
+        for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, PromptsAndResourcesApi)
+    ]
+    parts.append(AgentsApi(hub, nothing, nothing))
+    return Api(hub, nothing, parts=parts)
+
+
 def document() -> dict[str, Any]:
-    return described(OPERATIONS)
+    return described(api().operations)
 
 
 def references(value: Any) -> Iterator[str]:
@@ -50,16 +59,9 @@ def resolved(reference: str) -> Any:
 
 
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
-    hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
-    parts: list[Any] = [
-        part(hub, nothing)
-        for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, PromptsAndResourcesApi)
-    ]
-    parts.append(AgentsApi(hub, nothing, nothing))
-    api = Api(hub, nothing, parts=parts)
     routes = {
         (method, re.sub(r"\(.*?\)", "{name}", pattern.pattern).replace("\\", ""))
-        for method, pattern, _ in api._routes
+        for method, pattern, _ in api()._routes
     }
     there = {
         (method.upper(), path) for path, item in document()["paths"].items() for method in item

@@ -38,11 +38,10 @@ from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
-from dragoman.web.api import Api, ApiPart
+from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
-from dragoman.web.api_operations import OPERATIONS
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
@@ -141,15 +140,15 @@ def _build_api(
     status: HubStatus,
 ) -> Api:
     hub = guards.hub
-    parts: list[ApiPart] = [
+    parts = (
         PoliciesApi(hub, guards.policies),
         PinsApi(hub, catalogs.approvals),
         AgentsApi(hub, agents, stores.audit),
         DispatchesApi(hub, events.dispatches),
         ServersApi(hub, applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
-    ]
-    return Api(hub, status, TASKS_ONLY, parts, OPERATIONS)
+    )
+    return Api(hub, status, TASKS_ONLY, parts)
 
 
 def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:

@@ -17,7 +17,7 @@ from dragoman.core.errors import ConfigError, HubError, ShuttingDown, StorageFai
 from dragoman.mcp.config import ServerEntry
 from dragoman.stores.audit.prune import DAY, prune_and_record
 from dragoman.stores.config import AuditSettings
-from dragoman.stores.key_changes import KeyChanges
+from dragoman.stores.keys import KeyChanges
 
 log = logging.getLogger(__name__)
 

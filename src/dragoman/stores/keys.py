@@ -9,19 +9,23 @@ from __future__ import annotations
 import difflib
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import sqlite3
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
 from dragoman.stores.sqlite import BUSY_SECONDS, WatchedFile, open_store
+
+log = logging.getLogger(__name__)
 
 DATABASE = "hub.db"
 MIGRATIONS = (
@@ -43,6 +47,14 @@ MIGRATIONS = (
     ALTER TABLE keys ADD COLUMN target TEXT NOT NULL DEFAULT '';
     """,
 )
+
+CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
+_RECORDED_TABLE = (
+    "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
+)
+
+RecordKey = Callable[[str, str, Mapping[str, Any]], None]
+"""Gets a verb, the name of a key and details. May raise `StorageFailed`."""
 
 LOOK_SECONDS = 0.25
 """How long a change by another process may go unnoticed. A refresh takes some microseconds."""
@@ -250,6 +262,78 @@ class KeyStore:
         return StorageFailed(f'the key was not stored: "{self._path}" cannot be written ({error})')
 
 
+class KeyChanges:
+    """Records created and revoked keys in the audit log.
+
+    The command line writes to `hub.db` directly, whether or not a hub is running. The hub therefore
+    compares the keys with those that it has recorded, in a table of the same database. The table is
+    outside the migrations, so that older versions can still open the database.
+    """
+
+    def __init__(self, keys: KeyStore, record: RecordKey) -> None:
+        self._keys = keys
+        self._record = record
+        self._seen = -1
+        """The version of the keys that was compared last."""
+        self._recorded: dict[str, bool] | None = None
+        """The recorded keys, and whether their revocation is recorded."""
+        self._unsaved: set[str] = set()
+
+    def record_changes(self) -> None:
+        """Records all changes. Raises `StorageFailed` if that is not possible now."""
+        keys = {record.name: record for record in self._keys.list()}
+        if self._seen == self._keys.version and not self._unsaved:
+            return
+        if self._recorded is None:
+            self._recorded = self._load()
+        for name in [name for name in self._recorded if name not in keys]:
+            self._record(REMOVE, name, {})
+            del self._recorded[name]
+            self._unsaved.add(name)
+        for record in keys.values():
+            for verb in self._find_changes(record):
+                self._record(verb, record.name, _describe(record))
+                self._recorded[record.name] = verb == REVOKE
+                self._unsaved.add(record.name)
+        self._seen = self._keys.version
+        self._save()
+
+    def _find_changes(self, record: KeyRecord) -> Iterator[str]:
+        assert self._recorded is not None
+        was = self._recorded.get(record.name)
+        if was is None:
+            yield CREATE
+        if record.revoked_at is not None and not was:
+            yield REVOKE
+
+    def _load(self) -> dict[str, bool]:
+        try:
+            self._keys.db.execute(_RECORDED_TABLE)
+            rows = self._keys.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
+        except sqlite3.Error as error:
+            raise StorageFailed(f"the list of recorded keys cannot be read ({error})") from error
+        return {name: bool(revoked) for name, revoked in rows}
+
+    def _save(self) -> None:
+        """Saves the recorded keys; retried later. A hub that ends before records a change twice."""
+        if not self._unsaved or self._recorded is None:
+            return
+        db, recorded = self._keys.db, self._recorded
+        gone = [(name,) for name in self._unsaved if name not in recorded]
+        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
+            db.executemany("INSERT OR REPLACE INTO keys_recorded VALUES (?, ?)", there)
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            log.debug("the list of recorded keys could not be saved: %s", error)
+            return
+        self._unsaved.clear()
+
+
 def _check_fields(
     name: str, owner: str, org: str, scopes: Sequence[str], roles: Sequence[str], target: str
 ) -> None:
@@ -281,3 +365,18 @@ def _record_from_row(
 
 def _decode_texts(listed: str) -> tuple[str, ...]:
     return msgspec.json.decode(listed, type=tuple[str, ...])
+
+
+def _describe(record: KeyRecord) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "key_id": record.id,
+        "owner": record.owner,
+        "made_at": record.created_at,
+    }
+    if record.roles:
+        told["roles"] = list(record.roles)
+    if record.target:
+        told["for"] = record.target
+    if record.revoked_at is not None:
+        told["revoked_at"] = record.revoked_at
+    return told

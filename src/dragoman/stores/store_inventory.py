@@ -129,7 +129,8 @@ class StoreSurvey:
 def survey_stores(home: Path, policies: Path) -> StoreSurvey:
     """Checks which stores of the home are lost, without changes. Raises `ConfigError` for a damaged
     key."""
-    key = _read_key(home)
+    remedy = "delete it and accept the loss: dragoman stores accept-loss home-key"
+    key = chain.read_key_file(home / KEY_FILE, remedy)
     databases = {name: _read_database(home / file) for name, file in DATABASES.items()}
     copies = [database.copy for database in databases.values() if database.copy]
     with contextlib.suppress(OSError):
@@ -398,22 +399,6 @@ def _record_losses(
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-def _read_key(home: Path) -> bytes | None:
-    path = home / KEY_FILE
-    try:
-        key = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
-    if len(key) != 32:
-        raise ConfigError(
-            f"{path} is damaged: {len(key)} bytes instead of 32; restore it from a backup, or "
-            "delete it and accept the loss: dragoman stores accept-loss home-key"
-        )
-    return key
 
 
 def _read_database(path: Path) -> DatabaseState:

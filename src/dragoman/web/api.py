@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -28,7 +28,7 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
-from dragoman.web.openapi import build_document
+from dragoman.web.openapi import build_document, list_routes, route
 from dragoman.web.tool_listing import ToolListing, ToolListings, find_source
 from dragoman.wire.json import Malformed, decode, encode
 
@@ -41,15 +41,20 @@ class ApiResponse:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
-def build_error(status: int, message: str, **more: Any) -> ApiResponse:
-    return ApiResponse(status, encode({"error": {"message": message, **more}}))
+def build_error(
+    status: int, message: str, *headers: tuple[bytes, bytes], **more: Any
+) -> ApiResponse:
+    body = encode({"error": {"message": message, **more}})
+    return ApiResponse(status, body, headers=[*headers])
 
 
 def build_response(value: Any) -> ApiResponse:
     return ApiResponse(200, encode(value))
 
 
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PROGRESS = WantedUpdates(progress=True)
+CALL_ERRORS = (400, 403, 404, 409, 502, 503, 504)
 METRICS = "metrics"
 """The scope of a key that may read the metrics."""
 PUBLIC_STATUS = frozenset({"version", "mode", "started_at", "uptime_secs"})
@@ -102,15 +107,6 @@ WELCOME_PAGE = (
 
 
 Respond = Callable[[ApiRequest], Awaitable[ApiResponse]]
-Route = tuple[str, str, Respond]
-"""A method, a path pattern, and the handler."""
-
-
-class ApiPart(Protocol):
-    """A part of the API with its own module."""
-
-    @property
-    def routes(self) -> Iterable[Route]: ...
 
 
 class Api:
@@ -119,32 +115,20 @@ class Api:
         hub: Hub,
         sources: StatusSource,
         features: Mapping[str, Any] = NOTHING,
-        parts: Sequence[ApiPart] = (),
-        operations: Sequence[tuple[Any, ...]] = (),
+        parts: Sequence[object] = (),
     ) -> None:
         """`features` are the capabilities of every client of the API; a call may declare more.
-        `operations` describe the parts."""
-        self._operations = operations
+        `parts` have modules of their own; their handlers are marked with `route` too."""
         self._hub = hub
         self._features = features
         self._sources = sources
         self._listings = ToolListings(hub)
+        routes = [route for part in (self, *parts) for route in list_routes(part)]
+        routes.sort(key=lambda route: "{name}" in route[0].path)  # exact paths first
+        self.operations = [operation for operation, _ in routes]
         self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
-            (method, re.compile(path), respond)
-            for method, path, respond in (
-                ("GET", r"/", self._get_welcome),
-                ("GET", r"/healthz", self._get_healthz),
-                ("GET", r"/readyz", self._get_readyz),
-                ("GET", r"/metrics", self._get_metrics),
-                ("GET", r"/openapi\.json", self._get_openapi),
-                ("GET", r"/api/status", self._get_status),
-                ("GET", r"/api/mcp/servers", self._list_servers),
-                ("GET", r"/api/mcp/servers/([^/]+)/logs", self._get_server_log),
-                ("GET", r"/api/tools", self._list_tools),
-                ("GET", r"/api/tools/([^/]+)", self._get_tool),
-                ("POST", r"/api/tools/([^/]+)/call", self._call_tool),
-                *(route for part in parts for route in part.routes),
-            )
+            (operation.method, re.compile(operation.pattern), respond)
+            for operation, respond in routes
         ]
 
     async def respond(
@@ -174,20 +158,21 @@ class Api:
             allowed.add(wanted)
         if allowed:
             allow = (b"allow", ", ".join(sorted(allowed)).encode())
-            return ApiResponse(
-                405, build_error(405, f"use {' or '.join(sorted(allowed))}").body, headers=[allow]
-            )
+            return build_error(405, f"use {' or '.join(sorted(allowed))}", allow)
         return build_error(404, "not found; see /openapi.json for the available paths")
 
+    @route("GET /", "What this is, as text", answer=None)
     async def _get_welcome(self, request: ApiRequest) -> ApiResponse:
         if b"text/html" in request.fields.get(b"accept", b""):
             policy = (b"content-security-policy", b"default-src 'none'")
             return ApiResponse(200, WELCOME_PAGE, "text/html; charset=utf-8", headers=[policy])
         return ApiResponse(200, WELCOME_TEXT, "text/plain; charset=utf-8")
 
+    @route("GET /healthz", "Whether the hub is alive", answer=None)
     async def _get_healthz(self, request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, b"ok\n", "text/plain")
 
+    @route("GET /readyz", "Whether the hub serves", 503, answer=None)
     async def _get_readyz(self, request: ApiRequest) -> ApiResponse:
         waiting = self._sources.ready()
         return (
@@ -196,6 +181,12 @@ class Api:
             else build_error(503, waiting)
         )
 
+    @route(
+        "GET /metrics",
+        "Counters for Prometheus; needs admin or the scope metrics",
+        403,
+        answer=None,
+    )
     async def _get_metrics(self, request: ApiRequest) -> ApiResponse:
         who = request.principal
         if who is None or METRICS not in who.scopes:
@@ -203,9 +194,11 @@ class Api:
         text = self._sources.metrics()
         return ApiResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
+    @route("GET /openapi.json", "This document")
     async def _get_openapi(self, request: ApiRequest) -> ApiResponse:
-        return build_response(build_document(self._operations))
+        return build_response(build_document(self.operations))
 
+    @route("GET /api/status", "The hub: version, uptime, counts")
     async def _get_status(self, request: ApiRequest) -> ApiResponse:
         status = self._sources.status()
         if self._is_admin(request):
@@ -213,6 +206,7 @@ class Api:
         public = {name: value for name, value in status.items() if name in PUBLIC_STATUS}
         return build_response(public)
 
+    @route("GET /api/mcp/servers", "MCP servers, configured and connected")
     async def _list_servers(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         is_admin = self._is_admin(request)
@@ -233,6 +227,7 @@ class Api:
         who = request.principal
         return who is not None and self._hub.authorizer.decide_action(who, ADMIN).allowed
 
+    @route("GET /api/mcp/servers/{name}/logs", "The end of a server's stderr", 403, 404)
     async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)  # it may contain data of other callers
         text = self._sources.server_log(request.names[0])
@@ -240,11 +235,13 @@ class Api:
             return build_error(404, f'there is no server "{request.names[0]}"')
         return build_response({"name": request.names[0], "stderr": text})
 
+    @route("GET /api/tools", "All tools", answer="Tools")
     async def _list_tools(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         found = await self._listings.list_visible(request.principal)
         return ApiResponse(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
 
+    @route("GET /api/tools/{name}", "One tool, by name or id", 404, 409, answer="Tool")
     async def _get_tool(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         tool = self._hub.find_visible(request.principal, request.names[0], EVERYTHING)
@@ -254,6 +251,13 @@ class Api:
             raise NotFound(f'there is no tool "{request.names[0][:200]}"')
         return build_response({**self._summarize(tool), "definition": tool.definition})
 
+    @route(
+        "POST /api/tools/{name}/call",
+        "Call a tool",
+        *CALL_ERRORS,
+        body="Arguments",
+        answer="Result",
+    )
     async def _call_tool(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         try:

@@ -15,11 +15,11 @@ from dragoman.core.urls import render_origin
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
-    Route,
     build_response,
     parse_object,
     require_admin,
 )
+from dragoman.web.openapi import route
 
 IsAllowed = Callable[[Tool], bool]
 
@@ -48,70 +48,38 @@ class AgentSource(Protocol):
     ) -> dict[str, Any]: ...
 
 
-_AGENTS, _AGENT = "/api/a2a/agents", "/api/a2a/agents/{name}"
-OPERATIONS: list[tuple[Any, ...]] = [
-    (_AGENTS, "get", "The remote agents and their health", "Object", [404]),
-    (
-        _AGENTS,
-        "post",
-        "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
-        "(${NAME}), "
-        "trust, pin, wire, allow_private, timeout_secs, public",
-        "Object",
-        [400, 403, 404, 409, 500, 503],
-        "Object",
-    ),
-    (_AGENT, "get", "One agent by id, slug or name, with its card", "Object", [404]),
-    (
-        _AGENT,
-        "patch",
-        "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
-        "timeout_secs, public",
-        "Object",
-        [400, 403, 404],
-        "Object",
-    ),
-    (_AGENT, "delete", "Remove an agent and its cards", "Object", [400, 403, 404]),
-    (f"{_AGENT}/refetch", "post", "Check an agent now", "Object", [403, 404], "Object"),
-    (
-        f"{_AGENT}/cards",
-        "get",
-        "The cards it had; with n, that one and its diff to the one before it, or to the one that "
-        "the parameter from names",
-        "Object",
-        [400, 403, 404],
-    ),
-]
-
-
 class AgentsApi:
     def __init__(self, hub: Hub, source: AgentSource | None, audit: AuditLog) -> None:
         """`source` is None if the hub has no registry."""
         self._hub = hub
         self._source = source
         self._audit = audit
-        one = r"/api/a2a/agents/([^/]+)"
-        self.routes: list[Route] = [
-            ("GET", r"/api/a2a/agents", self._list),
-            ("POST", r"/api/a2a/agents", self._add),
-            ("GET", one, self._get),
-            ("PATCH", one, self._change),
-            ("DELETE", one, self._remove),
-            ("POST", rf"{one}/refetch", self._refetch),
-            ("GET", rf"{one}/cards", self._list_cards),
-        ]
 
+    @route("GET /api/a2a/agents", "The remote agents and their health", 404)
     async def _list(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
         agents = self._require_source().list_agents(may, secret=secret)
         return build_response({"agents": agents, "total": len(agents)})
 
+    @route("GET /api/a2a/agents/{name}", "One agent by id, slug or name, with its card", 404)
     async def _get(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
         return build_response(
             self._require_source().get_agent(request.names[0], may, secret=secret)
         )
 
+    @route(
+        "POST /api/a2a/agents",
+        "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
+        "(${NAME}), trust, pin, wire, allow_private, timeout_secs, public",
+        400,
+        403,
+        404,
+        409,
+        500,
+        503,
+        body="Object",
+    )
     async def _add(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         body = parse_object(request)
@@ -119,21 +87,40 @@ class AgentsApi:
         with record_action(self._audit, "agent.add", where, request.principal):
             return build_response(await self._require_source().add(body))
 
+    @route(
+        "PATCH /api/a2a/agents/{name}",
+        "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
+        "timeout_secs, public",
+        400,
+        403,
+        404,
+        body="Object",
+    )
     async def _change(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         body = parse_object(request)
         with record_action(self._audit, "agent.change", request.names[0], request.principal):
             return build_response(await self._require_source().change(request.names[0], body))
 
+    @route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", 400, 403, 404)
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         with record_action(self._audit, "agent.remove", request.names[0], request.principal):
             return build_response(await self._require_source().remove(request.names[0]))
 
+    @route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", 403, 404, body="Object")
     async def _refetch(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         return build_response(await self._require_source().refetch(request.names[0]))
 
+    @route(
+        "GET /api/a2a/agents/{name}/cards",
+        "The cards it had; with n, that one and its diff to the one before it, or to the one that "
+        "the parameter from names",
+        400,
+        403,
+        404,
+    )
     async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)
         cards = self._require_source().list_cards(request.names[0], may)

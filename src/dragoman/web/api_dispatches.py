@@ -9,20 +9,11 @@ from typing import Any, Protocol
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
-from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response
+from dragoman.web.api import ApiRequest, ApiResponse, build_response
+from dragoman.web.openapi import route
 
 LIMIT, MAX_LIMIT = 50, 200
 ALL_CALLERS = "*"
-
-OPERATIONS: list[tuple[Any, ...]] = [
-    (
-        "/api/a2a/dispatches",
-        "get",
-        "Calls of registered agents' skills, newest first",
-        "Object",
-        [400, 500, 503],
-    ),
-]
 
 _EXACT = {"agentId": "agent_id", "agent": "agent", "session": "session"}
 _WORDS = {
@@ -44,10 +35,9 @@ class DispatchesApi:
         self._hub = hub
         self._store = store
 
-    @property
-    def routes(self) -> list[Route]:
-        return [("GET", r"/api/a2a/dispatches", self._list)]
-
+    @route(
+        "GET /api/a2a/dispatches", "Calls of registered agents' skills, newest first", 400, 500, 503
+    )
     async def _list(self, request: ApiRequest) -> ApiResponse:
         principal, query = request.principal, request.query
         assert principal is not None

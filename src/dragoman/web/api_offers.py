@@ -16,22 +16,9 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import parse_trace
-from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response, parse_object
+from dragoman.web.api import CALL_ERRORS, ApiRequest, ApiResponse, build_response, parse_object
+from dragoman.web.openapi import route
 
-_ERRORS = [400, 403, 404, 409, 502, 503, 504]
-OPERATIONS: list[tuple[Any, ...]] = [
-    ("/api/prompts", "get", "All prompts", "Object", []),
-    (
-        "/api/prompts/{name}/get",
-        "post",
-        "Get a prompt: {arguments: {…}}",
-        "Object",
-        _ERRORS,
-        "Object",
-    ),
-    ("/api/resources", "get", "All resources and resource templates", "Object", []),
-    ("/api/resources/read", "post", "Read a resource: {uri}", "Object", _ERRORS, "Object"),
-]
 SLICE = 100
 """Entries authorized per loop iteration."""
 _IDENTITY = {PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
@@ -46,17 +33,13 @@ class PromptsAndResourcesApi:
     def __init__(self, hub: Hub, features: Mapping[str, Any] = NOTHING) -> None:
         self._hub = hub
         self._features = features
-        self.routes: list[Route] = [
-            ("GET", r"/api/prompts", self._list_prompts),
-            ("POST", r"/api/prompts/([^/]+)/get", self._get_prompt),
-            ("GET", r"/api/resources", self._list_resources),
-            ("POST", r"/api/resources/read", self._read_resource),
-        ]
 
+    @route("GET /api/prompts", "All prompts")
     async def _list_prompts(self, request: ApiRequest) -> ApiResponse:
         found = await self._list(request.principal, PROMPT)
         return build_response({"prompts": found, "total": len(found)})
 
+    @route("GET /api/resources", "All resources and resource templates")
     async def _list_resources(self, request: ApiRequest) -> ApiResponse:
         resources = await self._list(request.principal, RESOURCE)
         templates = await self._list(request.principal, TEMPLATE)
@@ -80,6 +63,12 @@ class PromptsAndResourcesApi:
         shown["description"] = tool.description or definition.get("description") or ""
         return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
 
+    @route(
+        "POST /api/prompts/{name}/get",
+        "Get a prompt: {arguments: {…}}",
+        *CALL_ERRORS,
+        body="Object",
+    )
     async def _get_prompt(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
         arguments = given.get("arguments", {})
@@ -94,6 +83,7 @@ class PromptsAndResourcesApi:
         ]
         return build_response({**extra, "messages": messages})
 
+    @route("POST /api/resources/read", "Read a resource: {uri}", *CALL_ERRORS, body="Object")
     async def _read_resource(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
         uri = given.get("uri")

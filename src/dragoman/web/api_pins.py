@@ -13,46 +13,11 @@ from dragoman.core.hub import Hub
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
-    Route,
     build_response,
     parse_object,
     require_admin,
 )
-
-OPERATIONS: list[tuple[Any, ...]] = [
-    (
-        "/api/pins",
-        "get",
-        "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
-        "Object",
-        [400, 403],
-    ),
-    ("/api/pins/diff", "get", "The diff of the quarantined ?name=", "Object", [400, 403, 404, 409]),
-    (
-        "/api/pins/approve",
-        "post",
-        "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
-        "Object",
-        [400, 403, 404, 409, 500, 503],
-        "Object",
-    ),
-    (
-        "/api/pins/reject",
-        "post",
-        "Reject a definition, now and later: {name}",
-        "Object",
-        [400, 403, 404, 409, 500, 503],
-        "Object",
-    ),
-    (
-        "/api/pins/forget",
-        "post",
-        "Delete all pins of a target: {target}",
-        "Object",
-        [400, 403, 404, 500, 503],
-        "Object",
-    ),
-]
+from dragoman.web.openapi import route
 
 
 class PinAdministration(Protocol):
@@ -79,14 +44,13 @@ class PinsApi:
     def __init__(self, hub: Hub, decisions: PinAdministration) -> None:
         self._hub = hub
         self._decisions = decisions
-        self.routes: list[Route] = [
-            ("GET", r"/api/pins", self._list),
-            ("GET", r"/api/pins/diff", self._show_diff),
-            ("POST", r"/api/pins/approve", self._approve),
-            ("POST", r"/api/pins/reject", self._reject),
-            ("POST", r"/api/pins/forget", self._forget),
-        ]
 
+    @route(
+        "GET /api/pins",
+        "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
+        400,
+        403,
+    )
     async def _list(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         query = request.query
@@ -94,6 +58,7 @@ class PinsApi:
         found = self._decisions.list_pins(query.get("state", "held"), query.get("target"), whole)
         return build_response({"pins": found, "total": len(found)})
 
+    @route("GET /api/pins/diff", "The diff of the quarantined ?name=", 400, 403, 404, 409)
     async def _show_diff(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         name = request.query.get("name")
@@ -101,6 +66,17 @@ class PinsApi:
             raise InvalidInput("missing name: use /api/pins/diff?name=NAME")
         return build_response(self._decisions.show(name))
 
+    @route(
+        "POST /api/pins/approve",
+        "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
+        400,
+        403,
+        404,
+        409,
+        500,
+        503,
+        body="Object",
+    )
     async def _approve(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         given = parse_object(request)
@@ -129,12 +105,33 @@ class PinsApi:
         done, skipped = self._decisions.approve_all(by, target, digests)
         return build_response({"approved": done, **({"skipped": skipped} if skipped else {})})
 
+    @route(
+        "POST /api/pins/reject",
+        "Reject a definition, now and later: {name}",
+        400,
+        403,
+        404,
+        409,
+        500,
+        503,
+        body="Object",
+    )
     async def _reject(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         return build_response(
             {"rejected": self._decisions.reject(_parse_member(request, "name"), by)}
         )
 
+    @route(
+        "POST /api/pins/forget",
+        "Delete all pins of a target: {target}",
+        400,
+        403,
+        404,
+        500,
+        503,
+        body="Object",
+    )
     async def _forget(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         return build_response(

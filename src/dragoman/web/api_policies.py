@@ -16,12 +16,12 @@ from dragoman.core.principal import Principal
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
-    Route,
     build_error,
     build_response,
     parse_object,
     require_admin,
 )
+from dragoman.web.openapi import route
 
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
@@ -79,82 +79,6 @@ class PolicyAdministration(Protocol):
     async def propose(self, since: float, until: float, limit: int) -> dict[str, Any]: ...
 
 
-OPERATIONS: list[tuple[Any, ...]] = [
-    ("/api/policies", "get", "The policy files, and the policies in force", "Object", [403]),
-    (
-        "/api/policies",
-        "post",
-        "Create or replace a policy file: name, text, force",
-        "Object",
-        [400, 403],
-        "Object",
-    ),
-    (
-        "/api/policies/validate",
-        "post",
-        "Validate texts (or the folder)",
-        "Object",
-        [400, 403],
-        "Object",
-    ),
-    (
-        "/api/policies/test",
-        "post",
-        "Run the golden tests of texts (or of the folder)",
-        "Object",
-        [400, 403],
-        "Object",
-    ),
-    (
-        "/api/policies/explain",
-        "post",
-        "Who may call what, and why: principal, tool, action, context, roles",
-        "Object",
-        [400, 403, 404, 409],
-        "Object",
-    ),
-    (
-        "/api/policies/replay",
-        "post",
-        "Which recorded calls a draft would decide differently: texts, since, until, limit",
-        "Object",
-        [400, 403],
-        "Object",
-    ),
-    (
-        "/api/policies/propose",
-        "post",
-        "The least permissive policies for recorded calls: since, until, limit",
-        "Object",
-        [400, 403],
-        "Object",
-    ),
-    (
-        "/api/policies/who-can",
-        "get",
-        "All principals, and whether they may call ?tool=",
-        "Object",
-        [400, 403, 404, 409],
-    ),
-    (
-        "/api/policies/what-can",
-        "get",
-        "All tools, and whether ?principal= may call them",
-        "Object",
-        [400, 403, 404],
-    ),
-    ("/api/policies/{name}", "get", "One policy file", "Object", [403, 404]),
-    (
-        "/api/policies/{name}",
-        "patch",
-        "Enable or disable a policy file: enabled, force",
-        "Object",
-        [400, 403, 404],
-        "Object",
-    ),
-    ("/api/policies/{name}", "delete", "Delete a policy file", "Object", [400, 403, 404]),
-]
-
 TAKEN = frozenset({"validate", "test", "explain", "replay", "propose", "who-can", "what-can"})
 """Reserved names: they are routes."""
 
@@ -163,31 +87,26 @@ class PoliciesApi:
     def __init__(self, hub: Hub, source: PolicyAdministration) -> None:
         self._hub = hub
         self._source = source
-        self.routes: list[Route] = [
-            ("GET", r"/api/policies", self._list_files),
-            ("POST", r"/api/policies", self._write),
-            ("POST", r"/api/policies/validate", self._validate),
-            ("POST", r"/api/policies/test", self._test),
-            ("POST", r"/api/policies/explain", self._explain),
-            ("POST", r"/api/policies/replay", self._replay),
-            ("POST", r"/api/policies/propose", self._propose),
-            ("GET", r"/api/policies/who-can", self._who_can),
-            ("GET", r"/api/policies/what-can", self._what_can),
-            ("GET", r"/api/policies/([^/]+)", self._get_file),
-            ("PATCH", r"/api/policies/([^/]+)", self._enable),
-            ("DELETE", r"/api/policies/([^/]+)", self._remove),
-        ]
 
     # --- the files -------------------------------------------------------------------------------
 
+    @route("GET /api/policies", "The policy files, and the policies in force", 403)
     async def _list_files(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(await self._source.overview())
 
+    @route("GET /api/policies/{name}", "One policy file", 403, 404)
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(await self._source.one(request.names[0]))
 
+    @route(
+        "POST /api/policies",
+        "Create or replace a policy file: name, text, force",
+        400,
+        403,
+        body="Object",
+    )
     async def _write(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         given = _check_members(parse_object(request), "name", "text", "force")
@@ -204,6 +123,14 @@ class PoliciesApi:
             response.headers.append((b"location", f"/api/policies/{quote(done['name'])}".encode()))
         return response
 
+    @route(
+        "PATCH /api/policies/{name}",
+        "Enable or disable a policy file: enabled, force",
+        400,
+        403,
+        404,
+        body="Object",
+    )
     async def _enable(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         given = _check_members(parse_object(request), "enabled", "force")
@@ -213,6 +140,7 @@ class PoliciesApi:
         done = await self._source.enable(name, enabled, by, force=_parse_flag(given, "force"))
         return _respond_to_change(done, f'"{name}" was not {"enabled" if enabled else "disabled"}')
 
+    @route("DELETE /api/policies/{name}", "Delete a policy file", 400, 403, 404)
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         by = self._require_admin(request)
         force = request.query.get("force", "") in ("1", "true")
@@ -221,14 +149,31 @@ class PoliciesApi:
 
     # --- queries -------------------------------------------------------------------------------
 
+    @route("POST /api/policies/validate", "Validate texts (or the folder)", 400, 403, body="Object")
     async def _validate(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(await self._source.validate(_parse_texts(parse_object(request))))
 
+    @route(
+        "POST /api/policies/test",
+        "Run the golden tests of texts (or of the folder)",
+        400,
+        403,
+        body="Object",
+    )
     async def _test(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(await self._source.test(_parse_texts(parse_object(request))))
 
+    @route(
+        "POST /api/policies/explain",
+        "Who may call what, and why: principal, tool, action, context, roles",
+        400,
+        403,
+        404,
+        409,
+        body="Object",
+    )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         given = _check_members(
@@ -253,14 +198,36 @@ class PoliciesApi:
             )
         )
 
+    @route(
+        "GET /api/policies/who-can",
+        "All principals, and whether they may call ?tool=",
+        400,
+        403,
+        404,
+        409,
+    )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(self._source.who_can(_parse_text(request.query, "tool")))
 
+    @route(
+        "GET /api/policies/what-can",
+        "All tools, and whether ?principal= may call them",
+        400,
+        403,
+        404,
+    )
     async def _what_can(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
 
+    @route(
+        "POST /api/policies/replay",
+        "Which recorded calls a draft would decide differently: texts, since, until, limit",
+        400,
+        403,
+        body="Object",
+    )
     async def _replay(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         given = parse_object(request)
@@ -271,6 +238,13 @@ class PoliciesApi:
         done = await self._source.replay(texts, *_parse_period(given))
         return _respond_to_change(done, "the draft cannot be replayed")
 
+    @route(
+        "POST /api/policies/propose",
+        "The least permissive policies for recorded calls: since, until, limit",
+        400,
+        403,
+        body="Object",
+    )
     async def _propose(self, request: ApiRequest) -> ApiResponse:
         self._require_admin(request)
         given = _check_members(parse_object(request), "since", "until", "limit")

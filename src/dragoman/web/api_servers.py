@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
-from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response, require_admin
-
-OPERATIONS: list[tuple[Any, ...]] = [
-    (
-        "/api/reload",
-        "post",
-        "Reload the configuration; says why the file is not used",
-        "Object",
-        [403],
-    ),
-    (
-        "/api/mcp/servers/{name}/restart",
-        "post",
-        "Restart a server",
-        "Object",
-        [403, 404],
-    ),
-]
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, require_admin
+from dragoman.web.openapi import route
 
 
 class ServerAdministration(Protocol):
@@ -38,15 +22,13 @@ class ServersApi:
     def __init__(self, hub: Hub, administration: ServerAdministration) -> None:
         self._hub = hub
         self._administration = administration
-        self.routes: list[Route] = [
-            ("POST", r"/api/reload", self._reload),
-            ("POST", r"/api/mcp/servers/([^/]+)/restart", self._restart),
-        ]
 
+    @route("POST /api/reload", "Reload the configuration; says why the file is not used", 403)
     async def _reload(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         return build_response({"problem": await self._administration.reload()})
 
+    @route("POST /api/mcp/servers/{name}/restart", "Restart a server", 403, 404)
     async def _restart(self, request: ApiRequest) -> ApiResponse:
         require_admin(self._hub, request.principal)
         name = request.names[0]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.background import start_task
+from dragoman.core.call import Progress, TaskStarted, Update
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
-from dragoman.web.api import Api, ApiResponse, build_error
+from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.decompression import (
     CODINGS,
@@ -24,10 +25,9 @@ from dragoman.web.http.decompression import (
 from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
-from dragoman.web.update_stream import UpdateStream, wants_updates
-from dragoman.wire import rpc
+from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
-from dragoman.wire.json import MAX_BYTES
+from dragoman.wire.json import MAX_BYTES, encode
 
 log = logging.getLogger(__name__)
 
@@ -241,8 +241,46 @@ async def _refuse(
     reply(request, ApiResponse(request.refused, body, headers=headers))
 
 
+def _wants_updates(request: HttpRequest) -> bool:
+    accepts = request.fields.get(b"accept", b"")
+    return b"text/event-stream" in accepts and request.path.endswith("/call")
+
+
+class UpdateStream:
+    """Sends the updates of an API call as server-sent events before its response, to a client that
+    accepts them. It begins with the first update; a call without updates gets a plain response."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self.has_started = False
+
+    def send(self, update: Update) -> None:
+        """Sends progress; a client that does not read misses some."""
+        if isinstance(update, Progress):
+            members = {
+                "progress": update.progress,
+                "total": update.total,
+                "message": update.message,
+            }
+        elif isinstance(update, TaskStarted):
+            members = {"message": update.message}
+        else:
+            return
+        if not self.has_started:
+            self.has_started = True
+            self._request.start(200, [*sse.HEADERS, NO_SNIFF])
+        known = {name: value for name, value in members.items() if value is not None}
+        self._request.send(sse.encode_event(encode(known), name="progress"))
+
+    async def finish(self, response: ApiResponse) -> None:
+        """Sends the response body as the event `result` or `error`."""
+        name = "result" if response.status < 400 else "error"
+        await self._request.write(sse.encode_event(response.body, name=name))
+        self._request.end()
+
+
 async def _respond(request: ServerRequest, api: Api) -> None:
-    stream = UpdateStream(request) if wants_updates(request) else None
+    stream = UpdateStream(request) if _wants_updates(request) else None
     work = start_task(
         api.respond(
             request.method,
@@ -280,7 +318,7 @@ async def _respond(request: ServerRequest, api: Api) -> None:
 def reply(request: ServerRequest, response: ApiResponse) -> None:
     headers: Headers = [
         (b"content-type", response.content_type.encode()),
-        (b"x-content-type-options", b"nosniff"),
+        NO_SNIFF,
         *response.headers,
     ]
     request.reply(response.status, headers, response.body)
@@ -306,45 +344,30 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
 
 _UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")
 
-_ENCODED = ApiResponse(
+_ENCODED = build_error(
     415,
-    build_error(415, "unsupported Content-Encoding: use gzip or deflate").body,
-    "application/json",
-    [(b"accept-encoding", b"gzip, deflate")],
+    "unsupported Content-Encoding: use gzip or deflate",
+    (b"accept-encoding", b"gzip, deflate"),
 )
-
-_UNAUTHORIZED = ApiResponse(
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="dragoman"')
+_UNAUTHORIZED = build_error(
     401,
-    build_error(
-        401, "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create"
-    ).body,
-    "application/json",
-    [(b"www-authenticate", b'Bearer realm="dragoman"')],
+    "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create",
+    _CHALLENGE,
 )
-
-_WRONG_KEY = ApiResponse(
+_WRONG_KEY = build_error(
     401,
-    build_error(
-        401,
-        "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
-        "shows those that are good, dragoman keys create NAME makes one",
-    ).body,
-    "application/json",
-    [(b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"')],
+    "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
+    "shows those that are good, dragoman keys create NAME makes one",
+    (b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"'),
 )
-
-_ANOTHER_USER = ApiResponse(
+_ANOTHER_USER = build_error(
     401,
-    build_error(
-        401,
-        "while it has no keys the hub serves programs of its own user only, and this connection is "
-        "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "
-        "send Authorization: Bearer KEY",
-    ).body,
-    "application/json",
-    [(b"www-authenticate", b'Bearer realm="dragoman"')],
+    "while it has no keys the hub serves programs of its own user only, and this connection is "
+    "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "
+    "send Authorization: Bearer KEY",
+    _CHALLENGE,
 )
-
 _REFUSED = {
     413: (rpc.INVALID_REQUEST, f"message too large: at most {MAX_BYTES} bytes"),
     503: (

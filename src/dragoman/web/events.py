@@ -32,7 +32,7 @@ from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, shorten
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.web.api import ApiResponse, build_error, decode_query, response_from_error
+from dragoman.web.api import NO_SNIFF, ApiResponse, build_error, decode_query, response_from_error
 from dragoman.wire import sse
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
@@ -51,24 +51,8 @@ STREAM_SECONDS = 300.0
 """The duration of a stream; the client then opens another one."""
 RETRY = b"retry: 1000\n\n"
 
-OPERATIONS: list[tuple[Any, ...]] = [
-    (
-        "/api/events",
-        "get",
-        "Live events as server-sent events",
-        None,
-        [400, 401, 403, 503],
-    ),
-]
-
 DROPPED = "dropped"
 _FILTERS = ("phase", "verb", "agent", "outcome", "trace", "args")
-_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-    (b"x-content-type-options", b"nosniff"),
-]
 
 
 class SentEvent:
@@ -231,10 +215,9 @@ class EventStreams:
             _send_reply(request, response_from_error(error))
             return
         if stream is None:
-            use = ApiResponse(405, build_error(405, "use GET").body, headers=[(b"allow", b"GET")])
-            _send_reply(request, use)
+            _send_reply(request, build_error(405, "use GET", (b"allow", b"GET")))
             return
-        request.start(200, _HEADERS)
+        request.start(200, [*sse.HEADERS, NO_SNIFF])
         request.send(RETRY)
         self._observe_bus()
         if last is not None:

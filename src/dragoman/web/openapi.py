@@ -1,15 +1,66 @@
-"""The OpenAPI document of the API."""
+"""The operations of the API, and the OpenAPI document that describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from dragoman import __version__
 
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
-def build_document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
-    """`more` are the operations of the parts with their own modules."""
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str
+    """`{name}` stands for one segment."""
+    summary: str
+    errors: tuple[int, ...] = ()
+    body: str | None = None
+    """The schema of the body; None if there is none."""
+    answer: str | None = "Object"
+    """The schema of the response; None for plain text."""
+
+    @property
+    def pattern(self) -> str:
+        return re.escape(self.path).replace(r"\{name\}", "([^/]+)")
+
+
+EVENTS = Operation(
+    "GET", "/api/events", "Live events as server-sent events", (400, 401, 403, 503), answer=None
+)
+"""Served by a stream that is mounted beside the API."""
+
+
+def route(
+    where: str, summary: str, *errors: int, body: str | None = None, answer: str | None = "Object"
+) -> Callable[[Handler], Handler]:
+    """Marks a method as the handler of `where`, a method and a path."""
+    method, path = where.split(" ")
+    operation = Operation(method, path, summary, errors, body, answer)
+
+    def mark(handler: Handler) -> Handler:
+        vars(handler)["operation"] = operation
+        return handler
+
+    return mark
+
+
+def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitable[Any]]]]:
+    """Lists the operations whose handlers are methods of `part`."""
+    for name, member in vars(type(part)).items():
+        operation = getattr(member, "operation", None)
+        if isinstance(operation, Operation):
+            yield operation, getattr(part, name)
+
+
+def build_document(operations: Iterable[Operation]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for operation in (*operations, EVENTS):
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -22,15 +73,8 @@ def build_document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _SCHEMAS,
         },
-        "paths": _build_paths(more),
+        "paths": paths,
     }
-
-
-def _build_paths(more: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for path, method, *about in [*_OPERATIONS, *more]:
-        paths.setdefault(path, {})[method] = _build_operation(path, *about)
-    return paths
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -105,41 +149,19 @@ _SCHEMAS: dict[str, Any] = {
     "Object": {"type": "object"},
 }
 
-_OPERATIONS: list[tuple[Any, ...]] = [
-    ("/", "get", "What this is, as text", None, []),
-    ("/healthz", "get", "Whether the hub is alive", None, []),
-    ("/readyz", "get", "Whether the hub serves", None, [503]),
-    ("/metrics", "get", "Counters for Prometheus; needs admin or the scope metrics", None, [403]),
-    ("/openapi.json", "get", "This document", "Object", []),
-    ("/api/status", "get", "The hub: version, uptime, counts", "Object", []),
-    ("/api/mcp/servers", "get", "MCP servers, configured and connected", "Object", []),
-    ("/api/mcp/servers/{name}/logs", "get", "The end of a server's stderr", "Object", [403, 404]),
-    ("/api/tools", "get", "All tools", "Tools", []),
-    ("/api/tools/{name}", "get", "One tool, by name or id", "Tool", [404, 409]),
-    (
-        "/api/tools/{name}/call",
-        "post",
-        "Call a tool",
-        "Result",
-        [400, 403, 404, 409, 502, 503, 504],
-        "Arguments",
-    ),
-]
 
-
-def _build_operation(
-    path: str, summary: str, answer: str | None, errors: list[int], body: str | None = None
-) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": summary, "responses": {"200": _build_content(answer)}}
-    for status in [401, *errors] if answer is not None else errors:
-        operation["responses"][str(status)] = _build_content("Error", "It could not be done")
-    if "{name}" in path:
+def _describe(operation: Operation) -> dict[str, Any]:
+    errors = operation.errors if operation.answer is None else (401, *operation.errors)
+    failed = _build_content("Error", "It could not be done")
+    responses = {"200": _build_content(operation.answer), **{str(one): failed for one in errors}}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if "{name}" in operation.path:
         name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-        operation["parameters"] = [name]
-    if body is not None:
-        operation["requestBody"] = {"required": True, **_build_content(body)}
-        operation["requestBody"].pop("description")
-    return operation
+        described["parameters"] = [name]
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, **_build_content(operation.body)}
+        described["requestBody"].pop("description")
+    return described
 
 
 def _build_content(schema: str | None, description: str = "As asked") -> dict[str, Any]:

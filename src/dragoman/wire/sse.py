@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 MAX_EVENT = 10 * 1024 * 1024
 KEEPALIVE = b": keep-alive\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+"""The headers of a response that is a stream of events."""
 
 
 class EventTooLong(ValueError):

@@ -9,8 +9,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.loaded_policies import LoadedPolicies
@@ -58,6 +59,15 @@ BATCH = 200
 CHANGE_SECONDS = 1.0
 """How long a change in progress may take when the hub stops."""
 MAX_IDS = 100
+
+
+class PolicyChange(NamedTuple):
+    plan: Callable[[], Mapping[str, str]]
+    """Returns the texts after the change, which are checked before `make` changes a file."""
+    make: Callable[[], str | None]
+    name: str
+    by: Principal
+    force: bool
 
 
 class PolicyService:
@@ -165,77 +175,51 @@ class PolicyService:
     # --- changes ---------------------------------------------------------------------------------
 
     async def write(self, name: str, text: str, by: Principal, *, force: bool) -> dict[str, Any]:
-        folder = self.folder
+        plan = partial(self.folder.plan_write, name, text)
         return await self._change(
-            lambda: folder.plan_write(name, text),
-            lambda: folder.write(name, text),
-            name,
-            by,
-            force,
+            PolicyChange(plan, partial(self.folder.write, name, text), name, by, force)
         )
 
     async def enable(
         self, name: str, enabled: bool, by: Principal, *, force: bool
     ) -> dict[str, Any]:
-        folder = self.folder
+        plan = partial(self.folder.plan_enable, name, enabled)
         return await self._change(
-            lambda: folder.plan_enable(name, enabled),
-            lambda: folder.enable(name, enabled),
-            name,
-            by,
-            force,
+            PolicyChange(plan, partial(self.folder.enable, name, enabled), name, by, force)
         )
 
     async def remove(self, name: str, by: Principal, *, force: bool) -> dict[str, Any]:
-        folder = self.folder
-        return await self._change(
-            lambda: folder.plan_remove(name), lambda: folder.remove(name), name, by, force
-        )
+        plan, make = partial(self.folder.plan_remove, name), partial(self.folder.remove, name)
+        return await self._change(PolicyChange(plan, make, name, by, force))
 
-    async def _change(
-        self,
-        plan: Callable[[], Mapping[str, str]],
-        make: Callable[[], str | None],
-        name: str,
-        by: Principal,
-        force: bool,
-    ) -> dict[str, Any]:
+    async def _change(self, change: PolicyChange) -> dict[str, Any]:
         """Completes the change even if its author disconnects: it is recorded as theirs."""
-        return await self._background.run_to_completion(
-            self._check_and_change(plan, make, name, by, force)
-        )
+        return await self._background.run_to_completion(self._check_and_change(change))
 
-    async def _check_and_change(
-        self,
-        plan: Callable[[], Mapping[str, str]],
-        make: Callable[[], str | None],
-        name: str,
-        by: Principal,
-        force: bool,
-    ) -> dict[str, Any]:
-        """Checks the texts of `plan` before `make` changes a file."""
+    async def _check_and_change(self, change: PolicyChange) -> dict[str, Any]:
+        by = change.by
         async with self._changing:
             if not self.engine.policy_set.default and not self.folder.exists:
                 # A new folder would begin with the default policies, which permit more.
                 raise StorageFailed(
                     f'the policy folder "{self.folder.path}" is missing: restore it'
                 )
-            checked = await self._check_texts(plan())
+            checked = await self._check_texts(change.plan())
             if checked.policy_set is None:
                 return render_checked(checked)
             draft = self.engine.copy_with(checked.policy_set)
-            if not force and not draft.decide_action(by, ADMIN).allowed:
+            if not change.force and not draft.decide_action(by, ADMIN).allowed:
                 raise InvalidInput(
                     f'no policy would permit "{by.label}" the action "admin" any more, and it '
                     'could not undo the change here; send "force" to make it anyway'
                 )
             self._author = by.label
             try:
-                remainder = await asyncio.to_thread(make)
+                remainder = await asyncio.to_thread(change.make)
                 await self.reloader.reload()
             finally:
                 self._author = FILES
-        done = {**render_checked(checked), "name": parse_name(name)}
+        done = {**render_checked(checked), "name": parse_name(change.name)}
         if remainder:
             log.warning("%s", remainder)
             done["findings"].append(render_finding(PolicyFinding(WARNING, "", 0, "", remainder)))

@@ -39,11 +39,7 @@ EVENT_COST = 300
 RESPONSE, NOTIFICATIONS = "p", "g"
 """How a stream's id begins: the stream of a response, or a GET stream of notifications."""
 
-STREAM_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS: Headers = sse.HEADERS
 
 
 class EventStream:

@@ -189,7 +189,13 @@ def _precompute_pads(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
 
 def read_key(home: Path) -> bytes | None:
     """Returns None if there is no key."""
-    path = home / KEY
+    remedy = "remove it: the audit log then continues with a new key, and records that"
+    return read_key_file(home / KEY, remedy)
+
+
+def read_key_file(path: Path, remedy: str) -> bytes | None:
+    """Returns None if there is no key; `remedy` is what to do about a damaged one without a
+    backup."""
     try:
         key = path.read_bytes()
     except FileNotFoundError:
@@ -198,8 +204,8 @@ def read_key(home: Path) -> bytes | None:
         raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
     if len(key) != 32:
         raise ConfigError(
-            f'"{path}" is damaged: {len(key)} bytes instead of 32; restore it from a backup, '
-            "or remove it: the audit log then continues with a new key, and records that"
+            f'"{path}" is damaged: {len(key)} bytes instead of 32; restore it from a backup, or '
+            f"{remedy}"
         )
     return key
 
