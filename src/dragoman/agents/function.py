@@ -55,7 +55,6 @@ from dragoman.wire.json import decode_reply, encode
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 16
-"""Threads of one agent."""
 RESPONSE = "response"
 """The id of the artifact with an agent's answer."""
 KEPT = "kept by the function"
@@ -103,7 +102,6 @@ class Request:
     """A request to an agent."""
 
     text: str
-    """All the text of the message."""
     parts: Blocks
     """Its parts as content blocks: text, image, audio, resource, resource_link, data."""
     metadata: Mapping[str, Any]
@@ -340,7 +338,6 @@ def _read_answer(answers: Mapping[str, Any]) -> str:
 
 
 def _load_function(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
-    """Loads the function; returns it, and whether it takes the text alone."""
     module, colon, name = entry.function.partition(":")
     where = f'the function "{entry.function}" of agent "{entry.name}"'
     if not colon or not module or not name:

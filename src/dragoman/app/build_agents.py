@@ -353,7 +353,7 @@ def build_agents(
     )
 
     def find_unavailability(name: str) -> str | None:
-        """Clients are not told where the hub looked for an agent."""
+        """Does not say where the hub looked for an agent: clients read it."""
         if name in local.failures or name in registry.failures:
             return "it could not be loaded"
         if name in registered.list_refused():

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfigApplier:
-    """Implements `web.api_servers.Operates`."""
+    """Implements `web.api_servers.ServerAdministration`."""
 
     def __init__(
         self,

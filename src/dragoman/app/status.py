@@ -30,7 +30,7 @@ AUTH_FAILED, ADMIN_DENIED = "auth.failed", "admin.denied"
 
 @dataclass(frozen=True, slots=True)
 class HubStatus:
-    """Implements `web.api.Sources`."""
+    """Implements `web.api.StatusSource`."""
 
     home: Path
     config: Config

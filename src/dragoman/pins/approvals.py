@@ -12,18 +12,10 @@ from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool import RESOURCE, TEMPLATE
 from dragoman.core.tool_identity import fold_id
+from dragoman.pins import review
 from dragoman.pins.diff import render_diff
 from dragoman.pins.digest import CARD, compute_digest
-from dragoman.pins.review import (
-    ADDITION,
-    APPROVE,
-    FORGET,
-    OFF,
-    REJECT,
-    PinReviewer,
-    approve_pin,
-    render_date,
-)
+from dragoman.pins.review import OFF, PinReviewer
 from dragoman.wire.json import Malformed, decode_reply
 
 HELD, REJECTED, APPROVED, NEW = "held", "rejected", "approved", "new"
@@ -165,7 +157,7 @@ class PinApprovals:
             change = PinChange(replace(pin, rejected_at=now, rejected_by=by), b"", body)
         else:
             change = PinChange(replace(pin, rejected_at=now, rejected_by=by))
-        self._decide([change], [_build_decision(pin, now, by, REJECT, code)])
+        self._decide([change], [_build_decision(pin, now, by, review.REJECT, code)])
         return [pin.name]
 
     def forget(self, target: str, by: str) -> list[str]:
@@ -173,7 +165,7 @@ class PinApprovals:
         pins = self._store.load(target)
         if not pins:
             raise NotFound(f'nothing is pinned of "{target[:200]}"; see: dragoman pins list --all')
-        decision = PinDecision(self._pins.clock(), by, FORGET, target, "", "", "", "")
+        decision = PinDecision(self._pins.clock(), by, review.FORGET, target, "", "", "", "")
         self._pins.forget(target, decision)
         self._forgotten(target)
         self._decided(decision)
@@ -185,13 +177,15 @@ class PinApprovals:
         changes, decisions = [], []
         for pin in pins:
             if not pin.held_mark:  # an addition that a person approves
-                decisions.append(_build_decision(pin, now, by, APPROVE, self._compute_digest(pin)))
+                decisions.append(
+                    _build_decision(pin, now, by, review.APPROVE, self._compute_digest(pin))
+                )
                 changes.append(PinChange(replace(pin, approved_at=now, approved_by=by)))
                 continue
             body = self._store.load_bodies(pin)[1]
             said = self._decode_body(pin, body)
-            decisions.append(_build_decision(pin, now, by, APPROVE, compute_digest(said)))
-            changes.append(PinChange(approve_pin(pin, said, now, by), approved=body))
+            decisions.append(_build_decision(pin, now, by, review.APPROVE, compute_digest(said)))
+            changes.append(PinChange(review.approve_pin(pin, said, now, by), approved=body))
         self._decide(changes, decisions)
         return [pin.name for pin in pins]
 
@@ -226,7 +220,6 @@ class PinApprovals:
         raise NotFound(f'nothing is pinned under "{name[:200]}"; {hint}')
 
     def _compute_digest(self, pin: Pin) -> str:
-        """Returns the digest of the definition to decide on."""
         body = self._store.load_bodies(pin)[0 if self._find_state(pin) == NEW else 1]
         if not body:
             raise InvalidInput(f'"{pin.name}" is not quarantined: it is as approved')
@@ -245,7 +238,7 @@ class PinApprovals:
         if not pin.held_mark or self._pins.mode_of(pin.target) == OFF:
             if not pin.mark or pin.held_mark:
                 return OFF
-            return NEW if pin.approved_by == ADDITION else APPROVED
+            return NEW if pin.approved_by == review.ADDITION else APPROVED
         return REJECTED if pin.rejected_by else HELD
 
     def _render_row(self, pin: Pin) -> dict[str, Any]:
@@ -276,17 +269,20 @@ def _describe_gone(pin: Pin) -> str:
 
 def _describe_pin(pin: Pin, offered: bool) -> str:
     what = f'the card of agent "{pin.target}"' if pin.kind == CARD else f'{pin.kind} "{pin.name}"'
-    if not pin.held_mark and pin.approved_by == ADDITION:
-        added = render_date(pin.approved_at)
+    if not pin.held_mark and pin.approved_by == review.ADDITION:
+        added = review.render_date(pin.approved_at)
         return f"{what} was added on {added} and is offered; it was not approved by a person yet"
     if not pin.held_mark:
-        return f"{what} is as approved on {render_date(pin.approved_at)} by {pin.approved_by}"
+        return (
+            f"{what} is as approved on {review.render_date(pin.approved_at)} by {pin.approved_by}"
+        )
+    held = review.render_date(pin.held_at)
     now = "is offered now" if offered else "was offered then and is not offered now"
     if not pin.mark:
-        return f"{what} is held since {render_date(pin.held_at)} and was never approved; it {now}"
+        return f"{what} is held since {held} and was never approved; it {now}"
     return (
-        f"{what} is held since {render_date(pin.held_at)}; "
-        f"- was approved on {render_date(pin.approved_at)} by {pin.approved_by}, + {now}"
+        f"{what} is held since {held}; "
+        f"- was approved on {review.render_date(pin.approved_at)} by {pin.approved_by}, + {now}"
     )
 
 

@@ -101,7 +101,6 @@ class TargetPins:
     def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
         self.pins: dict[Key, Pin] = {}
         self.listed = set(listed)
-        """The kinds that it has listed."""
         self._count, self._bytes = Counter[bool](), Counter[bool]()
         """Of kinds with a URI, and of the others."""
         for pin in pins:
@@ -297,7 +296,6 @@ class PinReviewer:
     # --- one definition ---------------------------------------------------------------------------
 
     def _judge(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
-        """Judges a definition that differs from the last one."""
         try:
             judged = self._compare(pin, seen, mode)
         except (HubError, Malformed) as error:
@@ -477,8 +475,6 @@ def _explain_no_room(seen: OfferedDefinition) -> str:
 
 
 class _Review:
-    """The state of one review."""
-
     def __init__(
         self,
         target: str,

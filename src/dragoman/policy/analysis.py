@@ -48,13 +48,10 @@ class PolicyReads:
     """Names of attributes read of any entity, without those of the context itself."""
     context: frozenset[str] = frozenset()
     uids: frozenset[Uid] = frozenset()
-    """The named entities."""
     tested: frozenset[Uid] = frozenset()
-    """The entities named in conditions."""
     paths: frozenset[str] = frozenset()
     """The attributes as paths: `principal.org`, `context.depth`."""
     variables: frozenset[str] = frozenset()
-    """The variables used in conditions."""
     opaque: bool = False
     """What it reads is unknown."""
     longest: int = 0

@@ -16,20 +16,10 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
+from dragoman.policy import entities
 from dragoman.policy.analysis import VOLATILE
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import CallContext, context_from_input
-from dragoman.policy.entities import (
-    AGENT,
-    REMOTE_AGENT,
-    SERVER,
-    PrincipalEntity,
-    ResourceEntity,
-    build_tool_entity,
-    entity_from_org,
-    entity_from_principal,
-    entity_from_target,
-)
 from dragoman.policy.ids import build_entity_id, find_catalog_kind, fold_entity_id, split_id
 
 MAX_TESTS = 2_000
@@ -131,7 +121,7 @@ def _describe_difference(test: GoldenTest, came: Decision) -> str:
     return ""
 
 
-def _build_principal(test: GoldenTest) -> PrincipalEntity:
+def _build_principal(test: GoldenTest) -> entities.PrincipalEntity:
     if bool(test.caller) == bool(test.agent):
         raise InvalidInput("a test names either a caller or an agent")
     kind, _, id = test.caller.partition(":")
@@ -144,14 +134,14 @@ def _build_principal(test: GoldenTest) -> PrincipalEntity:
         behalf=test.owner,
         serves=test.agent,
     )
-    return entity_from_principal(
-        caller, TargetFacts(type=AGENT, org=test.org, trust=test.agent_trust)
+    return entities.entity_from_principal(
+        caller, TargetFacts(type=entities.AGENT, org=test.org, trust=test.agent_trust)
     )
 
 
-def _build_resource(test: GoldenTest) -> ResourceEntity:
+def _build_resource(test: GoldenTest) -> entities.ResourceEntity:
     if test.action == ADMIN:
-        return entity_from_org(test.resource.org)
+        return entities.entity_from_org(test.resource.org)
     if bool(test.tool) == bool(test.skill):
         raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')
     on = test.resource
@@ -161,7 +151,7 @@ def _build_resource(test: GoldenTest) -> ResourceEntity:
     about = find_catalog_kind(kind, {})
     name = split_id(fold_entity_id(build_entity_id(about, name)))[1]
     facts = TargetFacts(
-        type=REMOTE_AGENT if test.skill else on.type or SERVER,
+        type=entities.REMOTE_AGENT if test.skill else on.type or entities.SERVER,
         org=on.org,
         trust=on.trust,
         transport=on.transport,
@@ -171,8 +161,8 @@ def _build_resource(test: GoldenTest) -> ResourceEntity:
     )
     target = on.target or name.partition(".")[0]
     if test.action == A2A_DISCOVER:
-        return entity_from_target(target, facts)
-    return build_tool_entity(
+        return entities.entity_from_target(target, facts)
+    return entities.build_tool_entity(
         name,
         target,
         facts,

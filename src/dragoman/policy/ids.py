@@ -109,17 +109,16 @@ def _list_compared(node: Any) -> Iterator[str]:
         return
     for op, at in node.items():
         if op == "like" and isinstance(at, dict) and _is_name(at.get("left")):
-            yield "".join(_render_part(one) for one in at.get("pattern", ()))
+            yield "".join(
+                WILDCARD if one == "Wildcard" else str(one["Literal"])
+                for one in at.get("pattern", ())
+            )
         elif op in _COMPARED and isinstance(at, dict):
             left, right = at.get("left"), at.get("right")
             for side, other in ((left, right), (right, left)):
                 if _is_name(side):
                     yield from _list_texts(other)
         yield from _list_compared(at)
-
-
-def _render_part(part: Any) -> str:
-    return WILDCARD if part == "Wildcard" else str(part["Literal"])
 
 
 def _is_name(node: Any) -> bool:

@@ -37,7 +37,6 @@ class PolicyFinding:
 class Policy:
     id: str
     effect: str
-    """`permit` or `forbid`."""
     file: str
     line: int
     text: str

@@ -109,7 +109,6 @@ def _applies(
     what: ResourceEntity,
     context: str,
 ) -> bool:
-    """Whether the policy alone would apply."""
     return policy.id in judge.decide_alone(policy, who, action, what, context).policies
 
 

@@ -28,7 +28,7 @@ from dragoman.stores import pins, registry
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.verify import verify
-from dragoman.stores.sqlite import find_damage
+from dragoman.stores.sqlite import connect, find_damage
 from dragoman.stores.store_inventory import FILES, RECORD_FILE, survey_stores
 
 MANIFEST = "manifest.json"
@@ -64,7 +64,6 @@ class BackupManifest(msgspec.Struct, frozen=True):
     """The policies folder, relative to the home; None if it is elsewhere."""
     files: dict[str, BackupEntry]
     left_out: tuple[str, ...] = ()
-    """Links of the home that were not followed."""
 
 
 class _FoundFiles(NamedTuple):
@@ -244,10 +243,9 @@ def _copy_database(path: Path, target: Path) -> None:
     if not path.exists():
         return
     os.close(_create(target))
-    uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         with (
-            closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source,
+            closing(connect(path, "ro", BUSY_SECONDS)) as source,
             closing(sqlite3.connect(target)) as copy,
         ):
             source.backup(copy)

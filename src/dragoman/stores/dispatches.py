@@ -24,23 +24,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dragoman.core import event_payloads as payloads
 from dragoman.core.bus import Bus
 from dragoman.core.errors import InvalidInput, Overloaded, ShuttingDown, StorageFailed
-from dragoman.core.event_payloads import CANCELLED as CANCELLED_CODE
-from dragoman.core.event_payloads import (
-    CRASHED,
-    FAILED,
-    find_code,
-    is_denied,
-    session_id_from_trace,
-)
 from dragoman.core.events import PostVerb, PreVerb
 from dragoman.core.logs import render_time
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import select_numbers, shorten
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
-from dragoman.stores.sqlite import WatchedFile, open_store
+from dragoman.stores.sqlite import WatchedFile, open_store, transact
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +96,7 @@ class Dispatch:
 
 
 DispatchEnd = tuple[str, int | None, float, float, Any, Any]
-"""Status, code, when, after how many ms, the far task's name, and what it took."""
+"""Status, code, when, after how many ms, the remote task's name, and what it took."""
 
 
 @dataclass(slots=True)
@@ -270,19 +263,13 @@ class DispatchStore:
     def _insert(self, group: Sequence[ObservedCall]) -> None:
         rows = [_row(_dispatch_from_call(seen)) for seen in group]
         self._file.check()
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
+        with transact(self._db):
             whole = len(rows) - len(rows) % AT_ONCE
             for start in range(0, whole, AT_ONCE):
                 values = chain.from_iterable(rows[start : start + AT_ONCE])
                 self._db.execute(_INSERT_MANY, tuple(values))
             self._db.executemany(_INSERT, rows[whole:])
             self._db.execute(_PRUNE, (self._keep,))
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _finish_write(self, group: list[ObservedCall], done: asyncio.Future[None]) -> None:
         self._writing = None
@@ -379,7 +366,7 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
         shorten(seen.asked_as),
         None,
         trace.id,
-        session_id_from_trace(tool, trace),
+        payloads.session_id_from_trace(tool, trace),
         caller.label,
         trace.origin or caller.behalf or None,
         RUNNING,
@@ -404,11 +391,17 @@ def _end_from_event(event: PostVerb) -> DispatchEnd:
 def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
     result, error = event.result, event.error
     if error is not None:
-        return DENIED if is_denied(event.call, error) else FAILED_STATUS, find_code(error)
+        return DENIED if payloads.is_denied(
+            event.call, error
+        ) else FAILED_STATUS, payloads.find_code(error)
     if result is None:
-        return (CANCELLED, CANCELLED_CODE) if event.cancelled else (FAILED_STATUS, CRASHED)
+        return (
+            (CANCELLED, payloads.CANCELLED)
+            if event.cancelled
+            else (FAILED_STATUS, payloads.CRASHED)
+        )
     if result.failed:
-        return FAILED_STATUS, FAILED
+        return FAILED_STATUS, payloads.FAILED
     return ASKED if result.questions else COMPLETED, None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
-from dragoman.stores.sqlite import BUSY_SECONDS, WatchedFile, open_store
+from dragoman.stores.sqlite import BUSY_SECONDS, WatchedFile, open_store, transact
 
 log = logging.getLogger(__name__)
 
@@ -322,13 +322,10 @@ class KeyChanges:
         gone = [(name,) for name in self._unsaved if name not in recorded]
         there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
         try:
-            db.execute("BEGIN IMMEDIATE")
-            db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
-            db.executemany("INSERT OR REPLACE INTO keys_recorded VALUES (?, ?)", there)
-            db.execute("COMMIT")
+            with transact(db):
+                db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
+                db.executemany("INSERT OR REPLACE INTO keys_recorded VALUES (?, ?)", there)
         except sqlite3.Error as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
             log.debug("the list of recorded keys could not be saved: %s", error)
             return
         self._unsaved.clear()

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import NoneType, TracebackType
 
@@ -160,11 +160,29 @@ class SqliteWriter:
             _set_busy(self._db, self._busy_seconds if waits else 0)
 
 
+def connect(path: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """Opens an existing database; `mode` is `ro` or `rw`. Waits `seconds` for a lock."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)
+
+
+@contextmanager
+def transact(db: sqlite3.Connection) -> Iterator[None]:
+    """Begins a write transaction; commits it, or rolls it back if the block raises."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 def open_to_read(path: Path, known: int) -> sqlite3.Connection:
     """Opens the database at `path`, of version `known` or older, for reading only."""
     try:
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        db = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        db = connect(path, "ro")
         try:
             db.execute("PRAGMA trusted_schema=OFF")
             _check_version(db, path, known)
@@ -201,19 +219,13 @@ def _check_version(db: sqlite3.Connection, path: Path, known: int) -> None:
 
 def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
     while True:
-        # Checked again under the write lock: another process may have been faster.
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transact(db):
+            # Checked again under the write lock: another process may have been faster.
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
             if version < len(migrations):
                 for statement in _split_statements(migrations[version]):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version={version + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
         if version >= len(migrations):
             return
 
@@ -246,8 +258,7 @@ def find_damage(path: Path, seconds: float) -> str:
     `seconds`."""
     until = time.monotonic() + seconds
     try:
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        with closing(connect(path, "ro", 5.0)) as db:
             db.set_progress_handler(lambda: time.monotonic() > until, 10_000)
             found = db.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:

@@ -31,7 +31,7 @@ from dragoman.stores import dispatches, keys, pins, registry, tasks
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
-from dragoman.stores.sqlite import find_damage, is_damage, open_to_read
+from dragoman.stores.sqlite import connect, find_damage, is_damage, open_to_read, transact
 from dragoman.stores.steady_clock import SteadyClock
 
 RECORD_FILE = "stores.json"
@@ -72,11 +72,9 @@ _TABLE = "CREATE TABLE IF NOT EXISTS home_store (id TEXT NOT NULL, record BLOB N
 class HomeRecord(msgspec.Struct, frozen=True):
     number: int = 0
     stores: dict[str, str] = {}
-    """The id of each store."""
     keys_made: bool = False
     """Whether a key was ever created: then every caller needs one, whatever `hub.db` says."""
     policies_made: bool = False
-    """Whether there is a policies folder."""
     api_key_set: bool = False
     """Whether config.toml had a key at the last start."""
     audit_seq: int = 0
@@ -184,7 +182,7 @@ def _find_losses_without_record(
 def _find_rollback(path: Path, record: HomeRecord) -> str:
     """Describes how the audit log was rolled back; empty if it was not."""
     try:
-        with closing(_connect(path, "ro")) as db:
+        with closing(connect(path, "ro", BUSY_SECONDS)) as db:
             end = chain.find_tail(db)
             row = db.execute("SELECT mac FROM entries WHERE seq = ?", (record.audit_seq,))
             found = row.fetchone()
@@ -408,7 +406,7 @@ def _read_database(path: Path) -> DatabaseState:
     except OSError:
         return DatabaseState(False)
     try:
-        with closing(_connect(path, "ro")) as db:
+        with closing(connect(path, "ro", BUSY_SECONDS)) as db:
             row = None
             if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'home_store'").fetchone():
                 row = db.execute("SELECT id, record FROM home_store").fetchone()
@@ -421,13 +419,12 @@ def assign_id(path: Path) -> str:
     """Assigns a new id to a store and syncs it to disk."""
     id = secrets.token_hex(16)
     try:
-        with closing(_connect(path, "rw", 2.0)) as db:
+        with closing(connect(path, "rw", 2.0)) as db:
             db.execute("PRAGMA synchronous=FULL")
-            db.execute("BEGIN IMMEDIATE")
-            db.execute(_TABLE)
-            db.execute("DELETE FROM home_store")
-            db.execute("INSERT INTO home_store (id, record) VALUES (?, x'')", (id,))
-            db.execute("COMMIT")
+            with transact(db):
+                db.execute(_TABLE)
+                db.execute("DELETE FROM home_store")
+                db.execute("INSERT INTO home_store (id, record) VALUES (?, x'')", (id,))
     except sqlite3.Error as error:
         raise ConfigError(
             f'"{path}" cannot be written ({error}); check the permissions and the free space'
@@ -437,16 +434,11 @@ def assign_id(path: Path) -> str:
 
 
 def _write_copy(path: Path, id: str, sealed: bytes) -> None:
-    with closing(_connect(path, "rw")) as db:
+    with closing(connect(path, "rw", BUSY_SECONDS)) as db:
         # The store is locked during this write and its writers wait for 20 ms only, but a sync may
         # take longer. If this copy does not survive a power failure, the older one does.
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("UPDATE home_store SET record = ? WHERE id = ?", (sealed, id))
-
-
-def _connect(path: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)
 
 
 def write_private(path: Path, data: bytes) -> None:

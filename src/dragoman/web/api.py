@@ -87,7 +87,6 @@ class ApiRequest:
     fields: Mapping[bytes, bytes]
     body: bytes
     query: Mapping[str, str]
-    """The query parameters."""
     updates: Updates | None = None
     """Receives the updates of a call; None if the client wants none."""
 

@@ -15,13 +15,7 @@ from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.decompression import (
-    CODINGS,
-    BodyBudgetFull,
-    BodyTooLarge,
-    CorruptBody,
-    inflate,
-)
+from dragoman.web.http import decompression
 from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
@@ -103,7 +97,8 @@ class TcpApp:
             return build_error(400, f"the header {min(twice).decode('latin-1')} is repeated")
         host = fields.get(b"host")
         if host is None or (host not in self._names.seen and not self._names.knows_host(host)):
-            return None if _is_probe(request) else _UNKNOWN_HOST
+            is_probe = request.path in PROBES and request.method in ("GET", "HEAD")
+            return None if is_probe else _UNKNOWN_HOST
         if (origin := fields.get(b"origin")) is not None:
             if not self._names.allows_origin(origin, host):
                 return build_error(
@@ -206,17 +201,17 @@ async def _serve_inflated(
 ) -> None:
     coding = request.fields.pop(b"content-encoding").lower()
     try:
-        if coding in CODINGS and request.body:
-            request.body = await inflate(
+        if coding in decompression.CODINGS and request.body:
+            request.body = await decompression.inflate(
                 request.body, coding, BODY_BYTES, SMALL_BYTES, lambda: request.take_room(BODY_BYTES)
             )
             if request.reserved:
                 request.take_room(len(request.body))
-    except BodyTooLarge:
+    except decompression.BodyTooLarge:
         request.refused = 413
-    except BodyBudgetFull:
+    except decompression.BodyBudgetFull:
         request.refused = 503
-    except CorruptBody:
+    except decompression.CorruptBody:
         request.refusal = build_error(400, f"invalid {coding.decode('latin-1')} body")
     if (answer := serve(request, mounts, api, under)) is not None:
         await answer
@@ -324,10 +319,6 @@ def reply(request: ServerRequest, response: ApiResponse) -> None:
     request.reply(response.status, headers, response.body)
 
 
-def _is_probe(request: ServerRequest) -> bool:
-    return request.path in PROBES and request.method in ("GET", "HEAD")
-
-
 def _find_repeated(repeated: frozenset[bytes]) -> set[bytes]:
     return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
 
@@ -339,7 +330,7 @@ def _shows_key(fields: Mapping[bytes, bytes]) -> bool:
 
 def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
     coding = fields[b"content-encoding"].lower()
-    return coding in (b"", b"identity") or coding in CODINGS
+    return coding in (b"", b"identity") or coding in decompression.CODINGS
 
 
 _UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from dragoman.core.errors import (
-    AmbiguousName,
-    Declined,
-    HubError,
-    InvalidInput,
-    NeedsInput,
-    NotFound,
-    Overloaded,
-    Refused,
-    ShuttingDown,
-    StorageFailed,
-    TargetFailed,
-    TimedOut,
-    find_row,
-)
+from dragoman.core import errors
 
-TABLE: dict[type[HubError], int] = {
-    HubError: 500,
-    Refused: 403,
-    Overloaded: 503,
-    ShuttingDown: 503,
-    StorageFailed: 503,  # until the operator has fixed it; calls are refused meanwhile
-    NotFound: 404,
-    InvalidInput: 400,
-    AmbiguousName: 409,
-    TargetFailed: 502,
-    TimedOut: 504,
-    NeedsInput: 409,
-    Declined: 422,
+TABLE: dict[type[errors.HubError], int] = {
+    errors.HubError: 500,
+    errors.Refused: 403,
+    errors.Overloaded: 503,
+    errors.ShuttingDown: 503,
+    errors.StorageFailed: 503,  # until the operator has fixed it; calls are refused meanwhile
+    errors.NotFound: 404,
+    errors.InvalidInput: 400,
+    errors.AmbiguousName: 409,
+    errors.TargetFailed: 502,
+    errors.TimedOut: 504,
+    errors.NeedsInput: 409,
+    errors.Declined: 422,
 }
 
 
-def find_status(error: HubError) -> int:
-    return find_row(TABLE, type(error))
+def find_status(error: errors.HubError) -> int:
+    return errors.find_row(TABLE, type(error))

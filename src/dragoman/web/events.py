@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from time import monotonic, time
@@ -335,17 +335,14 @@ def parse_filter(query: Mapping[str, str]) -> EventFilter:
         raise InvalidInput("a parameter is too long: at most 500 characters")
     phases = frozenset(filter(None, query.get("phase", "").split(",")))
     if strange := phases - set(EVENT_NAMES.values()):
-        raise InvalidInput(_describe_unknown("phase", min(strange), EVENT_NAMES.values()))
+        known = ", ".join(EVENT_NAMES.values())
+        raise InvalidInput(f'unknown phase "{min(strange)}"; use {known}')
     outcome = query.get("outcome")
     if outcome not in (None, "completed", "failed"):
         raise InvalidInput("outcome must be completed or failed")
     verb = query.get("verb")
     pattern = re.compile(translate(verb)) if verb is not None else None
     return EventFilter(phases, pattern, query.get("agent"), outcome, query.get("trace"))
-
-
-def _describe_unknown(what: str, given: str, known: Iterable[str]) -> str:
-    return f'unknown {what} "{given}"; use {", ".join(known)}'
 
 
 def encode_dropped(count: int | None) -> bytes:

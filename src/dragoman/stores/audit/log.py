@@ -25,36 +25,14 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import ConfigError, ShuttingDown, StorageFailed
-from dragoman.stores.audit.chain import (
-    BREAK,
-    DATABASE,
-    FIRST_HEAD,
-    HEAD,
-    HEAD_BESIDE_JOURNAL,
-    HEADS,
-    INTENT,
-    MIGRATIONS,
-    ORIGIN,
-    OUTCOME,
-    START,
-    TRAILER,
-    TRAILERS,
-    AuditSeal,
-    ChainBroken,
-    ChainTip,
-    EntryRow,
-    PendingEntry,
-    create_key,
-    find_tail,
-    insert_entries,
-    read_key,
-    verify_entries,
-)
+from dragoman.stores.audit import chain
+from dragoman.stores.audit.chain import INTENT, OUTCOME, AuditSeal, ChainTip
 from dragoman.stores.audit.journal import JOURNAL, MAX_BODY, Journal, read_journal
 from dragoman.stores.audit.verify import find_discrepancy, list_journal_rows_after
 from dragoman.stores.sqlite import (
     LOOP_BUSY_SECONDS,
     WatchedFile,
+    connect,
     describe_remedy,
     is_damage,
     is_locked,
@@ -84,21 +62,19 @@ class SqliteAuditLog:
         self.commits = 0
         self._home = home
         self._broken = broken
-        self.tip = ORIGIN
-        """The end of the chain."""
+        self.tip = chain.ORIGIN
         self._trailer = b""
         """The sealed end of the chain for the journal."""
         self.previous_end_at = 0.0
         """The time of the newest entry of an earlier hub; 0 if there is none."""
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
-        self._pending: list[PendingEntry] = []
+        self._pending: list[chain.PendingEntry] = []
         """Entries that are not in the chain yet."""
-        self._unsaved: list[EntryRow] = []
+        self._unsaved: list[chain.EntryRow] = []
         """Entries in the chain that are not in the database yet. The journal contains them, so its
         size bounds them, apart from the outcomes of running calls."""
-        self.last_pruned = ORIGIN
-        """The last entry that `prune` deleted."""
+        self.last_pruned = chain.ORIGIN
         self._unwritten: list[bytes] = []
         """Sealed entries of the chain that are not in the journal yet."""
         self._running: dict[int, None] = {}
@@ -172,8 +148,8 @@ class SqliteAuditLog:
     def sync(self) -> bool:
         """Syncs the database to disk and returns whether that succeeded. Thread-safe."""
         try:
-            _checkpoint_log(self._home / DATABASE)
-            head = os.open(self._home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
+            _checkpoint_log(self._home / chain.DATABASE)
+            head = os.open(self._home / chain.HEAD, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(head)
             finally:
@@ -221,21 +197,21 @@ class SqliteAuditLog:
         return removed
 
     def _open(self) -> None:
-        path = self._home / DATABASE
-        key = read_key(self._home)
+        path = self._home / chain.DATABASE
+        key = chain.read_key(self._home)
         others = path.exists() or (self._home / JOURNAL).exists()
         fresh = key is None and not os.pread(self._head, 1, 0) and not others
         lost_key = key is None and not fresh
         if key is None:
-            key = create_key(self._home)
+            key = chain.create_key(self._home)
         self._seal = AuditSeal(key)
         self.hash_arguments = self._seal.hash_arguments
         if fresh:
             # At once: a key or entries without a head then always mean a loss.
-            os.pwrite(self._head, self._seal.seal_tip(FIRST_HEAD, *ORIGIN), 0)
+            os.pwrite(self._head, self._seal.seal_tip(chain.FIRST_HEAD, *chain.ORIGIN), 0)
         self._db = open_store(
             path,
-            MIGRATIONS,
+            chain.MIGRATIONS,
             durable=self._durable,
             busy_seconds=LOOP_BUSY_SECONDS,
         )
@@ -272,30 +248,34 @@ class SqliteAuditLog:
             problem = find_discrepancy(self._db, self._seal, record, left)
         lost, told = self._broken or (0, None)
         problem = told or problem
-        end = find_tail(self._db)
+        end = chain.find_tail(self._db)
         newest = self._db.execute("SELECT at FROM entries WHERE seq = ?", (end.seq,)).fetchone()
         self.previous_end_at = newest[0] if newest else 0.0
         waiting = list_journal_rows_after(end, left)
         try:
-            for row, tip in zip(waiting, verify_entries(waiting, self._seal, end), strict=True):
+            for row, tip in zip(
+                waiting, chain.verify_entries(waiting, self._seal, end), strict=True
+            ):
                 self._unsaved.append(row)
                 end = tip
-        except ChainBroken:  # `problem` describes it
+        except chain.ChainBroken:  # `problem` describes it
             pass
         self.tip = end
         if problem is not None:
             log.error("the audit log in %s was changed or damaged: %s", self._home, problem)
             # Above every number that head and journal have seen, so that no number is used twice.
-            head = self._seal.read_tip(HEADS, record)
-            trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
+            head = self._seal.read_tip(chain.HEADS, record)
+            trailer = self._seal.read_tip(chain.TRAILERS, left.trailer) if left else None
             last = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
             self.tip = ChainTip(last, end.mac)
             os.ftruncate(self._head, 0)
-            self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
+            self._pending.append(
+                (chain.BREAK, None, time.time(), self._encode({"problem": problem}))
+            )
         elif left is None:
             # Before any other write: a missing journal would be a break.
-            self._journal.restart(self._seal.seal_tip(TRAILER, *self.tip))
-        self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
+            self._journal.restart(self._seal.seal_tip(chain.TRAILER, *self.tip))
+        self._pending.append((chain.START, None, time.time(), self._encode({"pid": os.getpid()})))
 
     def _try_recovery(self) -> bool:
         if self._closed:
@@ -303,7 +283,6 @@ class SqliteAuditLog:
         return time.monotonic() >= self._paused_until and self._save()
 
     def _seal_pending(self) -> None:
-        """Seals the pending entries and appends them to the chain."""
         batch = self._seal.seal_batch(self._pending, self.tip)
         self._pending.clear()
         self._unwritten.append(batch.encoded)
@@ -329,7 +308,7 @@ class SqliteAuditLog:
         self._journal.restart(self._trailer)
         if self._durable:
             self._journal.sync()
-        os.pwrite(self._head, self._seal.seal_tip(HEAD_BESIDE_JOURNAL, *self.tip), 0)
+        os.pwrite(self._head, self._seal.seal_tip(chain.HEAD_BESIDE_JOURNAL, *self.tip), 0)
         if self._durable:
             os.fsync(self._head)
 
@@ -360,7 +339,7 @@ class SqliteAuditLog:
             return True
         try:
             self._file.check()
-            insert_entries(self._db, self._unsaved)
+            chain.insert_entries(self._db, self._unsaved)
             self._unsaved.clear()
             self._write_ends()
         except (sqlite3.Error, OSError) as error:
@@ -449,7 +428,7 @@ class SqliteAuditLog:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        path = self._home / DATABASE
+        path = self._home / chain.DATABASE
         self._checkpointing = loop.run_in_executor(None, _try_checkpoint, path)
         self._checkpointing.add_done_callback(self._end_checkpoint)
 
@@ -461,9 +440,9 @@ def _open_head(home: Path) -> int:
     """Opens the head file and locks it while the audit log is open: the lock tells readers that
     calls without an outcome are running, and excludes a second hub."""
     try:
-        head = os.open(home / HEAD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        head = os.open(home / chain.HEAD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f'"{home / HEAD}" cannot be opened ({error.strerror})') from error
+        raise ConfigError(f'"{home / chain.HEAD}" cannot be opened ({error.strerror})') from error
     for _ in range(100):  # a reader may hold it briefly
         try:
             fcntl.flock(head, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -476,8 +455,7 @@ def _open_head(home: Path) -> int:
 
 def _checkpoint_log(path: Path) -> None:
     # `rw`: a removed database must not be created again.
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+    with closing(connect(path, "rw", 5.0)) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
@@ -492,8 +470,7 @@ def compact_database(path: Path) -> None:
     """Returns the space of deleted entries to the file system, while no hub runs. Auto-vacuum would
     do this automatically but make every commit more expensive."""
     try:
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        with closing(connect(path, "rw", 5.0)) as db:
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.Error as error:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError
-from dragoman.stores.audit.chain import (
-    DATABASE,
-    FIRST_HEAD,
-    HEAD,
-    HEADS,
-    KEY,
-    MIGRATIONS,
-    TRAILERS,
-    AuditSeal,
-    ChainBroken,
-    ChainTip,
-    EntryRow,
-    find_tail,
-    read_anchor,
-    read_entries_after,
-    read_key,
-    verify_entries,
-)
+from dragoman.stores.audit import chain
+from dragoman.stores.audit.chain import AuditSeal, ChainBroken, ChainTip, EntryRow
 from dragoman.stores.audit.journal import JOURNAL, JournalContents, read_journal
 from dragoman.stores.sqlite import open_to_read
 
@@ -92,8 +76,8 @@ def find_discrepancy(
     """Describes how database and journal differ from the ends in head and journal, checking only
     entries after the head; None if they agree. The database may be ahead of both by a valid
     commit made just before the hub was killed."""
-    end = find_tail(db)
-    head = seal.read_tip(HEADS, record)
+    end = chain.find_tail(db)
+    head = seal.read_tip(chain.HEADS, record)
     if head is None:
         how = "forged or damaged" if record else "missing"
         return f"the head was {how}, the database ends at entry {end.seq}"
@@ -104,8 +88,10 @@ def find_discrepancy(
         )
     try:
         row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
-        at_head = ChainTip(head.seq, row[0] if row else read_anchor(db, seal).mac)
-        for _ in verify_chain(db, seal, at_head, ChainEnds(head, record[:1] == FIRST_HEAD, left)):
+        at_head = ChainTip(head.seq, row[0] if row else chain.read_anchor(db, seal).mac)
+        for _ in verify_chain(
+            db, seal, at_head, ChainEnds(head, record[:1] == chain.FIRST_HEAD, left)
+        ):
             pass
     except ChainBroken as broken:
         return broken.problem
@@ -123,8 +109,8 @@ def verify_chain(
     """Yields the position of each verified entry after `tip`, from the database and then the
     journal, up to the end that head and journal record. Raises `ChainBroken`."""
     left = ends.left
-    end = find_tail(db)
-    trailer = None if left is None else seal.read_tip(TRAILERS, left.trailer)
+    end = chain.find_tail(db)
+    trailer = None if left is None else seal.read_tip(chain.TRAILERS, left.trailer)
     marks = [("head", ends.head)]
     if left is not None and left.rows:
         marks.append(("journal", ChainTip(left.rows[0][0] - 1, left.before)))
@@ -134,8 +120,10 @@ def verify_chain(
     if tip.seq in places:
         _check_marks(marks, tip)
     last = tip
-    for last in verify_entries(
-        chain(read_entries_after(db, tip.seq), list_journal_rows_after(end, left)), seal, tip
+    for last in chain.verify_entries(
+        itertools.chain(chain.read_entries_after(db, tip.seq), list_journal_rows_after(end, left)),
+        seal,
+        tip,
     ):
         if last.seq in places:
             _check_marks(marks, last)
@@ -172,21 +160,21 @@ def _check_marks(marks: list[tuple[str, ChainTip]], tip: ChainTip) -> None:
 
 
 def _load_seal(home: Path) -> AuditSeal:
-    key = read_key(home)
+    key = chain.read_key(home)
     if key is None:
-        if any((home / name).exists() for name in (DATABASE, HEAD, JOURNAL)):
+        if any((home / name).exists() for name in (chain.DATABASE, chain.HEAD, JOURNAL)):
             raise ChainBroken(
-                f'the key "{home / KEY}" is missing, so nothing can be verified', None
+                f'the key "{home / chain.KEY}" is missing, so nothing can be verified', None
             )
         raise ChainBroken(f'there is no audit log in "{home}"', None)
     return AuditSeal(key)
 
 
 def _open_database(home: Path) -> sqlite3.Connection:
-    path = home / DATABASE
+    path = home / chain.DATABASE
     if not path.exists():
         raise ChainBroken(f'the database "{path}" is missing, although a hub has written one', None)
-    return open_to_read(path, len(MIGRATIONS))
+    return open_to_read(path, len(chain.MIGRATIONS))
 
 
 def _verify_database(
@@ -197,7 +185,7 @@ def _verify_database(
     if early is not None:
         raise ChainBroken(f"entry {early[0]} is before the beginning of the chain", early[0])
     total = db.execute("SELECT count(*) FROM entries").fetchone()[0]
-    total += len(list_journal_rows_after(find_tail(db), ends.left))
+    total += len(list_journal_rows_after(chain.find_tail(db), ends.left))
     for tip in verify_chain(db, seal, anchor, ends):
         proved.first = proved.first or tip.seq
         proved.last = tip.seq
@@ -215,7 +203,7 @@ def _read_ends(db: sqlite3.Connection, seal: AuditSeal, home: Path) -> tuple[Cha
         head, first = _read_head(home, seal)
         left = read_journal(home, seal)
         db.execute("BEGIN")
-        anchor = read_anchor(db, seal)
+        anchor = chain.read_anchor(db, seal)
         if head.seq >= anchor.seq:
             return ChainEnds(head, first, left), anchor
         db.execute("ROLLBACK")
@@ -227,10 +215,10 @@ def _read_ends(db: sqlite3.Connection, seal: AuditSeal, home: Path) -> tuple[Cha
 def _read_head(home: Path, seal: AuditSeal) -> tuple[ChainTip, bool]:
     for _ in range(TRIES):  # it may be read during a write
         try:
-            record = (home / HEAD).read_bytes()
+            record = (home / chain.HEAD).read_bytes()
         except FileNotFoundError:
-            raise ChainBroken(f'the head "{home / HEAD}" is missing', None) from None
-        head = seal.read_tip(HEADS, record)
+            raise ChainBroken(f'the head "{home / chain.HEAD}" is missing', None) from None
+        head = seal.read_tip(chain.HEADS, record)
         if head is not None:
-            return head, record[:1] == FIRST_HEAD
-    raise ChainBroken(f'the head "{home / HEAD}" was changed, forged or damaged', None)
+            return head, record[:1] == chain.FIRST_HEAD
+    raise ChainBroken(f'the head "{home / chain.HEAD}" was changed, forged or damaged', None)

@@ -7,7 +7,7 @@ principal from then on. Knows no HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ConnectionLimits:
         if self._strangers >= self._most_strangers and not self._close_idle(STRANGERS):
             return False
         if len(self._all) >= self.limit and not (
-            self._close_idle(STRANGERS) or self._close_idle(EVERYBODY)
+            self._close_idle(STRANGERS) or self._close_idle(EVERYONE)
         ):
             return False
         self._all.add(connection)
@@ -110,32 +110,13 @@ class ConnectionLimits:
         return False
 
     def _idle(self, group: Hashable) -> list[tuple[float, HttpConnection]]:
-        belongs: Callable[[HttpConnection], bool]
         if group is STRANGERS:
-            belongs = _is_stranger
-        elif group is EVERYBODY:
-            belongs = _is_anybody
+            members = [one for one in self._all if one.is_stranger]
         else:
-            belongs = _is_of(group)
-        idle = [
-            (since, one)
-            for one in self._all
-            if belongs(one) and (since := one.idle_since) is not None
-        ]
+            members = [one for one in self._all if group in (EVERYONE, one.owner)]
+        idle = [(since, one) for one in members if (since := one.idle_since) is not None]
         idle.sort(key=lambda entry: -entry[0])
         return idle
 
 
-STRANGERS, EVERYBODY = object(), object()
-
-
-def _is_stranger(connection: HttpConnection) -> bool:
-    return connection.is_stranger
-
-
-def _is_anybody(connection: HttpConnection) -> bool:
-    return True
-
-
-def _is_of(owner: Hashable) -> Callable[[HttpConnection], bool]:
-    return lambda connection: connection.owner == owner
+STRANGERS, EVERYONE = object(), object()

@@ -186,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self._register.discard(self)
-        self._untime()
+        self._due = NEVER
         if self._timer is not None:
             self._timer.cancel()
         self._input = None
@@ -647,7 +647,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._going_on = True  # a request that is answered at once calls this again
         while self._queue and self._current is None and self._drained is None:
-            self._untime()
+            self._due = NEVER
             self._begin(self._queue.popleft())
         self._going_on = False
         if self._drained is not None:
@@ -746,9 +746,6 @@ class HttpConnection(asyncio.Protocol):
                 self._timer.cancel()
             self._timer = self.loop.call_at(due, self._late)
 
-    def _untime(self) -> None:
-        self._due = NEVER
-
     def _late(self) -> None:
         self._timer = None
         if self._due is NEVER:
@@ -767,7 +764,7 @@ class HttpConnection(asyncio.Protocol):
         """Flushes, then closes; aborts after LAST_SECONDS."""
         self._closing = True
         self._forget_unanswered()
-        self._untime()
+        self._due = NEVER
         if self._timer is not None:
             self._timer.cancel()
         if not self.lost:
