@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_guards import Guards
@@ -17,30 +18,20 @@ from dragoman.mcp.server.tasks import ToolTaskRegistry
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class ConfigApplier:
     """Implements `web.api_servers.ServerAdministration`."""
 
-    def __init__(
-        self,
-        live: LiveConfig,
-        variables: dict[str, str],
-        watch: ConfigWatch,
-        store_watch: StoreWatch,
-        catalogs: Catalogs,
-        guards: Guards,
-        upstreams: UpstreamManager,
-        tasks: ToolTaskRegistry,
-    ) -> None:
-        """`variables` is updated in place: connections look up their secrets in it."""
-        self._live = live
-        self._variables = variables
-        self._watch = watch
-        self._store_watch = store_watch
-        self._reviews = catalogs.reviews
-        self._guards = guards
-        self._upstreams = upstreams
-        self._tasks = tasks
-        self._background = Background("the configuration")
+    _live: LiveConfig
+    _variables: dict[str, str]
+    """Updated in place: connections look up their secrets in it."""
+    _watch: ConfigWatch
+    _store_watch: StoreWatch
+    _catalogs: Catalogs
+    _guards: Guards
+    _upstreams: UpstreamManager
+    _tasks: ToolTaskRegistry
+    _background: Background = field(default_factory=lambda: Background("the configuration"))
 
     async def follow(self) -> None:
         await self._watch.follow(self.apply)
@@ -58,10 +49,10 @@ class ConfigApplier:
         await self._upstreams.apply(config.mcp_servers)
         removed = {one.name for one in old.mcp_servers} - {one.name for one in config.mcp_servers}
         if removed:
-            self._reviews.release_names(*removed)
+            self._catalogs.reviews.release_names(*removed)
         for entry in config.mcp_servers:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
-                self._reviews.review(entry.name)
+                self._catalogs.reviews.review(entry.name)
         log.info("the configuration was reloaded: %d servers", len(config.mcp_servers))
 
     async def reload(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.core.backoff import Backoff
@@ -20,22 +21,15 @@ RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 30.0
 
 
+@dataclass(eq=False, slots=True)
 class PinReviews:
-    def __init__(
-        self,
-        pins: PinReviewer,
-        claims: NameClaims,
-        catalogs: Mapping[str, Catalog],
-        registered: RegisteredAgents,
-        audit: AuditLog,
-    ) -> None:
-        self._pins = pins
-        self._claims = claims
-        self._catalogs = catalogs
-        self._registered = registered
-        self._audit = audit
-        self._backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        self._retry_at = 0.0
+    _pins: PinReviewer
+    _claims: NameClaims
+    _catalogs: Mapping[str, Catalog]
+    _registered: RegisteredAgents
+    _audit: AuditLog
+    _backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS))
+    _retry_at: float = 0.0
 
     def review(self, target: str) -> None:
         for catalog in self._catalogs.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.agents.function import FunctionAgent
@@ -14,12 +15,12 @@ from dragoman.mcp.protocol.tool_names import build_canonical_name
 from dragoman.pins.review import HOLD, OFF, STRICT
 
 
+@dataclass(frozen=True, slots=True)
 class TargetSettings:
     """The settings of targets, whether they are connected or not."""
 
-    def __init__(self, live: LiveConfig, registered: RegisteredAgents) -> None:
-        self._live = live
-        self._registered = registered
+    _live: LiveConfig
+    _registered: RegisteredAgents
 
     def find_pin_mode(self, target: str) -> str:
         """The definitions of local agents are trusted; an unknown target is pinned strictly."""
@@ -44,18 +45,13 @@ class TargetSettings:
         return configured | self._registered.list_namespaces()
 
 
+@dataclass(frozen=True, slots=True)
 class Targets:
     """The targets themselves, connected or not."""
 
-    def __init__(
-        self,
-        upstreams: UpstreamManager,
-        local: Mapping[str, FunctionAgent],
-        registered: RegisteredAgents,
-    ) -> None:
-        self._upstreams = upstreams
-        self._local = local
-        self._registered = registered
+    _upstreams: UpstreamManager
+    _local: Mapping[str, FunctionAgent]
+    _registered: RegisteredAgents
 
     def find(self, name: str) -> Target | None:
         return (

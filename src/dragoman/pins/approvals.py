@@ -111,7 +111,10 @@ class PinApprovals:
         pin = self._find_pin(name)
         found = self._compute_digest(pin)
         if not self._can_approve(pin):
-            raise InvalidInput(_describe_gone(pin))
+            raise InvalidInput(
+                f'the quarantined definition of "{pin.name}" is no longer offered, or the card of '
+                "its agent is quarantined: there is nothing to approve now"
+            )
         if code is not None and not (len(code) >= 8 and found.startswith(code)):
             raise InvalidInput(
                 f'"{pin.name}" has changed again: its digest is {found[:16]} now, not {code[:64]}; '
@@ -258,13 +261,6 @@ class PinApprovals:
 
 def _build_decision(pin: Pin, at: float, by: str, action: str, code: str) -> PinDecision:
     return PinDecision(at, by, action, pin.target, pin.kind, pin.id, pin.name, code)
-
-
-def _describe_gone(pin: Pin) -> str:
-    return (
-        f'the quarantined definition of "{pin.name}" is no longer offered, or the card of its '
-        "agent is quarantined: there is nothing to approve now"
-    )
 
 
 def _describe_pin(pin: Pin, offered: bool) -> str:

@@ -343,7 +343,7 @@ def parse_object(request: ApiRequest) -> dict[str, Any]:
     return given
 
 
-def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
+def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> Principal:
     """Raises unless the principal may perform `admin`; `instead` names an alternative."""
     if principal is None or not hub.authorizer.decide_action(principal, ADMIN).allowed:
         who = principal.label if principal is not None else "anonymous"
@@ -351,6 +351,7 @@ def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> N
             f'"{who}" may not do this: it needs a policy that permits the action "admin"'
             + (f", {instead}" if instead else "")
         )
+    return principal
 
 
 def response_from_error(error: HubError) -> ApiResponse:

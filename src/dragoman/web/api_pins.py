@@ -52,7 +52,7 @@ class PinsApi:
         403,
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         query = request.query
         whole = query.get("diff") == "1"
         found = self._decisions.list_pins(query.get("state", "held"), query.get("target"), whole)
@@ -60,7 +60,7 @@ class PinsApi:
 
     @route("GET /api/pins/diff", "The diff of the quarantined ?name=", 400, 403, 404, 409)
     async def _show_diff(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         name = request.query.get("name")
         if not name:
             raise InvalidInput("missing name: use /api/pins/diff?name=NAME")
@@ -78,7 +78,7 @@ class PinsApi:
         body="Object",
     )
     async def _approve(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal).label
         given = parse_object(request)
         match given:
             case {"name": str(name), **rest} if name and not rest.keys() - {"digest"}:
@@ -117,7 +117,7 @@ class PinsApi:
         body="Object",
     )
     async def _reject(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal).label
         return build_response(
             {"rejected": self._decisions.reject(_parse_member(request, "name"), by)}
         )
@@ -133,16 +133,10 @@ class PinsApi:
         body="Object",
     )
     async def _forget(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal).label
         return build_response(
             {"forgotten": self._decisions.forget(_parse_member(request, "target"), by)}
         )
-
-    def _require_admin(self, request: ApiRequest) -> str:
-        """Returns the label of the principal."""
-        require_admin(self._hub, request.principal)
-        assert request.principal is not None
-        return request.principal.label
 
 
 def _parse_member(request: ApiRequest, member: str) -> str:

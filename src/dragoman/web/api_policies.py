@@ -92,12 +92,12 @@ class PoliciesApi:
 
     @route("GET /api/policies", "The policy files, and the policies in force", 403)
     async def _list_files(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(await self._source.overview())
 
     @route("GET /api/policies/{name}", "One policy file", 403, 404)
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(await self._source.one(request.names[0]))
 
     @route(
@@ -108,7 +108,7 @@ class PoliciesApi:
         body="Object",
     )
     async def _write(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal)
         given = _check_members(parse_object(request), "name", "text", "force")
         name, text = _parse_text(given, "name"), given.get("text")
         if name.removesuffix(".cedar") in TAKEN:
@@ -132,7 +132,7 @@ class PoliciesApi:
         body="Object",
     )
     async def _enable(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal)
         given = _check_members(parse_object(request), "enabled", "force")
         if not isinstance(given.get("enabled"), bool):
             raise InvalidInput('the body must be {"enabled": true} or {"enabled": false}')
@@ -142,7 +142,7 @@ class PoliciesApi:
 
     @route("DELETE /api/policies/{name}", "Delete a policy file", 400, 403, 404)
     async def _remove(self, request: ApiRequest) -> ApiResponse:
-        by = self._require_admin(request)
+        by = require_admin(self._hub, request.principal)
         force = request.query.get("force", "") in ("1", "true")
         done = await self._source.remove(request.names[0], by, force=force)
         return _respond_to_change(done, f'"{request.names[0]}" was not deleted')
@@ -151,7 +151,7 @@ class PoliciesApi:
 
     @route("POST /api/policies/validate", "Validate texts (or the folder)", 400, 403, body="Object")
     async def _validate(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(await self._source.validate(_parse_texts(parse_object(request))))
 
     @route(
@@ -162,7 +162,7 @@ class PoliciesApi:
         body="Object",
     )
     async def _test(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(await self._source.test(_parse_texts(parse_object(request))))
 
     @route(
@@ -175,7 +175,7 @@ class PoliciesApi:
         body="Object",
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         given = _check_members(
             parse_object(request), "principal", "tool", "action", "context", "roles"
         )
@@ -207,7 +207,7 @@ class PoliciesApi:
         409,
     )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(self._source.who_can(_parse_text(request.query, "tool")))
 
     @route(
@@ -218,7 +218,7 @@ class PoliciesApi:
         404,
     )
     async def _what_can(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
 
     @route(
@@ -229,7 +229,7 @@ class PoliciesApi:
         body="Object",
     )
     async def _replay(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         given = parse_object(request)
         texts = _parse_texts({key: value for key, value in given.items() if key == "texts"})
         _check_members(given, "texts", "since", "until", "limit")
@@ -246,14 +246,9 @@ class PoliciesApi:
         body="Object",
     )
     async def _propose(self, request: ApiRequest) -> ApiResponse:
-        self._require_admin(request)
+        require_admin(self._hub, request.principal)
         given = _check_members(parse_object(request), "since", "until", "limit")
         return build_response(await self._source.propose(*_parse_period(given)))
-
-    def _require_admin(self, request: ApiRequest) -> Principal:
-        require_admin(self._hub, request.principal)
-        assert request.principal is not None
-        return request.principal
 
 
 def _respond_to_change(done: dict[str, Any], otherwise: str) -> ApiResponse:

@@ -153,21 +153,15 @@ class TcpApp:
         return mounted(request, request.principal)  # as for most
 
 
+@dataclass(frozen=True, slots=True)
 class OwnerApp:
     """Serves the hub's Unix socket: a process that can open it is the owner's, unless it descends
     from a server that the hub has started."""
 
-    def __init__(
-        self,
-        peers: PeerIdentifier,
-        mounts: Mapping[str, Mounted],
-        api: Api,
-        under: Sequence[PathMount] = (),
-    ) -> None:
-        self._peers = peers
-        self._mounts = mounts
-        self._under = under
-        self._api = api
+    _peers: PeerIdentifier
+    _mounts: Mapping[str, Mounted]
+    _api: Api
+    _under: Sequence[PathMount] = ()
 
     def admit(self, request: ServerRequest) -> bool:
         request.principal = request.find_peer(self._peers.identify_unix)
