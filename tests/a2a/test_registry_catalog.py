@@ -72,7 +72,7 @@ async def ask(here: Ground, path: str, method: str = "GET", **fields: str) -> An
 @pytest.mark.parametrize("path", CATALOG_PATHS)
 async def test_it_lists_the_hub_and_its_agents_to_everybody(tmp_path: Path, path: str) -> None:
     async with moody("deploy", name="Vercel Ops") as agent, ground(tmp_path) as here:
-        here.state.url = "http://hub.example.com"
+        here.state.set_url("http://hub.example.com")
         agent.card["skills"] = [skill("deploy", examples=["deploy main"], tags=["ops", "web"])]
         await here.listed.add({"url": agent.url, "public": True})
         asked = await ask(here, path)

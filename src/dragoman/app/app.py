@@ -125,7 +125,7 @@ class App:
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-        self.state.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.state.set_url(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         names = AllowedNames(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
@@ -188,7 +188,7 @@ class App:
 
     async def stop(self) -> None:
         """Lets running calls finish, then ends them; takes well under ten seconds in all."""
-        self.state.is_draining = True
+        self.state.drain()
         self._loops.cancel()
         self.access.close()
         for server in self._servers:

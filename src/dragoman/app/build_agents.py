@@ -304,7 +304,7 @@ class Agents:
                 base=state.base,
                 require_version=config.a2a.require_version,
             )
-            state.grpc_port = await server.start()
+            state.set_grpc_port(await server.start())
             self.grpc.append(server)
 
     def end_principals(self, why_ended: WhyEnded) -> None:

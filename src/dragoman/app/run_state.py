@@ -25,6 +25,15 @@ class RunState:
         self._bases: dict[bytes, str] = {}
         """The addresses under which clients reach the hub, by their Host header."""
 
+    def set_url(self, url: str) -> None:
+        self.url = url
+
+    def set_grpc_port(self, port: int) -> None:
+        self.grpc_port = port
+
+    def drain(self) -> None:
+        self.is_draining = True
+
     def measure_uptime(self) -> float:
         """Not by the wall clock, which may be set."""
         return time.monotonic() - self._started
