@@ -28,8 +28,7 @@ class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type
         Meta(description="Headers to send; ${NAME} takes a value from the environment."),
     ] = {}
     allow_private: Annotated[
-        bool,
-        Meta(description="Whether the name in `url` may lead to a private address."),
+        bool, Meta(description="Whether the name in `url` may lead to a private address.")
     ] = False
 
 
@@ -42,8 +41,7 @@ Transport = StdioTransport | SseTransport | HttpTransport
 
 class ServerEntry(Struct, frozen=True, kw_only=True):
     name: Annotated[
-        str,
-        Meta(min_length=1, max_length=64, description="The name of the server in the hub."),
+        str, Meta(min_length=1, max_length=64, description="The name of the server in the hub.")
     ]
     transport: Annotated[Transport, Meta(description="How to reach it.")]
     timeout_secs: Annotated[
@@ -86,7 +84,7 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(max_length=64)] | None,
         Meta(
             description="The prefix of its names in lists, instead of its own name; "
-            '"" leaves its names unchanged.',
+            '"" leaves its names unchanged.'
         ),
     ] = None
     pin: Annotated[
@@ -168,8 +166,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = "legacy"
     names_for: Annotated[
-        dict[str, Style],
-        Meta(description="The same for single clients, by globs of client names."),
+        dict[str, Style], Meta(description="The same for single clients, by globs of client names.")
     ] = {}
     agent_prefix: Annotated[
         str,
@@ -197,8 +194,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = 4_000
     instructions_total_chars: Annotated[
-        int,
-        Meta(ge=0, le=1_000_000, description="The same for all servers together."),
+        int, Meta(ge=0, le=1_000_000, description="The same for all servers together.")
     ] = 16_000
 
     def find_style(self, client: str) -> Style:

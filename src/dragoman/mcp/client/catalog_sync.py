@@ -99,10 +99,7 @@ class ParsedList(NamedTuple):
 
 class CatalogSync:
     def __init__(
-        self,
-        upstream: Upstream,
-        catalogs: Mapping[str, Catalog],
-        compile_schema: SchemaCompiler,
+        self, upstream: Upstream, catalogs: Mapping[str, Catalog], compile_schema: SchemaCompiler
     ) -> None:
         self._upstream = upstream
         self._catalogs = catalogs
@@ -141,10 +138,7 @@ class CatalogSync:
     # --- fetching ------------------------------------------------------------------------------
 
     async def fetch_lists(
-        self,
-        session: UpstreamSession,
-        kinds: Iterable[str],
-        declared: Mapping[str, Any] = NOTHING,
+        self, session: UpstreamSession, kinds: Iterable[str], declared: Mapping[str, Any] = NOTHING
     ) -> Lists:
         """Fetches these lists, unchanged. Only the tools are required: for another list that fails
         the error is returned. `declared` are the client features of a modern request."""

@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import token_hex
 
-from dragoman.core.errors import (
-    BadReply,
-    HubError,
-    TargetFailed,
-    Unreachable,
-    WorkFailed,
-)
+from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
 from dragoman.core.variables import expand_variables
 from dragoman.mcp.client.child_process import build_environment
 from dragoman.mcp.client.connection import HttpWireType
@@ -131,12 +125,7 @@ class Connector:
         return session
 
     async def _open(
-        self,
-        upstream: Upstream,
-        wire: Wire,
-        seconds: float,
-        modern: bool | None,
-        spec: SessionSpec,
+        self, upstream: Upstream, wire: Wire, seconds: float, modern: bool | None, spec: SessionSpec
     ) -> UpstreamSession:
         session = UpstreamSession(upstream.name, wire, spec)
         era = upstream.entry.era

@@ -19,18 +19,10 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from dragoman.core import errors
 from dragoman.core.background import Background, start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import Call, Progress, Question, Result, TaskStarted, Updates
-from dragoman.core.errors import (
-    BadReply,
-    HubError,
-    NeedsInput,
-    Overloaded,
-    TimedOut,
-    Unreachable,
-    WorkFailed,
-)
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import build_needs_input
 from dragoman.mcp.client.client_sessions import build_not_open
@@ -172,7 +164,7 @@ class UpstreamTasks:
     def _start(self, created: Mapping[str, Any], updates: Updates) -> UpstreamTask:
         id, message = created.get("taskId"), created.get("statusMessage")
         if not isinstance(id, str) or not 0 < len(id) <= MAX_ID:
-            raise BadReply(f'server "{self.server}" created a task with an invalid id')
+            raise errors.BadReply(f'server "{self.server}" created a task with an invalid id')
         updates(TaskStarted(message=message[:1000] if isinstance(message, str) else None))
         task = UpstreamTask(id, self._limits.shortest_poll)
         task.update(created, updates)
@@ -187,7 +179,7 @@ class UpstreamTasks:
         found.timer.cancel()
         if call.answers is None:
             self._cancel(task.id, send)
-            raise WorkFailed(
+            raise errors.WorkFailed(
                 f'the task of server "{self.server}" was cancelled: its question was not answered'
             )
         call.updates(TaskStarted())
@@ -213,7 +205,7 @@ class UpstreamTasks:
             try:
                 status, size = await self._get(task, send)
                 failures = 0
-            except (Unreachable, TimedOut) as error:
+            except (errors.Unreachable, errors.TimedOut) as error:
                 failures += 1
                 await self._back_off(failures, error)
                 continue
@@ -229,10 +221,10 @@ class UpstreamTasks:
     async def _get(self, task: UpstreamTask, send: SendTaskRequest) -> tuple[dict[str, Any], int]:
         try:
             status, size = await send("tasks/get", {"taskId": task.id}, POLL_SECONDS)
-        except WorkFailed as error:
+        except errors.WorkFailed as error:
             raise self._build_lost(error) from error
         if not isinstance(status, dict):
-            raise BadReply(f'server "{self.server}" answered "tasks/get" without an object')
+            raise errors.BadReply(f'server "{self.server}" answered "tasks/get" without an object')
         return status, size
 
     async def _update(self, task: UpstreamTask, call: Call, send: SendTaskRequest) -> None:
@@ -240,7 +232,7 @@ class UpstreamTasks:
         params = {"taskId": task.id, "inputResponses": answers}
         try:
             await send("tasks/update", params, POLL_SECONDS)
-        except WorkFailed as error:
+        except errors.WorkFailed as error:
             raise self._build_lost(error) from error
         task.answered += [name for name in answers if name not in task.answered]
 
@@ -260,25 +252,21 @@ class UpstreamTasks:
         question = question_from_request(fields.get("method"), fields.get("params"))
         if question is None:
             method = str(fields.get("method"))[:100]
-            raise BadReply(f'server "{self.server}" asks for "{method}", which is unknown')
+            raise errors.BadReply(f'server "{self.server}" asks for "{method}", which is unknown')
         return question
 
     def _suspend(
-        self,
-        task: UpstreamTask,
-        questions: dict[str, Question],
-        call: Call,
-        send: SendTaskRequest,
+        self, task: UpstreamTask, questions: dict[str, Question], call: Call, send: SendTaskRequest
     ) -> Result:
         if problem := build_needs_input(questions, call):
             self._cancel(task.id, send)
             raise problem
         most = self._limits.max_suspended
         if len(self._suspended) >= most:
-            raise Overloaded(f'too many questions of server "{self.server}" are open')
+            raise errors.Overloaded(f'too many questions of server "{self.server}" are open')
         mine = sum(1 for one in self._suspended.values() if one.principal == call.principal)
         if mine >= most // 2:
-            raise Overloaded(
+            raise errors.Overloaded(
                 f'{mine} of your tasks wait for answers to questions of server "{self.server}", '
                 "which is the limit; answer some first"
             )
@@ -302,14 +290,14 @@ class UpstreamTasks:
                 return _strip_task(value), size
             except UnansweredQuestion:
                 raise
-            except WorkFailed as error:
+            except errors.WorkFailed as error:
                 # The call's own error, or a server that does not wait for the end.
                 status, _ = await self._get(task, send)
                 if status.get("status") == "cancelled":
                     raise self._build_failure(status) from error
                 if status.get("status") in ("completed", "failed"):
                     raise
-            except (Unreachable, TimedOut) as error:
+            except (errors.Unreachable, errors.TimedOut) as error:
                 failures += 1
                 await self._back_off(failures, error)
             await asyncio.sleep(task.pause or self._limits.first_poll)
@@ -321,7 +309,7 @@ class UpstreamTasks:
             await asyncio.sleep(task.pause or pauses.next_delay())
             try:
                 status, _ = await self._get(task, send)
-            except HubError as error:
+            except errors.HubError as error:
                 log.debug('a task of server "%s" cannot be watched: %s', self.server, error)
                 continue
             task.update(status, updates)
@@ -332,7 +320,7 @@ class UpstreamTasks:
         limits = self._limits
         return Backoff(limits.first_poll, limits.last_poll, factor=factor, jitter=0.0)
 
-    async def _back_off(self, failures: int, error: HubError) -> None:
+    async def _back_off(self, failures: int, error: errors.HubError) -> None:
         if failures >= MAX_FAILURES:
             raise error
         await asyncio.sleep(self._build_backoff(2.0).delay(failures + 1))
@@ -342,29 +330,29 @@ class UpstreamTasks:
         """Cancels the task if the call is cancelled or fails, unless the task has ended."""
         try:
             yield
-        except (WorkFailed, NeedsInput) as error:
+        except (errors.WorkFailed, errors.NeedsInput) as error:
             if isinstance(error, UnansweredQuestion):
                 self._cancel(task.id, send)
             raise
-        except Unreachable as error:
+        except errors.Unreachable as error:
             self._cancel(task.id, send)
-            raise Unreachable(str(error)) from error  # the call itself was sent long ago
+            raise errors.Unreachable(str(error)) from error  # the call itself was sent long ago
         except BaseException:
             self._cancel(task.id, send)
             raise
 
-    def _build_failure(self, status: Mapping[str, Any]) -> WorkFailed:
+    def _build_failure(self, status: Mapping[str, Any]) -> errors.WorkFailed:
         if status.get("status") == "cancelled":
-            return WorkFailed(f'server "{self.server}" has cancelled its task')
+            return errors.WorkFailed(f'server "{self.server}" has cancelled its task')
         native = status.get("error")
         if not isinstance(native, dict):
-            return WorkFailed(f'a task of server "{self.server}" failed without a reason')
+            return errors.WorkFailed(f'a task of server "{self.server}" failed without a reason')
         text = str(native.get("message", ""))[:300]
-        return WorkFailed(f'a task of server "{self.server}" failed: {text}', native)
+        return errors.WorkFailed(f'a task of server "{self.server}" failed: {text}', native)
 
-    def _build_lost(self, error: WorkFailed) -> WorkFailed:
+    def _build_lost(self, error: errors.WorkFailed) -> errors.WorkFailed:
         """Explains the server's error: the client knows of no task."""
-        return WorkFailed(
+        return errors.WorkFailed(
             f'server "{self.server}" no longer knows the task that it made of this call; it may '
             f"have expired, or the server was restarted ({error})"
         )
@@ -376,7 +364,7 @@ class UpstreamTasks:
     async def _send_cancel(self, id: str, send: SendTaskRequest) -> None:
         try:
             await send("tasks/cancel", {"taskId": id}, CANCEL_SECONDS)
-        except HubError as error:
+        except errors.HubError as error:
             log.info('a task of server "%s" could not be cancelled: %s', self.server, error)
 
 

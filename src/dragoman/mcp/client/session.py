@@ -13,40 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from dragoman import __version__
+from dragoman.core import errors
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import LEVELS, NOTHING
-from dragoman.core.errors import (
-    BadReply,
-    HubError,
-    InvalidInput,
-    TargetFailed,
-    TimedOut,
-    Unreachable,
-    WorkFailed,
-)
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client.jsonrpc_channel import Wire
-from dragoman.mcp.client.notifications import (
-    LISTEN,
-    SEVERITY,
-    NotificationSink,
-    RequestListener,
-)
+from dragoman.mcp.client.notifications import LISTEN, SEVERITY, NotificationSink, RequestListener
 from dragoman.mcp.client.streamable_http import SessionExpired, UpstreamHttpError
-from dragoman.mcp.protocol.revisions import (
-    CAPABILITIES_KEY,
-    CLIENT_KEY,
-    LATEST,
-    LATEST_HANDSHAKE,
-    LOG_LEVEL_KEY,
-    MODERN,
-    MODERN_KEY,
-    NAMES,
-    REVISIONS,
-    SERVER_KEY,
-    Revision,
-)
+from dragoman.mcp.protocol import revisions
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +50,14 @@ NO_STREAM = frozenset({400, 404, 405, 406, 501})
 
 CLIENT_INFO = {"name": "dragoman", "title": "Dragoman", "version": __version__}
 MODERN_META: dict[str, Any] = {
-    MODERN_KEY: MODERN[-1],
-    CAPABILITIES_KEY: {},
-    CLIENT_KEY: CLIENT_INFO,
+    revisions.MODERN_KEY: revisions.MODERN[-1],
+    revisions.CAPABILITIES_KEY: {},
+    revisions.CLIENT_KEY: CLIENT_INFO,
 }
 """In the `_meta` of each request of the modern era that the hub sends for itself."""
 
 
-class BothErasAnswered(BadReply):
+class BothErasAnswered(errors.BadReply):
     """A server of both eras has accepted the greetings of both. It must be restarted and greeted
     in the modern era alone."""
 
@@ -114,7 +89,7 @@ class UpstreamSession:
         self.spec = spec
         if spec.questions is not None:
             wire.set_session_listener(spec.questions)
-        self.revision: Revision = LATEST
+        self.revision: revisions.Revision = revisions.LATEST
         self.modern = True
         """Whether it is of the modern era, in which requests carry their revision."""
         self.features: dict[str, Any] = {}
@@ -173,28 +148,30 @@ class UpstreamSession:
 
     async def _discover(self, timeout: float) -> bool:
         """Returns whether the server is of the modern era."""
-        self.wire.set_revision(LATEST)
+        self.wire.set_revision(revisions.LATEST)
         try:
             params = {"_meta": {**MODERN_META, **new_trace().build_context()}}
             result, _ = await self.wire.request("server/discover", params, timeout)
-        except WorkFailed as error:
+        except errors.WorkFailed as error:
             if error.native is None or error.native.get("code") not in MODERN_ERRORS:
                 return False
-            result = {"supportedVersions": MODERN}
-        except (UpstreamHttpError, TimedOut):
+            result = {"supportedVersions": revisions.MODERN}
+        except (UpstreamHttpError, errors.TimedOut):
             return False
         versions = result.get("supportedVersions") if isinstance(result, dict) else None
         # Some servers of the handshake era answer any method with an empty result.
-        if not isinstance(versions, list | tuple) or MODERN[-1] not in versions:
+        if not isinstance(versions, list | tuple) or revisions.MODERN[-1] not in versions:
             return False
-        self._set_revision(LATEST)
+        self._set_revision(revisions.LATEST)
         meta = result.get("_meta")
-        self._read_server_info(result, meta.get(SERVER_KEY) if isinstance(meta, dict) else None)
+        self._read_server_info(
+            result, meta.get(revisions.SERVER_KEY) if isinstance(meta, dict) else None
+        )
         return True
 
     async def _initialize(self, timeout: float) -> None:
         params = {
-            "protocolVersion": LATEST_HANDSHAKE.name,
+            "protocolVersion": revisions.LATEST_HANDSHAKE.name,
             "capabilities": dict(self.spec.declared),
             "clientInfo": CLIENT_INFO,
         }
@@ -207,20 +184,20 @@ class UpstreamSession:
             params["_meta"] = trace.build_context()
         result, _ = await self.wire.request("initialize", params, timeout, None, headers)
         if not isinstance(result, dict):
-            raise BadReply(f'server "{self.server}" answered "initialize" without an object')
+            raise errors.BadReply(f'server "{self.server}" answered "initialize" without an object')
         version = result.get("protocolVersion")
-        revision = REVISIONS.get(version) if isinstance(version, str) else None
+        revision = revisions.REVISIONS.get(version) if isinstance(version, str) else None
         if revision is None or not revision.has_sessions:
-            raise BadReply(
+            raise errors.BadReply(
                 f'server "{self.server}" speaks revision {version!r:.60}, which is unknown; '
-                f"the hub speaks {NAMES[0]} to {NAMES[-1]}"
+                f"the hub speaks {revisions.NAMES[0]} to {revisions.NAMES[-1]}"
             )
         self._set_revision(revision)
         self._read_server_info(result, result.get("serverInfo"))
         self._level = len(LEVELS)
         await self.wire.notify("notifications/initialized")
 
-    def _set_revision(self, revision: Revision) -> None:
+    def _set_revision(self, revision: revisions.Revision) -> None:
         self.revision = revision
         self.modern = not revision.has_sessions
         self.wire.set_revision(revision)
@@ -284,9 +261,9 @@ class UpstreamSession:
             shared = self.find_shared_extensions(features)
             if shared:
                 declared["extensions"] = shared
-        meta = {**MODERN_META, CAPABILITIES_KEY: declared}
+        meta = {**MODERN_META, revisions.CAPABILITIES_KEY: declared}
         if log_level is not None:
-            meta[LOG_LEVEL_KEY] = log_level
+            meta[revisions.LOG_LEVEL_KEY] = log_level
         return meta
 
     def find_shared_extensions(self, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,7 +282,7 @@ class UpstreamSession:
         self._level = severity
         try:
             await self.request("logging/setLevel", {"level": level}, timeout)
-        except HubError as error:
+        except errors.HubError as error:
             log.debug("%s: %s", self.server, error)
 
     async def _reopen(self, timeout: float) -> None:
@@ -317,11 +294,10 @@ class UpstreamSession:
         opening = self._reopening
         await asyncio.wait([opening])
         if opening.cancelled():
-            raise Unreachable(f'server "{self.server}" was stopped', sent=False)
+            raise errors.Unreachable(f'server "{self.server}" was stopped', sent=False)
         if error := opening.exception():
-            raise Unreachable(
-                f'server "{self.server}" ended the session and opens no other: {error}',
-                sent=False,
+            raise errors.Unreachable(
+                f'server "{self.server}" ended the session and opens no other: {error}', sent=False
             )
         await self.notifications.wait_open()
 
@@ -337,11 +313,7 @@ class UpstreamSession:
         self.spec.missed()
 
     async def list_entries(
-        self,
-        method: str,
-        member: str,
-        timeout: float,
-        meta: Mapping[str, Any] = MODERN_META,
+        self, method: str, member: str, timeout: float, meta: Mapping[str, Any] = MODERN_META
     ) -> list[Any]:
         """Reads all pages of a list, unchanged."""
         found: list[Any] = []
@@ -356,7 +328,7 @@ class UpstreamSession:
             self.sizes[method] = total
             page = result.get(member) if isinstance(result, dict) else None
             if not isinstance(page, list):
-                raise BadReply(f'server "{self.server}" answered "{method}" without a list')
+                raise errors.BadReply(f'server "{self.server}" answered "{method}" without a list')
             found += page
             self._note_ttl(method, result.get("ttlMs"))
             following = result.get("nextCursor")
@@ -386,14 +358,14 @@ class UpstreamSession:
         """Pings the server. An expired session is opened again by that, with a new stream."""
         try:
             await self.request("ping", {}, PING_SECONDS)
-        except (Unreachable, TimedOut):
+        except (errors.Unreachable, errors.TimedOut):
             return False
-        except HubError:
+        except errors.HubError:
             pass
         return True
 
     async def close_quietly(self) -> None:
-        with contextlib.suppress(HubError):
+        with contextlib.suppress(errors.HubError):
             await self.close()
 
     async def close(self) -> None:
@@ -499,10 +471,10 @@ class NotificationStream:
             server = self._session.server
             if not ready.done():
                 problem = f'server "{server}" did not acknowledge the resource subscription'
-                raise BadReply(problem) if keeper.done() else TimedOut(problem)
+                raise errors.BadReply(problem) if keeper.done() else errors.TimedOut(problem)
             refused = uris - ready.result() - self._uris
             if refused:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f'server "{server}" does not announce changes of "{min(refused)[:200]}"'
                 )
         except BaseException:
@@ -548,7 +520,7 @@ class NotificationStream:
                 if error.status in NO_STREAM or error.status < 400:  # or it serves a web page
                     return
                 failures = 0
-            except TargetFailed as error:
+            except errors.TargetFailed as error:
                 log.debug("%s: %s", session.server, error)
                 lasted = loop.time() - begun > STEADY_SECONDS
                 failures = 0 if lasted else failures + 1
@@ -564,7 +536,7 @@ class NotificationStream:
         self, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
     ) -> None:
         while True:
-            with contextlib.suppress(HubError):
+            with contextlib.suppress(errors.HubError):
                 await self._listen(uris, ready)
                 await asyncio.sleep(FIRST_PAUSE)  # the request ended, the connection did not
                 self._session.spec.missed()

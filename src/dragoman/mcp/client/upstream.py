@@ -15,18 +15,11 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from dragoman.core import errors
 from dragoman.core.background import Background, start_task
 from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, URL, Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import (
-    BadReply,
-    HubError,
-    InvalidInput,
-    Quarantined,
-    Unreachable,
-    WorkFailed,
-)
 from dragoman.core.events import ElicitationCompleted, ResourceUpdated
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.question_handles import build_needs_input, can_answer
@@ -40,15 +33,9 @@ from dragoman.core.tool import (
     TargetFacts,
     TargetTraits,
 )
+from dragoman.mcp.client import client_sessions
 from dragoman.mcp.client.catalog_sync import KINDS, CatalogSync, find_changed_kinds
 from dragoman.mcp.client.child_process import OutputRing
-from dragoman.mcp.client.client_sessions import (
-    ClientSessions,
-    OpenQuestions,
-    SendCall,
-    SessionNotOpened,
-    build_not_open,
-)
 from dragoman.mcp.client.connection import Connect, UpstreamConnection
 from dragoman.mcp.client.jsonrpc_channel import FOREVER, UnansweredQuestion
 from dragoman.mcp.client.limits import UpstreamLimits
@@ -140,7 +127,7 @@ class Upstream:
         self.connection = UpstreamConnection(self, connect)
         self.catalog = CatalogSync(self, catalogs, compile_schema)
         self.lists = UpstreamLists(self)
-        self.client_sessions = ClientSessions(self)
+        self.client_sessions = client_sessions.ClientSessions(self)
         self.subscriptions = ResourceSubscriptions(
             self.name, self._announce_update, self.answer_secs
         )
@@ -251,7 +238,7 @@ class Upstream:
         try:
             try:
                 return await send(session, call)
-            except Unreachable as error:
+            except errors.Unreachable as error:
                 if not connection.note_unreachable(session, error):
                     raise
             # Nothing was sent: only the call itself found the server lost.
@@ -269,8 +256,8 @@ class Upstream:
         session = await self.connection.wait_session()
         catalog = self._catalogs.get(call.tool.kind)
         found = catalog.find(call.tool.name).target if catalog is not None else None
-        if isinstance(found, Nowhere) and isinstance(found.error, Quarantined):
-            raise Quarantined(str(found.error))
+        if isinstance(found, Nowhere) and isinstance(found.error, errors.Quarantined):
+            raise errors.Quarantined(str(found.error))
         return session
 
     def _route(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
@@ -300,9 +287,9 @@ class Upstream:
         if handle is not None and not handle.startswith(AGAIN):
             if session.modern:  # the state is the server's, whichever session returns it
                 return await self._call_shared(session, call)
-            raise build_not_open(call)
+            raise client_sessions.build_not_open(call)
         if handle is not None and call.answers is None:
-            raise build_not_open(call)
+            raise client_sessions.build_not_open(call)
         features = self.choice.find_declared(session, call)
         if features is None:
             return await self._call_shared(await self._find_shared(session, call), call)
@@ -313,7 +300,7 @@ class Upstream:
         try:
             outcome = self.client_sessions.call(call, features, self._build_sender(call))
             return await self._finish_own(call, outcome)
-        except SessionNotOpened as problem:
+        except client_sessions.SessionNotOpened as problem:
             if not self.choice.may_share(session, features, problem.error):
                 raise problem.error from None
             self.choice.note_shared(call.client)
@@ -349,7 +336,7 @@ class Upstream:
                 value, size = await self._send(session, call, params)
         except UnansweredQuestion as error:
             raise self._explain_unanswered(call, error) from error
-        except WorkFailed as error:
+        except errors.WorkFailed as error:
             if not await self._has_other_headers(session, call, error):
                 return self._ask_to_visit(call, error)
             value, size = await self._send(session, call, params)
@@ -387,7 +374,7 @@ class Upstream:
         return self.catalog.mirrored.get(call.tool.remote_name) if call.tool.kind == TOOL else None
 
     async def _has_other_headers(
-        self, session: UpstreamSession, call: Call, error: WorkFailed
+        self, session: UpstreamSession, call: Call, error: errors.WorkFailed
     ) -> bool:
         """2026-07-28, transports: a server that rejects the headers of a request has not executed
         it; the tool may require other headers by now."""
@@ -398,7 +385,7 @@ class Upstream:
         await self.lists.read(session, [TOOL], 0)
         return self._find_mirrored(call) != before
 
-    def _build_sender(self, call: Call) -> SendCall:
+    def _build_sender(self, call: Call) -> client_sessions.SendCall:
         """Builds what sends the call on a client's own session."""
         kind = call.tool.kind
 
@@ -421,16 +408,16 @@ class Upstream:
         return send
 
     async def _finish_own(
-        self, call: Call, work: Awaitable[tuple[Any, int] | OpenQuestions]
+        self, call: Call, work: Awaitable[tuple[Any, int] | client_sessions.OpenQuestions]
     ) -> Result:
         """Builds the result of a call on a client's own session."""
         try:
             outcome = await work
         except UnansweredQuestion as error:
             raise self._explain_unanswered(call, error) from error
-        except WorkFailed as error:
+        except errors.WorkFailed as error:
             return self._ask_to_visit(call, error)
-        if isinstance(outcome, OpenQuestions):
+        if isinstance(outcome, client_sessions.OpenQuestions):
             self.choice.learn(ASKS)
             return Result(questions=outcome.questions, handle=outcome.handle)
         return self._build_result(None, call, *outcome)
@@ -455,14 +442,16 @@ class Upstream:
             raise build_unknown_result_error(kind, self.name)
         if kind == "input_required":
             if tool.kind not in _MAY_ASK:
-                raise BadReply(f'server "{self.name}" requires input for a call that cannot ask')
+                raise errors.BadReply(
+                    f'server "{self.name}" requires input for a call that cannot ask'
+                )
             questions, handle = questions_from_result(value, self.name)
             return Result(questions=questions, handle=handle)
         if kind == "task" or not session.find_shared_extensions(call.features):
             raise build_unknown_result_error(kind, self.name)
         return Result(extra=value, size=size)  # of an extension that both ends know
 
-    def _ask_to_visit(self, call: Call, error: WorkFailed) -> Result:
+    def _ask_to_visit(self, call: Call, error: errors.WorkFailed) -> Result:
         """A server of 2025-11-25 that requires a user to visit URLs first answers with an error.
         Clients of that revision get the error unchanged. Others that can be asked are asked, and
         the call is made again after their answer. For all others it stays an error."""
@@ -474,7 +463,7 @@ class Upstream:
             return Result(questions=questions, handle=AGAIN)
         raise error
 
-    def _explain_unanswered(self, call: Call, error: UnansweredQuestion) -> HubError:
+    def _explain_unanswered(self, call: Call, error: UnansweredQuestion) -> errors.HubError:
         """Explains a call that failed because its question was refused. A client that can be asked
         was not, since the shared session declares nothing."""
         question = question_from_request(error.asked.method, error.asked.params)
@@ -486,7 +475,7 @@ class Upstream:
             if self.choice.separates
             else "it may ask no client, since it is configured with interactive = false"
         )
-        return WorkFailed(f"{error}; {advice}", error.native)
+        return errors.WorkFailed(f"{error}; {advice}", error.native)
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -536,7 +525,7 @@ class Upstream:
             await self._find_shared(session, call)
         try:
             await self.subscriptions.subscribe(session, call.client, uri)
-        except InvalidInput:
+        except errors.InvalidInput:
             if not session.modern or not await self._subscribe_alone(session, call):
                 raise
             self.subscriptions.add(call.client, uri)
@@ -574,7 +563,7 @@ class Upstream:
         try:
             uri = call.tool.remote_name
             return await self.client_sessions.subscribe_alone(call, uri, features)
-        except SessionNotOpened as problem:
+        except client_sessions.SessionNotOpened as problem:
             self.choice.may_share(session, features, problem.error)
             return False
 
@@ -605,11 +594,11 @@ def _completes_nothing(session: UpstreamSession) -> bool:
 def _add_state(params: dict[str, Any], call: Call) -> None:
     handle = call.handle or ""
     if call.answers is None:  # there will be no answer, and the server holds nothing for one
-        raise build_not_open(call)
+        raise client_sessions.build_not_open(call)
     if handle.startswith(STATE):
         params["requestState"] = handle.removeprefix(STATE)
     elif not handle.startswith(NO_STATE):
-        raise build_not_open(call)
+        raise client_sessions.build_not_open(call)
 
 
 def _is_subscribe(call: Call) -> bool:

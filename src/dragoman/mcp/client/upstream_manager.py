@@ -19,12 +19,7 @@ from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.client.catalog_sync import WAIT_SECONDS
 from dragoman.mcp.client.upstream import Upstream
-from dragoman.mcp.config import (
-    ANSWER_SECONDS,
-    ServerEntry,
-    StdioTransport,
-    parse_headers,
-)
+from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport, parse_headers
 
 log = logging.getLogger(__name__)
 

@@ -7,26 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core import errors
 from dragoman.core.call import URL
-from dragoman.core.errors import (
-    AmbiguousName,
-    AuthorizationError,
-    Denied,
-    HubError,
-    InvalidInput,
-    NeedsInput,
-    NotFound,
-    Overloaded,
-    Refused,
-    RemoteA2AInvalidResponseError,
-    RemoteA2ATaskFailedError,
-    RemoteA2ATimeoutError,
-    RemoteA2ATransportError,
-    ShuttingDown,
-    TargetFailed,
-    WorkFailed,
-    find_row,
-)
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
@@ -56,26 +38,26 @@ class ErrorRow:
     """Whether `[bridge] errors` decides; its results have the code in `_meta`."""
 
 
-TABLE: dict[type[HubError], ErrorRow] = {
-    HubError: ErrorRow(NEVER),
+TABLE: dict[type[errors.HubError], ErrorRow] = {
+    errors.HubError: ErrorRow(NEVER),
     # A model that reads the reason can try something else.
-    Refused: ErrorRow(R2024),
-    Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
-    AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
-    Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
-    ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
-    NotFound: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    errors.Refused: ErrorRow(R2024),
+    errors.Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
+    errors.AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
+    errors.Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    errors.ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    errors.NotFound: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
     # 2025-11-25, SEP-1303: a model should see what was wrong with its arguments
-    InvalidInput: ErrorRow(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    AmbiguousName: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    TargetFailed: ErrorRow(R2024),
+    errors.InvalidInput: ErrorRow(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    errors.AmbiguousName: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    errors.TargetFailed: ErrorRow(R2024),
     # The bridge's own codes, which 2026-07-28 reserves: from then on they stand in the result.
-    RemoteA2ATimeoutError: ErrorRow(R2607, legacy=-32201, bridge=True),
-    RemoteA2ATransportError: ErrorRow(R2607, legacy=-32202, bridge=True),
-    RemoteA2AInvalidResponseError: ErrorRow(R2607, legacy=-32203, bridge=True),
-    RemoteA2ATaskFailedError: ErrorRow(R2607, legacy=-32204, bridge=True),
+    errors.RemoteA2ATimeoutError: ErrorRow(R2607, legacy=-32201, bridge=True),
+    errors.RemoteA2ATransportError: ErrorRow(R2607, legacy=-32202, bridge=True),
+    errors.RemoteA2AInvalidResponseError: ErrorRow(R2607, legacy=-32203, bridge=True),
+    errors.RemoteA2ATaskFailedError: ErrorRow(R2607, legacy=-32204, bridge=True),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read the question
-    NeedsInput: ErrorRow(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
+    errors.NeedsInput: ErrorRow(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
 }
 
 
@@ -83,23 +65,25 @@ GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_E
 """Codes of older servers that 2026-07-28 does not have, and their replacements."""
 
 
-def render_message(error: HubError) -> str:
+def render_message(error: errors.HubError) -> str:
     return f"{error} (trace {error.trace[:8]})" if error.trace else str(error)
 
 
-def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> HubError:
+def adapt_error(
+    error: errors.HubError, revision: int, features: Mapping[str, Any]
+) -> errors.HubError:
     """Replaces an error code of a server's revision, by which it requires something of the client,
     if the client's revision does not have that code."""
-    native = error.native if isinstance(error, WorkFailed) else None
+    native = error.native if isinstance(error, errors.WorkFailed) else None
     if native is None:
         return error
     code, data, said = native.get("code"), native.get("data"), str(native.get("message", error))
     if code == MISSING_CAPABILITY and revision < R2607:
         missing = data.get("requiredCapabilities") if isinstance(data, dict) else None
-        needs = NeedsInput(said, missing if isinstance(missing, dict) else None)
+        needs = errors.NeedsInput(said, missing if isinstance(missing, dict) else None)
     elif code == URL_REQUIRED and not (revision == R2511 and can_answer(URL, features)):
         asked = "; ".join(question.text for question in questions_from_url_error(native).values())
-        needs = NeedsInput(f"{said}: {asked}", dict(NEEDS[URL]))
+        needs = errors.NeedsInput(f"{said}: {asked}", dict(NEEDS[URL]))
     else:
         return error
     needs.trace = error.trace
@@ -107,13 +91,13 @@ def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> 
 
 
 def render_error_result(
-    error: HubError, revision: int, bridge: str = "auto"
+    error: errors.HubError, revision: int, bridge: str = "auto"
 ) -> dict[str, Any] | None:
     """Renders the error as a tool's result; None if this client gets a JSON-RPC error. `bridge` is
     `[bridge] errors`."""
-    if isinstance(error, WorkFailed) and error.native is not None:
+    if isinstance(error, errors.WorkFailed) and error.native is not None:
         return None  # the server's own error passes unchanged
-    row = find_row(TABLE, type(error))
+    row = errors.find_row(TABLE, type(error))
     shown = row.result_since <= revision <= row.result_until
     if row.bridge and bridge != "auto":
         shown = bridge == "result"
@@ -126,23 +110,25 @@ def render_error_result(
     }
 
 
-def encode_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None) -> bytes:
+def encode_error(
+    id: rpc.Id, error: errors.HubError, revision: int, uri: str | None = None
+) -> bytes:
     """Encodes the error as a JSON-RPC error; `uri` is the address of the requested resource."""
-    if isinstance(error, WorkFailed) and error.native is not None:
+    if isinstance(error, errors.WorkFailed) and error.native is not None:
         return _as_native(id, error, error.native, revision, uri)
-    row = find_row(TABLE, type(error))
+    row = errors.find_row(TABLE, type(error))
     code = row.modern if revision >= R2607 and not row.bridge else row.legacy
     data = _kind(error)
-    if isinstance(error, NotFound) and uri is not None:
+    if isinstance(error, errors.NotFound) and uri is not None:
         data["uri"] = uri
         code = code if revision >= R2607 else RESOURCE_NOT_FOUND
-    if isinstance(error, NeedsInput):
+    if isinstance(error, errors.NeedsInput):
         data["requiredCapabilities"] = error.missing
     return rpc.encode_error(id, code, render_message(error), data)
 
 
 def _as_native(
-    id: rpc.Id, error: HubError, native: dict[str, Any], revision: int, uri: str | None
+    id: rpc.Id, error: errors.HubError, native: dict[str, Any], revision: int, uri: str | None
 ) -> bytes:
     code, data = native.get("code"), native.get("data")
     code = code if isinstance(code, int) else rpc.INTERNAL_ERROR
@@ -159,7 +145,7 @@ def _names_resource(data: Any) -> bool:
     return isinstance(data, dict) and "uri" in data
 
 
-def _kind(error: HubError) -> dict[str, Any]:
+def _kind(error: errors.HubError) -> dict[str, Any]:
     return {"kind": error.kind, "trace": error.trace}
 
 

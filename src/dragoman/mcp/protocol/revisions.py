@@ -401,9 +401,4 @@ def build_list_tail(revision: int) -> dict[str, Any]:
     """Returns the members of a list result beside its entries."""
     if revision < R2607:
         return {}
-    return {
-        "resultType": "complete",
-        "ttlMs": 0,
-        "cacheScope": "private",
-        "_meta": _OWN_META,
-    }
+    return {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": _OWN_META}

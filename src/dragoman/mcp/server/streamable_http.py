@@ -13,13 +13,7 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.errors import encode_error
-from dragoman.mcp.protocol.revisions import (
-    ASSUMED,
-    LATEST,
-    REVISIONS,
-    Revision,
-    find_version,
-)
+from dragoman.mcp.protocol.revisions import ASSUMED, LATEST, REVISIONS, Revision, find_version
 from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.mcp.server.dispatcher import ID_IN_USE, McpServer, cancel_request, encode_unsupported
 from dragoman.mcp.server.header_check import HeaderCheck

@@ -16,31 +16,18 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from dragoman.core import events
 from dragoman.core.background import Background
 from dragoman.core.errors import HubError, Overloaded, ShuttingDown
-from dragoman.core.events import (
-    ClientGone,
-    ClientListChanged,
-    ElicitationCompleted,
-    ListAnnounced,
-    ResourceUpdated,
-    ServerLogged,
-)
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
 from dragoman.core.urls import render_uri
+from dragoman.mcp.protocol import revisions
 from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.notifications import owner_key
-from dragoman.mcp.protocol.revisions import (
-    CAPABILITIES_KEY,
-    LATEST,
-    SERVER_KEY,
-    SUBSCRIPTION_KEY,
-    build_server_info,
-)
 from dragoman.mcp.protocol.translate import select_meta
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_state import ClientState, McpRequest, Push
@@ -105,11 +92,7 @@ class ListenStream:
     )  # fmt: skip
 
     def __init__(
-        self,
-        request: McpRequest,
-        push: Push,
-        kinds: frozenset[str],
-        features: Mapping[str, Any],
+        self, request: McpRequest, push: Push, kinds: frozenset[str], features: Mapping[str, Any]
     ) -> None:
         self.id = request.id
         self.client = request.client
@@ -126,7 +109,9 @@ class ListenStream:
         """Messages that could not be sent yet."""
 
     def encode(self, method: str, **params: Any) -> bytes:
-        return rpc.encode_notification(method, {**params, "_meta": {SUBSCRIPTION_KEY: self.id}})
+        return rpc.encode_notification(
+            method, {**params, "_meta": {revisions.SUBSCRIPTION_KEY: self.id}}
+        )
 
     def send(self, method: str, params: Mapping[str, Any]) -> bool:
         return self.push(self.encode(method, **params))
@@ -165,11 +150,11 @@ class Subscriptions:
         """Kinds, and the targets that announced a change of such a list."""
         self._notified_at: dict[str, float] = {}
         """When clients were last notified, by method."""
-        hub.bus.observe(ResourceUpdated, self._on_updated)
-        hub.bus.observe(ClientListChanged, self._notify_owner)
-        hub.bus.observe(ListAnnounced, self._on_announced)
-        hub.bus.observe(ServerLogged, self._notify_log)
-        hub.bus.observe(ElicitationCompleted, self._notify_completed)
+        hub.bus.observe(events.ResourceUpdated, self._on_updated)
+        hub.bus.observe(events.ClientListChanged, self._notify_owner)
+        hub.bus.observe(events.ListAnnounced, self._on_announced)
+        hub.bus.observe(events.ServerLogged, self._notify_log)
+        hub.bus.observe(events.ElicitationCompleted, self._notify_completed)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -188,7 +173,7 @@ class Subscriptions:
         client_questions.drop_pending(client)
         self._forget(client)
         if client.client:
-            self._hub.bus.emit(ClientGone(client.client))
+            self._hub.bus.emit(events.ClientGone(client.client))
 
     def close(self) -> None:
         """Ends every stream with its result and sends no more notifications."""
@@ -252,7 +237,7 @@ class Subscriptions:
             client.listens -= 1
             self._close_stream(stream)
         return rpc.encode_result(
-            id, {"resultType": "complete", "_meta": {**_OWN, SUBSCRIPTION_KEY: id}}
+            id, {"resultType": "complete", "_meta": {**_OWN, revisions.SUBSCRIPTION_KEY: id}}
         )
 
     def _parse_listen(self, request: McpRequest) -> ListenStream | bytes:
@@ -264,15 +249,17 @@ class Subscriptions:
             problem = problem or "subscriptions/listen needs Accept: text/event-stream"
         if problem is not None or push is None or not isinstance(wanted, dict):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem or "")
-        features = client_questions.parse_capabilities(params["_meta"][CAPABILITIES_KEY], LATEST)
+        features = client_questions.parse_capabilities(
+            params["_meta"][revisions.CAPABILITIES_KEY], revisions.LATEST
+        )
         if "taskIds" in wanted and not declares_tasks(features):
             return missing_extension_error(request.id)
         if self._closed:
             stopping = ShuttingDown("the hub is shutting down; try again later")
-            return encode_error(request.id, stopping, LATEST)
+            return encode_error(request.id, stopping, revisions.LATEST)
         if client.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
             full = Overloaded("too many open subscriptions/listen; try again later")
-            return encode_error(request.id, full, LATEST)
+            return encode_error(request.id, full, revisions.LATEST)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
         return ListenStream(request, push, kinds, features)
 
@@ -352,11 +339,7 @@ class Subscriptions:
                 log.exception("unsubscribing from %r failed", render_uri(uri[:200]))
 
     async def _call(
-        self,
-        subscriber: Subscriber,
-        uri: str,
-        follow: bool,
-        meta: Mapping[str, Any] | None = None,
+        self, subscriber: Subscriber, uri: str, follow: bool, meta: Mapping[str, Any] | None = None
     ) -> None:
         client = _find_client(subscriber)
         options = CallOptions(
@@ -365,7 +348,9 @@ class Subscriptions:
             view=client.view,
             meta=meta,
             client=client.client,
-            revision=(LATEST if isinstance(subscriber, ListenStream) else client.revision).name,
+            revision=(
+                revisions.LATEST if isinstance(subscriber, ListenStream) else client.revision
+            ).name,
             features=subscriber.features,
         )
         await self._hub.call(client.principal, uri, {"follow": follow}, options)
@@ -397,7 +382,7 @@ class Subscriptions:
             tools = tuple(tool for tool in tools if tool.name not in own)
         return tools, self._hub.authorizer.version
 
-    def _notify_owner(self, event: ClientListChanged) -> None:
+    def _notify_owner(self, event: events.ClientListChanged) -> None:
         method = _CHANGED[event.kind]
         for client in tuple(self._joined):
             if owner_key(client.client, client.principal) == event.owner:
@@ -413,7 +398,7 @@ class Subscriptions:
             self._changed.add(kind)
             self._notify_soon(CHANGE_PAUSE)
 
-    def _on_announced(self, event: ListAnnounced) -> None:
+    def _on_announced(self, event: events.ListAnnounced) -> None:
         """A server announces a changed list, even if the hub finds it unchanged."""
         if self._joined or self._streams:
             self._announced.setdefault(event.kind, set()).add(event.target)
@@ -490,12 +475,12 @@ class Subscriptions:
 
         return has_changed
 
-    def _notify_completed(self, event: ElicitationCompleted) -> None:
+    def _notify_completed(self, event: events.ElicitationCompleted) -> None:
         client = self._clients.find(event.client)
         if client is not None:
             client.notify(client_questions.encode_elicitation_complete(event.id))
 
-    def _notify_log(self, event: ServerLogged) -> None:
+    def _notify_log(self, event: events.ServerLogged) -> None:
         """Sends a log line that belongs to no call. A line from a client's own connection goes to
         that client. A line from a shared connection may be about any client's call: it goes to
         clients that asked for a level, see something of the server, and may read its log anyway."""
@@ -520,7 +505,7 @@ class Subscriptions:
             return False
         return any(self._sees_any(kind, [server], client) for kind in self._hub.catalogs)
 
-    def _on_updated(self, event: ResourceUpdated) -> None:
+    def _on_updated(self, event: events.ResourceUpdated) -> None:
         name = next((one for one in _list_parents(event.name) if one in self._subscribers), None)
         if name is not None and not self._closed:
             self._throttle.add(event.name, name)
@@ -566,7 +551,7 @@ class Subscriptions:
 
 
 _NO_URI = 'invalid "uri": must be the address of a resource'
-_OWN = {SERVER_KEY: build_server_info(LATEST)}
+_OWN = {revisions.SERVER_KEY: revisions.build_server_info(revisions.LATEST)}
 
 
 def _find_flaw(wanted: Any) -> str | None:
