@@ -163,8 +163,70 @@ def is_failure(message: Mapping[str, Any]) -> bool:
     return "error" in message or (isinstance(result, dict) and result.get("isError") is True)
 
 
-class PendingRequest:
-    __slots__ = ("future", "listener", "method", "refused", "timeout", "timer")
+class CallInFlight:
+    """A request of the hub, as far as other messages of the server can be about it."""
+
+    __slots__ = ("id", "listener", "refused")
+
+    def __init__(self, listener: RequestListener | None, id: int | None = None) -> None:
+        self.listener = listener
+        self.id = id
+        self.refused: ServerRequest | None = None
+        """The server's question about this request that was refused."""
+
+
+class IncomingRouter:
+    """Routes the requests and notifications of a server to the calls that they are about."""
+
+    def __init__(self, sink: NotificationSink) -> None:
+        self._sink = sink
+        self._requests = PendingServerRequests(self._reply)
+        self._session_listener: RequestListener | None = None
+
+    def set_session_listener(self, listener: RequestListener) -> None:
+        self._session_listener = listener
+
+    def _reply(self, message: bytes) -> None:
+        raise NotImplementedError
+
+    def _find_call(
+        self, method: str, params: Mapping[str, Any], stream: CallInFlight | None
+    ) -> CallInFlight | None:
+        """Finds the call that a notification is about, or a question if `method` is empty. `stream`
+        is the call whose own stream brought the message, on a wire that has such streams."""
+        raise NotImplementedError
+
+    def _handle_incoming(self, message: dict[str, Any], stream: CallInFlight | None = None) -> bool:
+        """Handles a request or notification; True if it was progress."""
+        method, params = str(message["method"]), message.get("params")
+        params = params if isinstance(params, dict) else {}
+        if "id" in message:
+            request = self._requests.open(rpc.find_id(message), method, params)
+            call = self._find_call("", params, stream)
+            listener = call.listener if call is not None else None
+            if self._session_listener is not None and (listener is None or listener.ask is None):
+                call, listener = None, self._session_listener
+            if not deliver_request(request, listener, self._sink) and call is not None:
+                call.refused = request
+        elif method in (PROGRESS, MESSAGE, ACKNOWLEDGED):
+            call = self._find_call(method, params, stream)
+            listener = call.listener if call is not None else None
+            if method == PROGRESS:
+                return listener is not None and listener.report_progress(params)
+            if method == MESSAGE:
+                if listener is None or not listener.report_log_message(params):
+                    self._sink(method, params)
+            elif listener is not None and listener.acknowledged is not None:
+                listener.acknowledged(params)
+        elif method == CANCELLED:
+            self._requests.cancel(params)
+        elif method != COMPLETED or not self._requests.complete(params):
+            self._sink(method, params)
+        return False
+
+
+class PendingRequest(CallInFlight):
+    __slots__ = ("future", "method", "timeout", "timer")
 
     def __init__(
         self,
@@ -173,33 +235,30 @@ class PendingRequest:
         timeout: float,
         listener: RequestListener | None,
     ) -> None:
+        self.listener = listener
+        self.id = self.refused = None
         self.method = method
         self.future = future
         self.timeout = timeout
-        self.listener = listener
         self.timer: asyncio.TimerHandle | None = None
-        self.refused: ServerRequest | None = None
-        """The server's question about this request that was refused."""
 
 
-class JsonRpcChannel:
+class JsonRpcChannel(IncomingRouter):
     """A `Wire` over one stream. Nothing here depends on the revision that is spoken."""
 
     supports_sessions = has_push_streams = sends_headers = False
 
     def __init__(self, server: str, sink: NotificationSink) -> None:
+        super().__init__(sink)
         self.server = server
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        self._sink = sink
-        self._requests = PendingServerRequests(self._reply)
         self._pending: dict[int, PendingRequest] = {}
         self._last_id = 0
         self._invalid = 0
         self._cancelled_by: str | None = None
         self._cancelled_until = float("-inf")
         """The client whose call was cancelled last, and how long logs may still be about it."""
-        self._session_listener: RequestListener | None = None
         self.unsolicited = 0
         """Messages so far that answered no request: notifications, requests and invalid ones."""
         self.spent = 0.0
@@ -248,9 +307,6 @@ class JsonRpcChannel:
         listener: RequestListener | None = None,
     ) -> None:
         await self.request(method, params or {}, FOREVER, listener)
-
-    def set_session_listener(self, listener: RequestListener) -> None:
-        self._session_listener = listener
 
     def set_revision(self, revision: Revision | None) -> None:
         """Messages on a stream do not depend on it."""
@@ -329,7 +385,9 @@ class JsonRpcChannel:
             self.report_invalid("a message must be an object")
             return
         if "method" in message:
-            self._handle_incoming(message)
+            self.unsolicited += 1
+            if self._handle_incoming(message):
+                self._restart_timer(message["params"]["progressToken"])
             return
         pending = self._find_pending(message.get("id"))
         if pending is None:
@@ -387,36 +445,21 @@ class JsonRpcChannel:
 
     # --- messages that answer no request -------------------------------------------------------
 
-    def _handle_incoming(self, message: dict[str, Any]) -> None:
-        self.unsolicited += 1
-        method, params = str(message["method"]), message.get("params")
-        params = params if isinstance(params, dict) else {}
-        if "id" in message:
-            self._route_question(self._requests.open(rpc.find_id(message), method, params))
-        elif method == PROGRESS:
-            self._report_progress(params)
-        elif method == MESSAGE:
-            listener = self._find_log_listener()
-            if listener is None or not listener.report_log_message(params):
-                self._sink(method, params)
-        elif method == ACKNOWLEDGED:
-            self._acknowledge(params)
-        elif method == CANCELLED:
-            self._requests.cancel(params)
-        elif method != COMPLETED or not self._requests.complete(params):
-            self._sink(method, params)
-
-    def _route_question(self, request: ServerRequest) -> None:
-        """A question names no request: it belongs to the newest call that can be asked at all. If
-        none can, it was about the only call there is."""
+    def _find_call(
+        self, method: str, params: Mapping[str, Any], stream: CallInFlight | None
+    ) -> PendingRequest | None:
+        if method == PROGRESS:
+            return self._find_pending(params.get("progressToken"))
+        if method == MESSAGE:
+            return self._find_logged_call()
+        if method == ACKNOWLEDGED:
+            meta = params.get("_meta")
+            return self._find_pending(meta.get(SUBSCRIPTION_KEY)) if type(meta) is dict else None
+        # A question names no request: it belongs to the newest call that can be asked at all. If
+        # none can, it was about the only call there is.
         calls = list(islice(self._list_calls(), MAX_SEARCHED))
         askable = (call for call in calls if call.listener is not None and call.listener.ask)
-        call = next(askable, calls[0] if len(calls) == 1 else None)
-        listener = call.listener if call is not None else None
-        if self._session_listener is not None and (listener is None or listener.ask is None):
-            listener, call = self._session_listener, None
-        if not deliver_request(request, listener, self._sink) and call is not None:
-            call.refused = request
+        return next(askable, calls[0] if len(calls) == 1 else None)
 
     def _list_calls(self) -> Iterator[PendingRequest]:
         """Yields the calls in flight, the newest first."""
@@ -424,35 +467,26 @@ class JsonRpcChannel:
             if pending.method in CALLS and not pending.future.done():
                 yield pending
 
-    def _find_log_listener(self) -> RequestListener | None:
+    def _find_logged_call(self) -> PendingRequest | None:
         """A log message names no request. It may only go to a client whose call it must be about:
         one call is in flight, or all calls are of one client."""
-        first: RequestListener | None = None
+        first: PendingRequest | None = None
+        client = ""
         for call in self._list_calls():
-            listener = call.listener
-            if listener is None:
+            if call.listener is None:
                 return None
             if first is None:
-                first = listener
-            elif not listener.client or listener.client != first.client:
+                first, client = call, call.listener.client
+            elif not call.listener.client or call.listener.client != client:
                 return None
-        if first is not None and first.client != self._cancelled_by:
+        if first is not None and client != self._cancelled_by:
             is_ambiguous = self._loop.time() < self._cancelled_until  # about the cancelled call?
             return None if is_ambiguous else first
         return first
 
-    def _acknowledge(self, params: Mapping[str, Any]) -> None:
-        meta = params.get("_meta")
-        pending = self._find_pending(meta.get(SUBSCRIPTION_KEY)) if isinstance(meta, dict) else None
-        if pending is not None and pending.listener is not None and pending.listener.acknowledged:
-            pending.listener.acknowledged(params)
-
-    def _report_progress(self, params: Mapping[str, Any]) -> None:
-        id = params.get("progressToken")
-        pending = self._find_pending(id)
-        if pending is None or pending.listener is None or pending.timer is None:
-            return
-        if pending.listener.report_progress(params) and isinstance(id, int):
+    def _restart_timer(self, id: int) -> None:
+        pending = self._pending.get(id)
+        if pending is not None and pending.timer is not None:
             pending.timer.cancel()
             pending.timer = self._loop.call_later(pending.timeout, self._expire, id)
 

@@ -22,26 +22,16 @@ from dragoman.core.trace import new_trace, trace_headers
 from dragoman.core.urls import hide_secrets
 from dragoman.mcp.client.jsonrpc_channel import (
     MAX_BATCH,
+    CallInFlight,
+    IncomingRouter,
     build_timed_out,
     build_unanswered,
-    deliver_request,
     failure_from_error,
     is_failure,
 )
-from dragoman.mcp.client.notifications import (
-    NotificationSink,
-    PendingServerRequests,
-    RequestListener,
-    ServerRequest,
-)
+from dragoman.mcp.client.notifications import NotificationSink, RequestListener
 from dragoman.mcp.protocol.mirrored_headers import NAMED, encode_value
-from dragoman.mcp.protocol.notifications import (
-    ACKNOWLEDGED,
-    CANCELLED,
-    COMPLETED,
-    MESSAGE,
-    PROGRESS,
-)
+from dragoman.mcp.protocol.notifications import ACKNOWLEDGED, CANCELLED, PROGRESS
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -96,7 +86,7 @@ class StreamPosition:
         self.pause = RETRY
 
 
-class HttpWire:
+class HttpWire(IncomingRouter):
     supports_sessions = has_push_streams = sends_headers = speaks_modern = True
 
     def __init__(
@@ -107,6 +97,7 @@ class HttpWire:
         headers: Mapping[str, str],
         sink: NotificationSink,
     ) -> None:
+        super().__init__(sink)
         self.server = server
         self.url = url
         self._revision: Revision | None = None
@@ -117,16 +108,11 @@ class HttpWire:
         self._fixed = {
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
-        self._sink = sink
-        self._requests = PendingServerRequests(self._reply)
         self._last_id = 0
         self._cached: dict[tuple[str, str | None], FixedHeaders] = {}
         self._background = Background(f'the HTTP connection to server "{server}"')
-        self._session_listener: RequestListener | None = None
-        self._askable: dict[int, RequestListener] = {}
-        """The listeners of calls in flight whose clients can be asked questions."""
-        self._refused: dict[int, ServerRequest] = {}
-        """Questions about calls in flight that were refused."""
+        self._askable: dict[int, CallInFlight] = {}
+        """Calls in flight whose clients can be asked questions."""
 
     async def start(self) -> None:
         """There is no connection to open: each request is posted."""
@@ -144,11 +130,12 @@ class HttpWire:
         if self.lost.done():  # and the session with it
             raise Unreachable(f'server "{self.server}" was lost: {self.lost.result()}', sent=False)
         self._last_id = id = self._last_id + 1
+        call: CallInFlight | None = None
         if listener is not None:
             if listener.progress:
                 params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
             if listener.ask is not None:
-                self._askable[id] = listener
+                call = self._askable[id] = CallInFlight(listener, id)
         sent = self._find_headers(method, params.get(NAMED[method]) if method in NAMED else None)
         in_session = SESSION in sent
         try:
@@ -167,7 +154,8 @@ class HttpWire:
             if reply.status != 200 or not _is_stream(reply):
                 return await self._read_answer(reply, id, method, in_session, params)
             async with asyncio.timeout_at(deadline) as clock:  # reading a stream has no timeout
-                return await self._read_stream_answer(reply, id, method, listener, clock, timeout)
+                call = call or CallInFlight(listener, id)
+                return await self._read_stream_answer(reply, id, method, call, clock, timeout)
         except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no response within {timeout:g} s")
             raise build_timed_out(self.server, method, timeout) from None
@@ -177,8 +165,6 @@ class HttpWire:
         finally:
             if listener is not None:
                 self._askable.pop(id, None)
-            if self._refused:
-                self._refused.pop(id, None)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         message = rpc.encode_notification(method, params)
@@ -213,10 +199,11 @@ class HttpWire:
             if reply.status != 200 or not _is_stream(reply):
                 raise UpstreamHttpError(f"HTTP {reply.status}", reply.status)
             opened()
+            stream = CallInFlight(listener)
             async for incoming, _ in self._read_messages(reply, StreamPosition()):
                 if "method" not in incoming:
                     return  # the response to the listen request ends it
-                self._handle_incoming(incoming, None, listener)
+                self._handle_incoming(incoming, stream)
         finally:
             reply.body.close()
 
@@ -236,9 +223,6 @@ class HttpWire:
             self.lost.set_result(reason)
 
     suspect_lost = mark_lost
-
-    def set_session_listener(self, listener: RequestListener) -> None:
-        self._session_listener = listener
 
     def set_revision(self, revision: Revision | None) -> None:
         if revision is None:
@@ -406,7 +390,7 @@ class HttpWire:
         reply: Reply,
         id: int,
         method: str,
-        listener: RequestListener | None,
+        call: CallInFlight,
         clock: asyncio.Timeout,
         timeout: float,
     ) -> tuple[Any, int]:
@@ -418,11 +402,11 @@ class HttpWire:
             try:
                 async for message, size in self._read_messages(reply, position):
                     if "method" in message:
-                        if self._handle_incoming(message, id, listener):
+                        if self._handle_incoming(message, call):
                             clock.reschedule(self._loop.time() + timeout)
                     elif message.get("id") == id:
-                        if id in self._refused and is_failure(message):
-                            raise build_unanswered(self.server, method, message, self._refused[id])
+                        if call.refused is not None and is_failure(message):
+                            raise build_unanswered(self.server, method, message, call.refused)
                         return self._extract_result(message, id, method), size
             except Unreachable:
                 if not self._is_resumable(position, method):
@@ -500,48 +484,17 @@ class HttpWire:
             if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT, spent):
                 await asyncio.sleep(pause)
 
-    def _handle_incoming(
-        self, message: dict[str, Any], id: int | None, listener: RequestListener | None
-    ) -> bool:
-        """Handles a request or notification; True if it was progress.
-
-        A message on the stream of request `id` belongs to it. A question on a push stream belongs
-        to the newest call, as on a wire with one stream.
-        """
-        method, params = str(message["method"]), message.get("params")
-        params = params if isinstance(params, dict) else {}
-        if "id" in message:
-            request = self._requests.open(rpc.find_id(message), method, params)
-            if id is None and self._askable:
-                id, listener = next(reversed(self._askable.items()))
-            if self._session_listener is not None and (listener is None or listener.ask is None):
-                id, listener = None, self._session_listener
-            if not deliver_request(request, listener, self._sink) and id is not None:
-                self._refused[id] = request
-        elif method == PROGRESS:
-            token = params.get("progressToken")
-            if listener is not None and id is not None and token == id:
-                return listener.report_progress(params)
-        elif method == ACKNOWLEDGED:
-            if listener is not None and listener.acknowledged is not None:
-                listener.acknowledged(params)
-        elif method == CANCELLED:
-            self._requests.cancel(params)
-        elif method == MESSAGE:
-            self._report_log(params, id, listener)
-        elif method != COMPLETED or not self._requests.complete(params):
-            self._sink(method, params)
-        return False
-
-    def _report_log(
-        self, params: Mapping[str, Any], id: int | None, listener: RequestListener | None
-    ) -> None:
-        """Only the session of one client has askable calls, so a log message on its push stream
-        may go to the newest of them."""
-        if id is None and self._askable:
-            listener = next(reversed(self._askable.values()))
-        if listener is None or not listener.report_log_message(params):
-            self._sink(MESSAGE, params)
+    def _find_call(
+        self, method: str, params: Mapping[str, Any], stream: CallInFlight | None
+    ) -> CallInFlight | None:
+        """A message on the stream of a request belongs to it. A question or log message on a push
+        stream belongs to the newest call: only the session of one client has askable calls."""
+        id = stream.id if stream is not None else None
+        if method == PROGRESS:
+            return stream if id is not None and params.get("progressToken") == id else None
+        if method != ACKNOWLEDGED and id is None and self._askable:
+            return next(reversed(self._askable.values()))
+        return stream
 
     def _reply(self, message: bytes) -> None:
         self._send_later(self._deliver(message))
