@@ -25,12 +25,12 @@ from dragoman.core.errors import (
 from dragoman.core.event_payloads import (
     CODES,
     EVENT_NAMES,
-    build_session_id,
     find_code,
     redact_event,
     render_event,
     render_exec_event,
     render_verb_event,
+    session_id_from_trace,
 )
 from dragoman.core.events import (
     CostReported,
@@ -272,7 +272,9 @@ async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
         "tool": "vercel_ops.deploy",
         "arguments": {"branch": "main"},
     }
-    assert (asked["traceId"], asked["sessionId"]) == (trace, build_session_id(road.agent.calls[0]))
+    call = road.agent.calls[0]
+    session = session_id_from_trace(call.tool, call.trace)
+    assert (asked["traceId"], asked["sessionId"]) == (trace, session)
     assert isinstance(asked["timestamp"], int) and asked["timestamp"] > 1_700_000_000_000
     assert (answered["type"], answered["source"]) == ("EXEC:TOOL_RESULT", "Vercel Ops")
     assert answered["payload"] == {

@@ -254,12 +254,10 @@ class Result:
     direct: bool = False
     """Whether this is a direct reply, not the outcome of a task."""
     questions: Mapping[str, Question] | None = None
-    """Set when there is no result yet: the questions to answer in a call that continues this one.
-    """
+    """Set if there is no result yet: the questions to answer in a call that continues this one."""
     handle: str | None = None
     """With questions: what the continuing call must bring back unchanged."""
     settles_itself: bool = False
-    """With questions: whether they may be resolved elsewhere, which a call with `FOLLOW` waits for.
-    """
+    """With questions: whether they may be resolved elsewhere, for which `FOLLOW` waits."""
     status_message: StatusMessage | None = None
     """The target's message with its end or its question, beside its content."""

@@ -19,8 +19,7 @@ FLUSH_LINES = 1_000
 
 
 End = tuple[float, str, Principal, Trace, str, str, float]
-"""When the call ended, its verb, principal and trace, the outcome, the kind of error, milliseconds.
-"""
+"""When the call ended, its verb, principal, trace and outcome, the kind of error, milliseconds."""
 
 
 class CallLog:
@@ -42,8 +41,7 @@ class CallLog:
         if len(self._ends) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(FLUSH_SECONDS, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:
         if self._timer is not None:

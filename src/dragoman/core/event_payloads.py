@@ -54,12 +54,8 @@ def find_code(error: HubError) -> int:
     return errors.find_row(CODES, type(error))
 
 
-def build_session_id(call: Call) -> str:
-    """Builds the id that a call has on both sides of a bridge."""
-    return session_id_from_trace(call.tool, call.trace)
-
-
 def session_id_from_trace(tool: Tool, trace: Trace) -> str:
+    """The id that a call has on both sides of a bridge."""
     bridged = tool.bridged
     return trace.id if bridged is None else f"a2a-{bridged.card_id}-{bridged.skill_id}-{trace.id}"
 
@@ -92,7 +88,7 @@ def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> d
         "agentCardId": skill.card_id if skill is not None else None,
         "agentUrl": skill.url if skill is not None else None,
         "skillId": skill.skill_id if skill is not None else None,
-        "sessionId": build_session_id(call),
+        "sessionId": session_id_from_trace(call.tool, call.trace),
         "args": call.arguments,
         "emittedAt": render_time(at),
         "context": {
@@ -121,7 +117,7 @@ def render_exec_event(event: events.ToolCall | events.ToolResult) -> dict[str, A
         "timestamp": int(event.at * 1000),
         "traceId": call.trace.id,
         "source": source,
-        "sessionId": build_session_id(call),
+        "sessionId": session_id_from_trace(call.tool, call.trace),
         "type": kind,
         "payload": payload,
     }
@@ -154,9 +150,13 @@ def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
             said = render_exec_event(event)
             return said["type"], said
         case events.CostReported(call=call, usage=usage, at=at):
-            verb = render_name(call.tool.name, call.tool.kind)
-            who = {"verb": verb, "sessionId": build_session_id(call), "traceId": call.trace.id}
-            return "cost", {**who, "usage": usage, "emittedAt": render_time(at)}
+            return "cost", {
+                "verb": render_name(call.tool.name, call.tool.kind),
+                "sessionId": session_id_from_trace(call.tool, call.trace),
+                "traceId": call.trace.id,
+                "usage": usage,
+                "emittedAt": render_time(at),
+            }
         case (
             events.ServerChanged()
             | events.AgentChanged()

@@ -97,8 +97,7 @@ class KeptResults:
 
     def find(self, uri: str) -> Tool:
         """Resolves `uri`; returns a `Nowhere` tool if nothing is kept there."""
-        id = uri.removeprefix(PREFIX).partition("?")[0]
-        kept = self._kept.get(id)
+        kept = self._kept.get(uri.removeprefix(PREFIX).partition("?")[0])
         if kept is None or kept.until <= self._clock():
             return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
         return Tool(

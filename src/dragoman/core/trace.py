@@ -95,10 +95,8 @@ def parse_trace(
     precedence, because the author of the message wrote it, unless only the headers have the hub's
     own token. Returns None without any."""
     sent = _CHAIN_FIELD in fields
-    if beside:
-        own = CHAIN in beside
-        if own or ((PARENT in beside or TRACE_ID in beside) and not sent):
-            return _parse(*(beside.get(name) for name in MEMBERS))
+    if beside and (CHAIN in beside or ((PARENT in beside or TRACE_ID in beside) and not sent)):
+        return _parse(*(beside.get(name) for name in MEMBERS))
     if sent or _PARENT_FIELD in fields or _ID_FIELD in fields:
         id, parent, state, chain = (
             fields.get(name, b"").decode("latin-1")

@@ -218,8 +218,7 @@ class _Document:
         if "contains" in words:
             written.pop("maxContains", None)
         if "oneOf" in words and "oneOf" in written:  # several branches may match now
-            also = {"anyOf": written.pop("oneOf")}
-            written["allOf"] = [*written.get("allOf", ()), also]
+            written["allOf"] = [*written.get("allOf", ()), {"anyOf": written.pop("oneOf")}]
         for word in ("unevaluatedProperties", "unevaluatedItems"):
             written.pop(word, None)
 

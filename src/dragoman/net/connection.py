@@ -37,8 +37,6 @@ _NAMES = {
     for spelling in (name, name.title())
 }  # fmt: skip
 
-_BLANK = " \t"
-
 # Headers that frame or redirect a response: duplicates could be read differently by two readers.
 _ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
 
@@ -341,7 +339,7 @@ class Connection(asyncio.Protocol):
         if key in _ONCE and key in self._headers:
             self._refuse(f'it has two "{key}" headers')
         text = value.decode("latin-1")
-        self._headers[key] = text.rstrip(" \t") if text[-1:] in _BLANK else text
+        self._headers[key] = text.rstrip(" \t") if text[-1:] in " \t" else text
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange
