@@ -162,12 +162,7 @@ class Request:
             raise TypeError(f"invalid artifact: {error}") from None
         self._send(
             Artifact(
-                id=id,
-                name=name,
-                content=blocks,
-                append=append,
-                last=last,
-                description=description,
+                id=id, name=name, content=blocks, append=append, last=last, description=description
             )
         )
         return id

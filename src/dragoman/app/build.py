@@ -16,7 +16,7 @@ from dragoman.app.build_guards import Guards, build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_stores import Stores, build_stores
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig
+from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin.known_ids import (
     list_configured,
@@ -24,7 +24,6 @@ from dragoman.app.policy_admin.known_ids import (
     principal_from_key,
 )
 from dragoman.app.run_state import RunState
-from dragoman.app.secrets import load_variables
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.targets import Targets

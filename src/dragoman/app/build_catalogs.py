@@ -35,11 +35,7 @@ class Catalogs:
 
 
 def build_pinned_catalogs(
-    live: LiveConfig,
-    stores: Stores,
-    bus: Bus,
-    registered: RegisteredAgents,
-    targets: Iterable[str],
+    live: LiveConfig, stores: Stores, bus: Bus, registered: RegisteredAgents, targets: Iterable[str]
 ) -> Catalogs:
     """`targets` are the names of all servers and agents of the home: others lose their claims."""
     settings = TargetSettings(live, registered)

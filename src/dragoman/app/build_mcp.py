@@ -60,10 +60,7 @@ def build_upstreams(
     kill_marked(mark)
     DESCENDANTS.kill_recorded(home / "children.json")
     connector = Connector(
-        home,
-        mark,
-        variables,
-        lambda url, private: net.open_configured(url, allow_private=private),
+        home, mark, variables, lambda url, private: net.open_configured(url, allow_private=private)
     )
 
     def build_upstream(entry: ServerEntry) -> Upstream:
@@ -93,10 +90,7 @@ def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients)
         config.mcp.task_after_secs,
         config.bridge.errors,
         config.bridge.list_aliases,
-        lambda: (
-            live.config.mcp.instructions_chars,
-            live.config.mcp.instructions_total_chars,
-        ),
+        lambda: (live.config.mcp.instructions_chars, live.config.mcp.instructions_total_chars),
         clients,
     )
     http = StreamableHttpTransport(server, key)

@@ -8,10 +8,10 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from dragoman.app.secrets import load_variables, refuse_exposed
-from dragoman.config import Config, load_with_source
+from dragoman.config import Config, load_with_source, read_env
 from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError
+from dragoman.core.file_modes import find_exposures, find_exposures_in
 from dragoman.core.tool_filter import View
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 
 
 class LiveConfig:
-    """The configuration in force. Who follows changes without a restart reads it at each use."""
+    """The configuration in force. Parts that follow changes read it at each use."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -103,6 +103,28 @@ class ConfigWatch:
             log.warning("%s", warning)
         self.problem = None
         await apply(config, variables)
+
+
+def load_variables(home: Path) -> dict[str, str]:
+    """Returns the environment, and from the home's `env` file what is not in it."""
+    try:
+        data = (home / "env").read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise ConfigError(f"{home / 'env'} cannot be read: {error.strerror}") from None
+    return {**read_env(data), **os.environ}
+
+
+def refuse_exposed(home: Path, config: Config) -> None:
+    """Raises `ConfigError` if other users can write the hub's files or read its secrets."""
+    exposures = [
+        *find_exposures(home, config_is_secret=config.api_key is not None),
+        *find_exposures_in(home / config.policy.folder),
+    ]
+    exposed = [str(one) for one in exposures if one.reachable]
+    if exposed:
+        raise ConfigError("; ".join(exposed[:3]))
 
 
 async def poll(check: Callable[[], Awaitable[object]], seconds: float = WATCH_SECONDS) -> None:

@@ -14,7 +14,7 @@ from dragoman import home as home_files
 from dragoman.app import process
 from dragoman.app.app import App
 from dragoman.app.build import build_app
-from dragoman.app.secrets import refuse_exposed
+from dragoman.app.config_watch import refuse_exposed
 from dragoman.config import Config, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, StorageFailed

@@ -144,12 +144,7 @@ def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> Princ
         caller.org,
         caller.roles,
         scopes,
-        {
-            "org": ("Org", caller.org),
-            "kind": caller.kind,
-            "owner": caller.behalf,
-            "scopes": scopes,
-        },
+        {"org": ("Org", caller.org), "kind": caller.kind, "owner": caller.behalf, "scopes": scopes},
     )
 
 
@@ -229,11 +224,7 @@ def build_target_attributes(facts: TargetFacts) -> dict[str, Value]:
 
 
 def _build_agent_attributes(facts: TargetFacts) -> dict[str, Value]:
-    return {
-        "org": ("Org", facts.org),
-        "trust": facts.trust,
-        "kind": KINDS.get(facts.type, ""),
-    }
+    return {"org": ("Org", facts.org), "trust": facts.trust, "kind": KINDS.get(facts.type, "")}
 
 
 def build_slice(who: PrincipalEntity, what: ResourceEntity) -> list[dict[str, Any]]:

@@ -250,12 +250,7 @@ def run_tests(texts: Mapping[str, str]) -> dict[str, Any]:
     return {
         "ok": checked.policy_set is not None,
         "tests": [
-            {
-                "name": each.name,
-                "file": each.file,
-                "passed": each.passed,
-                "message": each.words,
-            }
+            {"name": each.name, "file": each.file, "passed": each.passed, "message": each.words}
             for each in outcomes
         ],
         "findings": [render_finding(each) for each in checked.findings],

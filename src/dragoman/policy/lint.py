@@ -127,8 +127,7 @@ def _check_id(policy: ParsedPolicy, taken: dict[str, str]) -> Iterator[PolicyFin
         )
     elif not ID.fullmatch(id):
         yield policy.build_finding(
-            ERROR,
-            f"invalid id {id!a}: use ASCII letters, digits and . _ : / -",
+            ERROR, f"invalid id {id!a}: use ASCII letters, digits and . _ : / -"
         )
     elif id in taken:
         yield policy.build_finding(ERROR, f'the id "{id}" already exists: {taken[id]}')

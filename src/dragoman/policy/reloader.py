@@ -106,13 +106,7 @@ def read_state(folder: Path) -> FolderState:
                 if entry.name.endswith((POLICIES, TESTS)) and not entry.name.startswith("."):
                     about = entry.stat()
                     found.append(
-                        (
-                            entry.name,
-                            about.st_mtime_ns,
-                            about.st_size,
-                            about.st_ino,
-                            about.st_mode,
-                        )
+                        (entry.name, about.st_mtime_ns, about.st_size, about.st_ino, about.st_mode)
                     )
             return tuple(sorted(found))
     except OSError:

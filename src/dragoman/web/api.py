@@ -173,12 +173,9 @@ class Api:
 
     @route("GET /readyz", "Whether the hub serves", 503, answer=None)
     async def _get_readyz(self, request: ApiRequest) -> ApiResponse:
-        waiting = self._sources.ready()
-        return (
-            ApiResponse(200, b"ready\n", "text/plain")
-            if waiting is None
-            else build_error(503, waiting)
-        )
+        if (waiting := self._sources.ready()) is not None:
+            return build_error(503, waiting)
+        return ApiResponse(200, b"ready\n", "text/plain")
 
     @route(
         "GET /metrics",

@@ -12,13 +12,7 @@ from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
-from dragoman.web.api import (
-    ApiRequest,
-    ApiResponse,
-    build_response,
-    parse_object,
-    require_admin,
-)
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
 from dragoman.web.openapi import route
 
 IsAllowed = Callable[[Tool], bool]

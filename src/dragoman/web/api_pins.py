@@ -10,13 +10,7 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
-from dragoman.web.api import (
-    ApiRequest,
-    ApiResponse,
-    build_response,
-    parse_object,
-    require_admin,
-)
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
 from dragoman.web.openapi import route
 
 

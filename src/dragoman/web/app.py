@@ -330,9 +330,7 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
 _UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")
 
 _ENCODED = build_error(
-    415,
-    "unsupported Content-Encoding: use gzip or deflate",
-    (b"accept-encoding", b"gzip, deflate"),
+    415, "unsupported Content-Encoding: use gzip or deflate", (b"accept-encoding", b"gzip, deflate")
 )
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="dragoman"')
 _UNAUTHORIZED = build_error(

@@ -19,12 +19,10 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     ] = 50_051
     public_url: Annotated[
-        str | None,
-        Meta(description="The URL by which clients reach the hub, where that differs."),
+        str | None, Meta(description="The URL by which clients reach the hub, where that differs.")
     ] = None
     allowed_hosts: Annotated[
-        list[str],
-        Meta(description="Further names that may stand in the Host header of a request."),
+        list[str], Meta(description="Further names that may stand in the Host header of a request.")
     ] = []
     allowed_origins: Annotated[
         list[str],

@@ -37,12 +37,7 @@ from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.policy import loader, queries
-from dragoman.policy.folder import (
-    parse_name,
-    render_checked,
-    render_finding,
-    run_tests,
-)
+from dragoman.policy.folder import parse_name, render_checked, render_finding, run_tests
 from dragoman.policy.loader import CheckedPolicies, PolicyError
 from dragoman.policy.policy_set import WARNING, PolicyFinding, PolicySet
 from dragoman.policy.reloader import PolicyReloader

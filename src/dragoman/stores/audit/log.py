@@ -210,10 +210,7 @@ class SqliteAuditLog:
             # At once: a key or entries without a head then always mean a loss.
             os.pwrite(self._head, self._seal.seal_tip(chain.FIRST_HEAD, *chain.ORIGIN), 0)
         self._db = open_store(
-            path,
-            chain.MIGRATIONS,
-            durable=self._durable,
-            busy_seconds=LOOP_BUSY_SECONDS,
+            path, chain.MIGRATIONS, durable=self._durable, busy_seconds=LOOP_BUSY_SECONDS
         )
         self._journal = Journal(self._home)
         try:
