@@ -55,7 +55,7 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
-@record(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True)
 class CallOptions:
     """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
     over."""

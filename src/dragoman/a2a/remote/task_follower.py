@@ -130,7 +130,7 @@ class TaskFollower:
         chosen_id = ""
         if probed.traits.client_names_task:
             chosen_id = request[TASK_ID] = str(uuid4())
-        task = RemoteTask(agent.name, self._publish, task_id, chosen_id=chosen_id)
+        task = RemoteTask(agent.name, self._publish, task_id, "", chosen_id)
         try:
             if probed.can_stream:
                 self._start_timer()

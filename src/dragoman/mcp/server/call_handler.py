@@ -279,20 +279,21 @@ def _parse_options(
         if has_updates
         else (discard_update, NO_UPDATES)
     )
-    return CallOptions(
-        kind=kind,
-        door=client.door,
-        view=client.view,
-        trace_context=carried,
-        meta=select_meta(params),
-        session=session,
-        updates=updates,
-        wanted_updates=wanted,
-        client=client.client,
-        revision=revision.name,
-        features=features,
-        answers=answers,
-        handle=handle,
+    return CallOptions(  # by position: by name it takes half as long again
+        client.door,
+        client.view,
+        kind,
+        carried,
+        select_meta(params),
+        session,
+        None,
+        updates,
+        wanted,
+        client.client,
+        revision.name,
+        features,
+        answers,
+        handle,
     )
 
 
