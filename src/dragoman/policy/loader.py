@@ -26,8 +26,8 @@ from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
     "hub.cedarschema": "e5886efd5b0858ba14c443914c7fb0edbda15c0a0212049764da2cd6c87957d8",
-    "guardrails.cedar": "ab928858fa92655746addea3a89fc85e7c675d3feb4a8a06699034db67f7b747",
-    "default.cedar": "cb816a6940496e77d1aeec6389729045d83c0daa48ea15c1ca7dc909aaae2b54",
+    "guardrails.cedar": "bfdd276e00a5c87183afaeb16a55902472dbe7a373a8b6a68d1dd773ef8dba1c",
+    "default.cedar": "c12ec5ba49f2f9464812a2ed71505c2d4d3deb4f6c310804bc0bd7326c25b452",
 }
 """The hashes of the shipped files, which were validated when these were written."""
 GUARDRAILS, DEFAULT = "guardrails.cedar", "default.cedar"
