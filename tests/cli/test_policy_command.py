@@ -135,7 +135,10 @@ def test_questions_are_answered_by_the_hub_that_runs(terminal: Terminal) -> None
     terminal.up()
     allowed = terminal.run("policy", "explain", "key:ci", "mcp_hello_add")
     assert allowed.code == 0 and allowed.out.startswith("allowed: key:ci may call hello.add\n")
-    assert "permitted by  everybody: authenticated principals may use everything, but not administer" in allowed.out
+    assert (
+        "permitted by  everybody: authenticated principals may use everything, but not administer"
+        in allowed.out
+    )
 
     slip = terminal.user / "slip"
     slip.mkdir()
