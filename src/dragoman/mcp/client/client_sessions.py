@@ -513,7 +513,7 @@ class ClientSessions:
         own.questions.close()
         if own.reading is not None:
             own.reading.cancel()
-        self._upstream.lists.drop_client_lists(key)
+        self._upstream.lists.drop_own(key)
         if own.session is not None:
             self._background.spawn(_close(own.session))
 

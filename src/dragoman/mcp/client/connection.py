@@ -183,7 +183,9 @@ class UpstreamConnection:
             if reason is None:
                 failures = 0
                 await self.close_handshake()
-                await self._wait_use()
+                seconds = self._upstream.entry.idle_secs
+                self._set_state("idle", f"unused for {seconds:g} s; a call starts it again")
+                await self._wake.wait()  # the next call may be there already
                 continue
             failures = 0 if monotonic() - begun > STEADY_SECONDS else failures + 1
             is_wanted = self._wake.is_set() and failures <= MAX_LOSSES
@@ -281,12 +283,6 @@ class UpstreamConnection:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.delay(failures)):
                 await self._wake.wait()
-
-    async def _wait_use(self) -> None:
-        """The server is stopped until the next call, which may be there already."""
-        seconds = self._upstream.entry.idle_secs
-        self._set_state("idle", f"unused for {seconds:g} s; a call starts it again")
-        await self._wake.wait()
 
     def _set_state(self, state: str, reason: str) -> None:
         reason = reason[:MAX_REASON]

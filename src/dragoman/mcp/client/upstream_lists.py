@@ -183,7 +183,9 @@ class UpstreamLists:
             )
         else:
             if self.differs:  # own sessions may list something else as well
-                self._upstream.client_sessions.reread(lambda key: dirty & self._list_own_kinds(key))
+                self._upstream.client_sessions.reread(
+                    lambda key: dirty & set(self._own.get(key, ()))
+                )
             self._announce(announced)
         finally:
             self._reading = frozenset()
@@ -364,14 +366,12 @@ class UpstreamLists:
         session = self._upstream.connection.session
         await self._republish(session, lists)
 
-    def _drop_own(self, owner: Owner) -> None:
+    def drop_own(self, owner: Owner) -> None:
+        """Drops the lists of a session that has ended."""
         own = self._own.pop(owner, None)
         connection = self._upstream.connection
         if own and connection.state != "stopped":
             self._background.spawn(self._republish(connection.session, list(own)))
-
-    def _list_own_kinds(self, owner: Owner) -> set[str]:
-        return set(self._own.get(owner, ()))
 
     # --- own and handshake sessions ------------------------------------------------------------
 
@@ -395,10 +395,6 @@ class UpstreamLists:
         if announced and session.wire.supports_sessions:  # one process serves all sessions
             self.mark_changed(announced)
 
-    def drop_client_lists(self, key: Key) -> None:
-        """An own session has ended."""
-        self._drop_own(key)
-
     async def add_handshake_session(self, session: UpstreamSession) -> None:
         """Reads the second shared session; announces the lists that differ from the first one."""
         with contextlib.suppress(HubError):
@@ -414,12 +410,12 @@ class UpstreamLists:
             if isinstance(entries, list)
             and {_name(kind, entry) for entry in entries} != self._shared.get(kind, set())
         }
-        if differing or self._list_own_kinds(HANDSHAKE_OWNER):
+        if differing or self._own.get(HANDSHAKE_OWNER):
             await self._set_own(HANDSHAKE_OWNER, lists)
         return differing
 
     def drop_handshake_lists(self) -> None:
-        self._drop_own(HANDSHAKE_OWNER)
+        self.drop_own(HANDSHAKE_OWNER)
 
     # --- who sees what -------------------------------------------------------------------------
 

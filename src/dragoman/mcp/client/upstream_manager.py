@@ -107,7 +107,7 @@ class UpstreamManager:
                 return upstream, f'server "{upstream.name}" is {state}'
         return None
 
-    # --- visibility (core.ports.ListVisibility) ------- ----------------------------------------
+    # --- visibility (core.ports.ListVisibility) ------------------------------------------------
 
     def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
         tasks = []
@@ -150,7 +150,8 @@ class UpstreamManager:
         found = [
             upstream
             for upstream in self._running.values()
-            if upstream.lists.freshness.may_read(kind) and _may_have(upstream, folded)
+            if upstream.lists.freshness.may_read(kind)
+            and (upstream.entry.prefix == "" or _is_in_namespace(upstream, folded))
         ]
         await _refresh_all(found, kind)
         return bool(found)
@@ -202,7 +203,7 @@ class UpstreamManager:
             "templates_count": len(self._catalogs[TEMPLATE].list_offered(entry.name)),
             "connected": session is not None,
             "state": connection.state,
-            "era": _name_era(connection.modern),
+            "era": {None: None, True: "modern", False: "legacy"}[connection.modern],
             "protocol_version": connection.version,
             "restarts": max(0, connection.restarts),
         }
@@ -227,11 +228,6 @@ def _is_in_namespace(upstream: Upstream, folded: str) -> bool:
     return folded.startswith(tuple(f"{space}{mark}" for space in spaces for mark in "._"))
 
 
-def _may_have(upstream: Upstream, folded: str) -> bool:
-    """Whether the server may offer something under this name."""
-    return upstream.entry.prefix == "" or _is_in_namespace(upstream, folded)
-
-
 async def _refresh_all(upstreams: Iterable[Upstream], kind: str) -> None:
     reading = [upstream.lists.refresh(kind) for upstream in upstreams]
     if reading:
@@ -251,20 +247,14 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
             log.error('server "%s" could not be stopped properly', name, exc_info=error)
 
 
-def _name_era(modern: bool | None) -> str | None:
-    if modern is None:
-        return None
-    return "modern" if modern else "legacy"
-
-
 def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
     """Returns the entry as it was written, without what may be secret."""
-    shown: dict[str, Any] = msgspec.to_builtins(entry)
-    shown["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
+    described: dict[str, Any] = msgspec.to_builtins(entry)
+    described["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
     if isinstance(entry.transport, StdioTransport):
-        shown["transport"]["args"] = render_arguments(entry.transport.args)
+        described["transport"]["args"] = render_arguments(entry.transport.args)
     else:
         names = [name for name, _ in parse_headers(entry.transport.headers)]
-        shown["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
-        shown["transport"]["url"] = render_url(entry.transport.url)
-    return shown
+        described["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
+        described["transport"]["url"] = render_url(entry.transport.url)
+    return described

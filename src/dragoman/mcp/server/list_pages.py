@@ -96,7 +96,7 @@ class ListPages:
         pages = self.build_pages(kind, caller, view, revision, style, door, hidden)
         if cursor is None:
             return pages[0][1]
-        after = self._opened(cursor, kind)
+        after = self._open_cursor(cursor, kind)
         if after is None:
             return None
         return next((page for last, page in pages if last > after), pages[-1][1])
@@ -122,11 +122,11 @@ class ListPages:
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
             entries = [
-                (tool.name, encode(self._shown(tool, name, kind, revision)))
+                (tool.name, encode(self._render_definition(tool, name, kind, revision)))
                 for tool in tools
-                for name in self._names(tool, kind, style)
+                for name in self._list_names(tool, kind, style)
             ]
-            pages = self._paged(kind, entries, build_list_tail(revision))
+            pages = self._split_pages(kind, entries, build_list_tail(revision))
             found = kept[key] = pages, tuple(tool.name for tool in tools)
         sights = self._sights[kind]
         sights[caller, door, view] = found[1]
@@ -152,44 +152,47 @@ class ListPages:
         tools = self._hub.list_tools(caller, view, kind, door)
         return before != tuple(tool.name for tool in tools)
 
-    def _names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
+    def _list_names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
         shown = self._hub.catalogs[kind].listed_name(tool, style)
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
             yield alias
 
-    def _shown(self, tool: Tool, shown: str, kind: str, revision: Revision) -> dict[str, Any]:
-        said = tool.definition
+    def _render_definition(
+        self, tool: Tool, name: str, kind: str, revision: Revision
+    ) -> dict[str, Any]:
+        definition = tool.definition
         if tool.resources:
-            said = replace_ui_addresses(said, partial(self._hub.find_readable_uri, tool.target))
-        definition = {"name": shown, **said, _NAMED[kind]: shown}
+            find_uri = partial(self._hub.find_readable_uri, tool.target)
+            definition = replace_ui_addresses(definition, find_uri)
+        definition = {"name": name, **definition, _NAMED[kind]: name}
         if tool.description:
             definition["description"] = tool.description
         elif definition.get("description") is None:
             definition.pop("description", None)
         return _SHAPE[kind](definition, revision)
 
-    def _paged(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
+    def _split_pages(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
         pages: Pages = []
         start = size = 0
         for index, (_, entry) in enumerate(entries):
             if size + len(entry) > PAGE_BYTES and index > start:
                 last = entries[index - 1][0]
-                rest = {**tail, "nextCursor": self._sealed(last, kind)}
-                pages.append((last, _page(kind, entries[start:index], rest)))
+                rest = {**tail, "nextCursor": self._seal_cursor(last, kind)}
+                pages.append((last, _encode_page(kind, entries[start:index], rest)))
                 start, size = index, 0
             size += len(entry) + 1
-        pages.append((entries[-1][0] if entries else "", _page(kind, entries[start:], tail)))
+        pages.append((entries[-1][0] if entries else "", _encode_page(kind, entries[start:], tail)))
         return pages
 
     # --- cursors -----------------------------------------------------------------------------
 
-    def _sealed(self, name: str, kind: str) -> str:
+    def _seal_cursor(self, name: str, kind: str) -> str:
         body = name.encode()
         return base64.urlsafe_b64encode(self._mac(body, kind) + body).decode()
 
-    def _opened(self, cursor: Any, kind: str) -> str | None:
+    def _open_cursor(self, cursor: Any, kind: str) -> str | None:
         if not isinstance(cursor, str):
             return None
         try:
@@ -203,7 +206,7 @@ class ListPages:
         return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
 
 
-def _page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:
+def _encode_page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:
     members = encode(rest)[1:] if rest else b"}"
     joined = b",".join(entry for _, entry in entries)
     comma = b"," if rest else b""

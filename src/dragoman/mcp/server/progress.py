@@ -29,12 +29,12 @@ MAX_WORDS = 4_000
 """Characters of a piece of an artifact that is sent as progress."""
 DEFAULT_LEVEL = "info"
 """The log level of a client with a session that has not set one."""
-_GRAVITY = {level: number for number, level in enumerate(LEVELS)}
+_SEVERITY = {level: number for number, level in enumerate(LEVELS)}
 
 
 def is_wanted(note: LogMessage, level: str) -> bool:
     """Whether a client that asked for that level wants the message."""
-    return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
+    return _SEVERITY.get(note.level, -1) >= _SEVERITY[level]
 
 
 def build_updates(
@@ -45,7 +45,7 @@ def build_updates(
         return discard_update, NO_UPDATES
     meta = params.get("_meta")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
-    wanted = _wanted(isinstance(token, str | int), level)
+    wanted = _choose_updates(isinstance(token, str | int), level)
     if wanted is NO_UPDATES:
         return discard_update, wanted
 
@@ -53,54 +53,52 @@ def build_updates(
     pieces = 0
     first: Artifact | None = None
 
-    def update(told: Update) -> None:
+    def update(sent: Update) -> None:
         nonlocal reached, pieces, first
-        if isinstance(told, Progress):
+        if isinstance(sent, Progress):
             if wanted.progress:
-                reached = told.progress
+                reached = sent.progress
                 if pieces:  # progress only ever increases
-                    told = replace(told, progress=reached + pieces, total=None)
-                push(_progress(token, told, revision))
-        elif isinstance(told, LogMessage) and level is not None and is_wanted(told, level):
-            push(encode_note(told))
-        elif isinstance(told, Artifact):
+                    sent = replace(sent, progress=reached + pieces, total=None)
+                push(_encode_progress(token, sent, revision))
+        elif isinstance(sent, LogMessage) and level is not None and is_wanted(sent, level):
+            push(encode_note(sent))
+        elif isinstance(sent, Artifact):
             # The second piece shows that the first was one: a whole artifact is the result, which
             # follows.
-            for piece in (first, told) if wanted.progress and told.append else ():
-                if piece is not None and piece.id == told.id:
+            for piece in (first, sent) if wanted.progress and sent.append else ():
+                if piece is not None and piece.id == sent.id:
                     pieces += 1
-                    words = Progress(progress=reached + pieces, message=_text_of(piece))
-                    push(_progress(token, words, revision))
-            first = None if told.append else told
+                    words = Progress(progress=reached + pieces, message=_find_text(piece))
+                    push(_encode_progress(token, words, revision))
+            first = None if sent.append else sent
 
     return update, wanted
 
 
 @lru_cache(maxsize=32)
-def _wanted(progress: bool, notes: str | None) -> WantedUpdates:
-    return (
-        WantedUpdates(progress=progress, log_level=notes)
-        if progress or notes is not None
-        else NO_UPDATES
-    )
+def _choose_updates(progress: bool, notes: str | None) -> WantedUpdates:
+    if not progress and notes is None:
+        return NO_UPDATES
+    return WantedUpdates(progress=progress, log_level=notes)
 
 
-def _text_of(piece: Artifact) -> str | None:
+def _find_text(piece: Artifact) -> str | None:
     texts = [one["text"] for one in piece.content if isinstance(one.get("text"), str)]
     return "".join(texts)[:MAX_WORDS] or piece.name or None
 
 
-def _progress(token: Any, told: Progress, revision: Revision) -> bytes:
-    params: dict[str, Any] = {"progressToken": token, "progress": told.progress}
-    if told.total is not None:
-        params["total"] = told.total
-    if told.message is not None and revision.has_progress_messages:
-        params["message"] = told.message
+def _encode_progress(token: Any, update: Progress, revision: Revision) -> bytes:
+    params: dict[str, Any] = {"progressToken": token, "progress": update.progress}
+    if update.total is not None:
+        params["total"] = update.total
+    if update.message is not None and revision.has_progress_messages:
+        params["message"] = update.message
     return rpc.encode_notification("notifications/progress", params)
 
 
-def encode_note(told: LogMessage) -> bytes:
-    params: dict[str, Any] = {"level": told.level, "data": told.data}
-    if told.logger is not None:
-        params["logger"] = told.logger
+def encode_note(update: LogMessage) -> bytes:
+    params: dict[str, Any] = {"level": update.level, "data": update.data}
+    if update.logger is not None:
+        params["logger"] = update.logger
     return rpc.encode_notification("notifications/message", params)

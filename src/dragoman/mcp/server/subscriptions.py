@@ -424,8 +424,8 @@ class Subscriptions:
             changed[_CHANGED[kind]] = changed.get(_CHANGED[kind], False) or is_other
         self._changed.clear()
         for method in sorted(changed):
-            concerns = _concerns_all if changed[method] else self._build_view_check(method)
-            self._notify_list(method, concerns)
+            check = self._build_view_check(method)
+            self._notify_list(method, (lambda client: True) if changed[method] else check)
         self._notify_announced(changed)
 
     def _notify_list(self, method: str, concerns: Callable[[ClientState], bool]) -> None:
@@ -584,7 +584,3 @@ def _list_parents(name: str) -> Iterator[str]:
 
 def _find_client(subscriber: Subscriber) -> ClientState:
     return subscriber.client if isinstance(subscriber, ListenStream) else subscriber
-
-
-def _concerns_all(client: ClientState) -> bool:
-    return True
