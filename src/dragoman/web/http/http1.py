@@ -266,11 +266,7 @@ class HttpConnection(asyncio.Protocol):
             self._check_framing()
         elif self._head_bytes > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too large")
-        if self._current is None and self._due is NEVER:
-            self._wait_for_rest()
-
-    def _wait_for_rest(self) -> None:
-        if not self._closing:
+        if self._current is None and self._due is NEVER and not self._closing:
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _check_framing(self) -> None:
