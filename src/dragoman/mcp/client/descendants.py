@@ -318,12 +318,8 @@ def _is_alive(pid: int, begun: int) -> bool:
 def _kill_all(processes: Iterable[tuple[int, int]]) -> None:
     for pid, begun in processes:
         if _is_alive(pid, begun):
-            _kill(pid)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _reap(pid: int) -> None:

@@ -61,7 +61,7 @@ TABLE: dict[type[errors.HubError], ErrorRow] = {
 }
 
 
-GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_ERROR}
+RETIRED_CODES = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_ERROR}
 """Codes of older servers that 2026-07-28 does not have, and their replacements."""
 
 
@@ -135,7 +135,7 @@ def _as_native(
     if uri is not None and code == RESOURCE_NOT_FOUND and data is None:
         data = {"uri": uri}
     if revision >= R2607:
-        code = GIVEN_UP.get(code, code)
+        code = RETIRED_CODES.get(code, code)
     elif uri is not None and code == rpc.INVALID_PARAMS and _names_resource(data):
         code = RESOURCE_NOT_FOUND  # as a server of 2026-07-28 says it
     return rpc.encode_error(id, code, str(native.get("message", error)), data)

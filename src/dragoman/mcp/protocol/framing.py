@@ -232,7 +232,7 @@ class Deframer:
         elif length < 0:
             out.append(MalformedFrame("the headers have no Content-Length"))
         elif length > self._drain_limit:
-            self._give_up(b"", LENGTH, out)
+            self._stop_reading(b"", LENGTH, out)
         elif length > self._limit:
             self._left, self._prefix = length, b""
             self._step = Deframer._drain_body
@@ -282,7 +282,7 @@ class Deframer:
         end = newline if newline >= 0 else len(buf)
         self._size += end - at
         if self._size > self._drain_limit:
-            self._give_up(b"", LENGTH, out)
+            self._stop_reading(b"", LENGTH, out)
         elif newline >= 0:
             self._step = Deframer._line
             out.append(MalformedFrame(f"the headers are over {HEADER_LIMIT} bytes"))
@@ -291,7 +291,7 @@ class Deframer:
 
     def _oversize(self, prefix: bytes, size: int, out: list[Piece]) -> None:
         if size > self._drain_limit:
-            self._give_up(prefix, LINE, out)
+            self._stop_reading(prefix, LINE, out)
         else:
             out.append(OversizedFrame(prefix, LINE, size, self._take_suffix()))
 
@@ -303,11 +303,11 @@ class Deframer:
         suffix, self._suffix = self._suffix, b""
         return suffix.removeprefix(_BOM).removesuffix(b"\r")[-SUFFIX:]
 
-    def _give_up(self, prefix: bytes, framing: Framing, out: list[Piece]) -> None:
+    def _stop_reading(self, prefix: bytes, framing: Framing, out: list[Piece]) -> None:
         out.append(Unrecoverable(prefix, framing))
-        self._step = Deframer._nothing
+        self._step = Deframer._skip_rest
 
-    def _nothing(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+    def _skip_rest(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
         return len(buf)
 
 
@@ -369,7 +369,7 @@ def _usable(value: object) -> Id | None:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _decode = json.JSONDecoder(parse_constant=_no_constant).decode

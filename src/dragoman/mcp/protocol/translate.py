@@ -98,7 +98,7 @@ def replace_ui_addresses(
 
 
 def _is_destructive(definition: Mapping[str, Any]) -> bool:
-    """Whether its annotations say so; without annotations it is not."""
+    """Whether the annotations declare it; a tool without annotations is not."""
     hints = definition.get("annotations")
     if not isinstance(hints, dict) or hints.get("readOnlyHint") is True:
         return False
