@@ -12,14 +12,7 @@ from time import perf_counter
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import HubError, Overloaded
-from dragoman.core.events import (
-    CostReported,
-    PostVerb,
-    PreVerb,
-    ToolCall,
-    ToolResult,
-    VerbError,
-)
+from dragoman.core.events import CostReported, PostVerb, PreVerb, ToolCall, ToolResult, VerbError
 from dragoman.core.pipeline import Next
 from dragoman.core.redaction import select_numbers
 

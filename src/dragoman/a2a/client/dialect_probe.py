@@ -22,11 +22,7 @@ from dragoman.a2a.client.endpoint import (
     Endpoint,
     NotUnderstood,
 )
-from dragoman.a2a.protocol.dialects import (
-    PROBED,
-    find_traits,
-    version_from_card,
-)
+from dragoman.a2a.protocol.dialects import PROBED, find_traits, version_from_card
 from dragoman.a2a.protocol.dialects.operations import GET, PUSH_GET, V01, V03
 from dragoman.a2a.protocol.errors import (
     INVALID_REQUEST,

@@ -14,12 +14,7 @@ from uuid import uuid4
 
 from dragoman.a2a.protocol.dialects import SPOKEN, Dialect, DialectTraits
 from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
-from dragoman.a2a.protocol.dialects.operations import (
-    CANCEL,
-    GET,
-    STREAMING,
-    TASK_ID,
-)
+from dragoman.a2a.protocol.dialects.operations import CANCEL, GET, STREAMING, TASK_ID
 from dragoman.a2a.protocol.dialects.v03_shapes import find_skill_call
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
 from dragoman.a2a.protocol.headers import USER_AGENT

@@ -285,10 +285,7 @@ class GrpcChannels:
             return False
         if self._channels.get(endpoint.url) is channel:
             self._drop(endpoint.url, channel)
-        trying = (
-            grpc.ChannelConnectivity.CONNECTING,
-            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-        )
+        trying = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
         return state in trying and "failed to connect" in words
 
     async def _fail(

@@ -19,12 +19,7 @@ from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
-from dragoman.a2a.protocol.errors import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    TASK_NOT_FOUND,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND, A2aError
 from dragoman.a2a.protocol.parts import JSON, Part, part_from_block
 from dragoman.a2a.protocol.skill_tools import (
     AS_BOTH,
@@ -137,11 +132,7 @@ class RemoteAgent:
         """Seconds that a skill may take; the hub's own timeout is longer."""
         self.breaker = CircuitBreaker()
         facts = TargetFacts(
-            type="RemoteAgent",
-            org=org,
-            trust=TRUST[entry.trust],
-            transport="a2a",
-            healthy=False,
+            type="RemoteAgent", org=org, trust=TRUST[entry.trust], transport="a2a", healthy=False
         )
         self.traits = TargetTraits(
             facts=facts,

@@ -41,13 +41,7 @@ from dragoman.a2a.protocol.dialects.operations import (
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03_shapes import parse_parts, render_error_data
 from dragoman.a2a.protocol.errors import A2aError, invalid
-from dragoman.a2a.protocol.validation import (
-    AGENT,
-    AUTH_REQUIRED,
-    COMPLETED,
-    REJECTED,
-    UNSPECIFIED,
-)
+from dragoman.a2a.protocol.validation import AGENT, AUTH_REQUIRED, COMPLETED, REJECTED, UNSPECIFIED
 
 __all__ = [
     "METHODS",
@@ -90,11 +84,7 @@ METHODS: Mapping[str, Op] = {
 }
 METHOD_OF: Mapping[Op, str] = {op: method for method, op in reversed(list(METHODS.items()))}
 
-STATES_DOWN: Mapping[str, str] = {
-    **STATES_OUT,
-    REJECTED: "failed",
-    AUTH_REQUIRED: "input-required",
-}
+STATES_DOWN: Mapping[str, str] = {**STATES_OUT, REJECTED: "failed", AUTH_REQUIRED: "input-required"}
 BARE_STATES: Mapping[str, str] = {
     **STATES_DOWN,
     **{state: "cancelled" for state, said in STATES_DOWN.items() if said == "canceled"},

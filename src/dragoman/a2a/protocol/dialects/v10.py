@@ -201,7 +201,7 @@ def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
 
 
 _REQUESTS: Mapping[Op, tuple[str, str]] = {
-    **{route.op: (route.http, route.pattern) for route in reversed(ROUTES.table)},
+    **{route.op: (route.http, route.pattern) for route in reversed(ROUTES.table)}
 }
 
 

@@ -12,16 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import (
-    descriptor_pb2,
-    empty_pb2,
-    struct_pb2,
-    timestamp_pb2,
-)
+from google.protobuf import descriptor_pb2, empty_pb2, struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import (
-    Error as JsonFormatError,
-)
+from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.message_factory import GetMessageClass
