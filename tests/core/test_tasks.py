@@ -411,3 +411,16 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not true():
             await asyncio.sleep(0.001)
+
+
+async def test_a_question_that_cannot_be_rendered_fails_its_task() -> None:
+    class Unable(ResultRecord):
+        def take_questions(self, task: Task[Any], words: str) -> str:
+            raise TypeError("no form")
+
+    far = Far()
+    task = Task(OWNER, far.work, Unable())
+    task.start()
+    far.says(asks("name"))
+    await ended(task)
+    assert task.state == FAILED and isinstance(task.error, TypeError)

@@ -118,6 +118,7 @@ ENDS: list[tuple[HubError | Exception, str]] = [
     (TimedOut("30 s"), "target_failed"),
     (Unreachable("gone"), "target_failed"),
     (WorkFailed("it said no"), "target_failed"),
+    (StorageFailed("the disk is full"), "refused"),
 ]
 
 

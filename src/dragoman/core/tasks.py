@@ -366,6 +366,12 @@ class Task(Generic[R]):
             self._take_result(call.result()[1])
 
     def _take_result(self, result: Result) -> None:
+        try:
+            self._apply_result(result)
+        except Exception as error:  # the task would wait for ever
+            self._take_error(error)
+
+    def _apply_result(self, result: Result) -> None:
         if result.questions is None:
             self.complete(result)
             return

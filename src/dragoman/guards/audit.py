@@ -32,6 +32,7 @@ from dragoman.core.urls import render_uri
 
 OUTCOMES: tuple[tuple[type[errors.HubError], str], ...] = (
     (errors.Refused, "refused"),
+    (errors.StorageFailed, "refused"),
     (errors.NotFound, "not_found"),
     (errors.InvalidInput, "invalid"),
     (errors.TargetFailed, "target_failed"),

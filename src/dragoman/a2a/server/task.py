@@ -29,7 +29,14 @@ from dragoman.core.call import (
     StatusMessage,
     Update,
 )
-from dragoman.core.errors import Declined, HubError, InvalidInput, Refused, WorkFailed
+from dragoman.core.errors import (
+    Declined,
+    HubError,
+    InvalidInput,
+    Refused,
+    StorageFailed,
+    WorkFailed,
+)
 from dragoman.core.task_registry import TaskRegistry
 from dragoman.core.tasks import (
     AUTH_REQUIRED,
@@ -282,7 +289,7 @@ class A2aTaskRecord(TaskRecord):
         self._status_parts = [{"text": words[:MAX_WORDS]}]
         if isinstance(error, HubError) and error.status_message is not None:
             self._take_said(error.status_message)
-        state = REJECTED if isinstance(error, Refused | Declined) else FAILED
+        state = REJECTED if isinstance(error, Refused | StorageFailed | Declined) else FAILED
         self._log_status(state)
         return state
 
@@ -461,7 +468,8 @@ def render_questions(questions: Mapping[str, Question], words: str) -> list[dict
     for name, question in questions.items():
         schema = question.body.get("requestedSchema")
         url = question.body.get("url")
-        if isinstance(schema, Mapping) and set(schema.get("properties", ())) - {"reply"}:
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if isinstance(properties, Mapping) and properties.keys() - {"reply"}:
             asked = {"question": name, "schema": schema}
             parts.append({"data": asked, "mediaType": "application/json"})
         elif isinstance(url, str) and re.match(r"https?://", url):

@@ -15,6 +15,7 @@ from dragoman import __version__
 from dragoman.core.background import start_task
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
+from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.framing import (
     LINE,
     Deframer,
@@ -110,7 +111,13 @@ class SocketConnection(asyncio.Protocol):
         for piece in self._deframer.feed(data):
             self._framing = piece.framing
             if isinstance(piece, Frame):
-                self._receive(piece.payload, piece.framing)
+                try:
+                    self._receive(piece.payload, piece.framing)
+                except Exception as error:  # it would end the connection, with every call on it
+                    id, is_response = find_id(piece.payload)
+                    answer = encode_crash(id, error)
+                    if id is not None and not is_response:
+                        self._write(answer, piece.framing)
             elif isinstance(piece, OversizedFrame):
                 problem = f"message too large: at most {MAX_BYTES} bytes"
                 id = find_id(piece.prefix)[0]

@@ -34,6 +34,11 @@ from dragoman.wire.json import Malformed, decode, has_duplicate_names
 PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')
 """The parameters that must not be repeated."""
 
+UNLIMITED = frozenset(
+    {"ping", "logging/setLevel", "tasks/get", "tasks/list", "tasks/update", "tasks/cancel"}
+)
+"""Brief methods that a session at its limit can still use, among others to end what is running."""
+
 
 class StreamableHttpTransport:
     def __init__(self, server: McpServer, key: bytes) -> None:
@@ -140,17 +145,18 @@ class StreamableHttpTransport:
         if key in running:
             await responder.finish(rpc.encode_error(id, rpc.INVALID_REQUEST, ID_IN_USE))
             return
-        if len(running) >= MAX_RUNNING:
+        if len(running) >= MAX_RUNNING and message["method"] not in UNLIMITED:
             problem = Overloaded(f"{MAX_RUNNING} requests of this session are running; wait")
             await responder.finish(encode_error(id, problem, session.revision))
             return
-        running[key] = responder.cancel
+        running[key] = cancel = responder.cancel
         work = self.server.answer(message, session, push, responder.request.fields)
         del message  # the request may last
         try:
             await responder.run(work, id)
         finally:
-            running.pop(key, None)
+            if running.get(key) is cancel:
+                del running[key]
 
     # --- GET and DELETE ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -95,7 +96,8 @@ def build_task_registry(
     count: int = 100, count_per_owner: int = 100, ttl: float = 7_200.0
 ) -> ToolTaskRegistry:
     """Tasks that end with the hub."""
-    limits = TaskLimits(count, count_per_owner, owner_share=1.0, ttl=ttl)
+    # Only the ttl ends them, not the time without an answer.
+    limits = TaskLimits(count, count_per_owner, owner_share=1.0, ttl=ttl, idle_seconds=math.inf)
     return TaskRegistry(VolatileTaskStore(), limits)
 
 
