@@ -124,7 +124,7 @@ def the_second_is_told(home: Path, first: wire.Stdio) -> None:
             if answer.get("id") == "slow":
                 break
         assert answer["error"]["data"]["kind"] == "Unreachable"
-        assert "may or may not have been done" in answer["error"]["message"]
+        assert "may or may not have been executed" in answer["error"]["message"]
         assert child_of(second)
         second.close_stdin()
         assert second.wait(15) == 0

@@ -275,7 +275,7 @@ def test_a_hub_that_was_killed_leaves_nothing_that_stops_the_next(
 async def test_a_hub_that_could_not_be_made_lets_go_of_all_it_had(short_tmp: Path) -> None:
     (short_tmp / "hub.key").write_bytes(b"short")
     for _ in range(2):  # a relay tries again in the same process
-        with pytest.raises(ConfigError, match=r"hub\.key is damaged"):
+        with pytest.raises(ConfigError, match=r'hub\.key" is damaged'):
             build_app(short_tmp, Config(), "mcp")
     (short_tmp / "hub.key").unlink()
     app = build_app(short_tmp, Config(), "mcp")

@@ -50,9 +50,16 @@ class Announce:
                     await self.bus.ask_gates(event)
             result = await next(call)
         except BaseException as error:
-            known = error if isinstance(error, HubError) else None
+            # No local may keep the error: its traceback keeps this frame, and so the call.
             cancelled = isinstance(error, asyncio.CancelledError)
-            self._emit_end(call, begun, announced, None, known, cancelled)
+            self._emit_end(
+                call,
+                begun,
+                announced,
+                None,
+                error if isinstance(error, HubError) else None,
+                cancelled,
+            )
             raise
         finally:
             self.running -= 1
