@@ -12,8 +12,6 @@ from tests.web.serving import BOB, Answer, call, modern, notification, place, re
 
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server import http_sessions, replay_streams, streamable_http
-from dragoman.mcp.server.dispatcher import Running, cancel_request
-from dragoman.wire import rpc
 from dragoman.wire.sse import ServerEvent
 
 RESUMABLE = ["2025-03-26", "2025-06-18", "2025-11-25"]
@@ -403,14 +401,6 @@ async def test_every_request_that_takes_time_can_be_cancelled_in_a_session() -> 
         assert told["method"] == "notifications/cancelled"
         assert told["params"]["requestId"] == asked["id"], "nobody waits for the answer"
         assert answer["error"]["code"] == -32800
-
-
-async def test_a_cancelled_request_keeps_its_id_until_it_has_ended() -> None:
-    running: Running = {}
-    cancelled = []
-    running[rpc.build_key(1)] = lambda: cancelled.append(1)
-    cancel_request(notification("notifications/cancelled", requestId=1), running)
-    assert cancelled == [1] and len(running) == 1, "it counts, and a second one is refused"
 
 
 # --- listening

@@ -323,9 +323,8 @@ ID_IN_USE = "a request with this id is still running"
 
 
 def cancel_request(message: Any, running: Running) -> None:
-    """Obeys `notifications/cancelled`, and ignores other messages. The request stays in `running`
-    until it has ended."""
-    cancel = running.get(rpc.find_cancelled(message))
+    """Obeys `notifications/cancelled`, and ignores other messages."""
+    cancel = running.pop(rpc.find_cancelled(message), None)
     if cancel is not None:
         cancel()
 

@@ -15,7 +15,7 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.revisions import ASSUMED, LATEST, REVISIONS, Revision, find_version
 from dragoman.mcp.server.client_state import ClientState, Push
-from dragoman.mcp.server.dispatcher import ID_IN_USE, McpServer, cancel_request, encode_unsupported
+from dragoman.mcp.server.dispatcher import ID_IN_USE, McpServer, encode_unsupported
 from dragoman.mcp.server.header_check import HeaderCheck
 from dragoman.mcp.server.http_response import AcceptedTypes, HttpResponder, parse_accept, send_json
 from dragoman.mcp.server.http_sessions import MAX_RUNNING, MAX_STREAMS, HttpSession, HttpSessions
@@ -105,8 +105,11 @@ class StreamableHttpTransport:
             return responder.run(work, None)
         if not is_modern and "method" in message:
             if "id" not in message:
-                if isinstance(client, HttpSession):
-                    cancel_request(message, client.running)
+                # A cancelled request counts until it has ended: its stream may last.
+                if isinstance(client, HttpSession) and (
+                    cancel := client.running.get(rpc.find_cancelled(message))
+                ):
+                    cancel()
             elif isinstance(client, HttpSession):
                 return self._answer_in_session(responder, client, message, push)
             elif message["method"] == "initialize":
