@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from dragoman.core.errors import (
 from dragoman.core.principal import Principal
 from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import Trace
+from dragoman.guards import audit
 from dragoman.guards.audit import Audit
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
@@ -120,6 +122,14 @@ ENDS: list[tuple[HubError | Exception, str]] = [
     (WorkFailed("it said no"), "target_failed"),
     (StorageFailed("the disk is full"), "refused"),
 ]
+
+
+def test_names_that_callers_choose_are_not_kept_after_their_record() -> None:
+    name = "".join(["x"] * 1_000)
+    before = sys.getrefcount(name)
+    listed = audit._list_bounded((name,))
+    assert len(listed[0]) < len(name)
+    assert sys.getrefcount(name) == before
 
 
 @pytest.mark.parametrize(("error", "outcome"), ENDS, ids=lambda each: str(each))

@@ -22,6 +22,8 @@ Work = Coroutine[Any, Any, T]
 
 log = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 5.0
+
 
 def start_task(work: Work[T], loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[T]:
     """Starts a task whose owner keeps a reference to it: the loop itself keeps none."""
@@ -78,9 +80,9 @@ class Background:
         for task in self._tasks:
             task.cancel()
 
-    async def close(self, grace: float = 0.0, timeout: float | None = None) -> None:
-        """Waits up to `grace` seconds for the tasks to end, then cancels them and waits until they
-        have ended, or for `timeout` seconds: a task may ignore its cancellation."""
+    async def close(self, grace: float = 0.0, timeout: float = CLOSE_SECONDS) -> None:
+        """Waits up to `grace` seconds for the tasks to end, then cancels them and waits up to
+        `timeout` seconds: a task may ignore its cancellation."""
         self._closed = True
         if grace and (tasks := self._find_others()):
             await asyncio.wait(tasks, timeout=grace)

@@ -125,25 +125,29 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
     if decision is not None:
         conclusion["decision"] = PERMIT if decision.allowed else DENY
         if decision.policies:
-            conclusion["policies"] = _list_bounded(decision.policies)
+            conclusion["policies"] = _list_policies(decision.policies)
         conclusion["policy_set"] = decision.snapshot
         if decision.errors:
             conclusion["policy_errors"] = _list_bounded(decision.errors)
         shadow = decision.shadow
         if shadow is not None and not shadow.allowed:
-            conclusion["shadow"] = {"decision": DENY, "policies": _list_bounded(shadow.policies)}
+            conclusion["shadow"] = {"decision": DENY, "policies": _list_policies(shadow.policies)}
     if notes.remote_task is not None:
         conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:
         conclusion["usage"] = select_numbers(notes.usage)
 
 
-@lru_cache(maxsize=1024)  # the same policies decide most calls
 def _list_bounded(words: tuple[str, ...]) -> list[str]:
     listed = [shorten(word) for word in words[:MAX_LISTED]]
     if len(words) > MAX_LISTED:
         listed.append(f"… and {len(words) - MAX_LISTED} more")
     return listed
+
+
+# The same policies decide most calls. Only for ids of policies, which operators choose: a cache of
+# names that callers choose would keep them, however long they are.
+_list_policies = lru_cache(maxsize=256)(_list_bounded)
 
 
 def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
