@@ -1,4 +1,4 @@
-"""The command: which tables, how long, where the page goes; and that nothing is left running."""
+"""The command: selects tables, durations and the output page, and leaves nothing running."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from bench import machine, tables
 from bench.agents import agents
 from bench.bridge import bridge
 from bench.goals import verdicts
-from bench.places import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
+from bench.paths import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
 from bench.plan import QUICK, TABLES, Plan, say
 from bench.policy import policy
 from bench.processes import LOAD_CORE, stop_all

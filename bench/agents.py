@@ -1,4 +1,4 @@
-"""A2A: an agent that says again what it is told, on the hub and on the official SDK.
+"""A2A: an echo agent, on the hub and on the official SDK.
 
 Knows how both are started and spoken to, and what is measured; 1.0 over JSON-RPC.
 """
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.load import measure, measure_calls
-from bench.places import BENCH_PYTHON, HOMES, HUB, PEERS, PYTHON
+from bench.paths import BENCH_PYTHON, HOMES, HUB, PEERS, PYTHON
 from bench.plan import Plan, Records, attempt, microseconds, say
 from bench.processes import TARGET_CORE, Child, free_port, start, wait_until
+from bench.rows import NO_RATE_LIMIT
 from bench.wire import CALLED, REQUEST_ID
 
 CONNECTIONS = (1, 16)
@@ -84,6 +85,7 @@ def hub(store: str) -> Callable[[int, Path, Path | None], Command]:
         text = f'[server]\nhost = "127.0.0.1"\nport = {port}\n'
         text += f'\n[a2a]\nenabled = true\nstore = "{store}"\n'
         text += '\n[[agents]]\nname = "echo"\nfunction = "hub_agent:echo"\n'
+        text += NO_RATE_LIMIT
         (home / "config.toml").write_text(text, encoding="utf-8")
         begin: Command = [HUB] if counts is None else [PYTHON, PEERS / "counted_hub.py", counts]
         return [*begin, "up", "--home", home]

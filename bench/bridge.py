@@ -1,4 +1,4 @@
-"""The bridge: an MCP client before, an A2A agent behind, whose skill is called as a tool.
+"""The bridge: an MCP client in front, an A2A agent behind, whose skill is called as a tool.
 
 Knows how each bridge is started and told of the agent; what is measured is as for any call.
 """
@@ -8,10 +8,10 @@ import json
 import subprocess
 from dataclasses import replace
 
-from bench.places import BENCH_PYTHON, CONTEXTFORGE, CONTEXTFORGE_PYTHON, HUB, PEERS
+from bench.paths import BENCH_PYTHON, CONTEXTFORGE, CONTEXTFORGE_PYTHON, HUB, PEERS
 from bench.plan import Plan, Records, attempt
 from bench.processes import clean_environment
-from bench.rows import Command, Ground, Row, peer
+from bench.rows import NO_RATE_LIMIT, Command, Row, RowContext, peer
 from bench.tables import call_round
 from bench.wire import LEGACY, Dialect
 
@@ -19,19 +19,19 @@ CONNECTIONS = (1, 16)
 AGENT = "far"  # as the hub's configuration calls it; the skill is what its card names
 
 
-def hub_bridge(ground: Ground) -> Command:
+def hub_bridge(context: RowContext) -> Command:
     """Everything as it is by default: policies, audit, bus and pins are on."""
-    text = f'[server]\nhost = "127.0.0.1"\nport = {ground.port}\n\n[a2a]\nenabled = true\n'
+    text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n\n[a2a]\nenabled = true\n'
     text += f'\n[[a2a.external_agents]]\nname = "{AGENT}"\n'
-    text += f'url = "http://127.0.0.1:{ground.upstream_port}"\n'
-    (ground.home / "config.toml").write_text(text, encoding="utf-8")
-    return [HUB, "up", "--home", ground.home]
+    text += f'url = "http://127.0.0.1:{context.upstream_port}"\n{NO_RATE_LIMIT}'
+    (context.home / "config.toml").write_text(text, encoding="utf-8")
+    return [HUB, "up", "--home", context.home]
 
 
 def sdk_bridge(kind: str) -> Row:
-    def command(ground: Ground) -> Command:
-        where = f"http://127.0.0.1:{ground.upstream_port}"
-        return [BENCH_PYTHON, PEERS / "sdk_bridge.py", kind, str(ground.port), where]
+    def command(context: RowContext) -> Command:
+        where = f"http://127.0.0.1:{context.upstream_port}"
+        return [BENCH_PYTHON, PEERS / "sdk_bridge.py", kind, str(context.port), where]
 
     server = "MCPServer" if kind == "high" else "low-level server"
     return Row(f"both SDKs: {server} + kept a2a client", command)
@@ -88,8 +88,8 @@ CONTEXTFORGE_SETTINGS = {
 }
 
 
-def contextforge(ground: Ground) -> Command:
-    return [CONTEXTFORGE, "--host", "127.0.0.1", "--port", str(ground.port)]
+def contextforge(context: RowContext) -> Command:
+    return [CONTEXTFORGE, "--host", "127.0.0.1", "--port", str(context.port)]
 
 
 def contextforge_token() -> str:
@@ -107,11 +107,11 @@ def contextforge_token() -> str:
     return str(made.stdout.split()[-1])
 
 
-def register_at_contextforge(ground: Ground) -> Dialect:
+def register_at_contextforge(context: RowContext) -> Dialect:
     """The agent becomes a tool, whose name ContextForge chooses."""
     agent = {
         "name": AGENT,
-        "endpoint_url": f"http://127.0.0.1:{ground.upstream_port}/a2a",
+        "endpoint_url": f"http://127.0.0.1:{context.upstream_port}/a2a",
         "agent_type": "jsonrpc",
         "protocol_version": "1.0",
         "description": "Says the text again",
@@ -120,7 +120,7 @@ def register_at_contextforge(ground: Ground) -> Dialect:
     headers = {"Authorization": authorization, "Content-Type": "application/json"}
 
     def ask(method: str, path: str, body: dict | None = None):
-        connection = http.client.HTTPConnection("127.0.0.1", ground.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", context.port, timeout=60)
         try:
             connection.request(method, path, json.dumps(body) if body else None, headers)
             answer = connection.getresponse()

@@ -20,7 +20,7 @@ from typing import Any
 from bench import agents, bridge, rows
 from bench.agents import AgentRow, Endpoint
 from bench.load import blast, fitting, measure
-from bench.places import CannotRun, prepare
+from bench.paths import CannotRun, prepare
 from bench.plan import microseconds, say
 from bench.processes import Child, stop_all
 from bench.rows import Row
@@ -58,13 +58,33 @@ def from_checkout(row: Row, checkout: Path) -> Row:
     assert row.command is not None
     make = row.command
     hub = checkout / ".venv" / "bin" / "dragoman"
-    return replace(row, command=lambda ground: [hub, *make(ground)[1:]])
+
+    def command(context: rows.RowContext) -> rows.Command:
+        made = make(context)
+        drop_unknown_settings(checkout, context.home)
+        return [hub, *made[1:]]
+
+    return replace(row, command=command)
+
+
+def drop_unknown_settings(checkout: Path, home: Path) -> None:
+    """A checkout from before the rate limits does not start with their settings."""
+    if not (checkout / "src" / "dragoman" / "core" / "rate_limiter.py").exists():
+        file = home / "config.toml"
+        text = file.read_text(encoding="utf-8").replace(rows.NO_RATE_LIMIT, "")
+        file.write_text(text, encoding="utf-8")
 
 
 def agent_from_checkout(row: AgentRow, checkout: Path) -> AgentRow:
     make = row.command
     hub = checkout / ".venv" / "bin" / "dragoman"
-    return replace(row, command=lambda port, home, counts: [hub, *make(port, home, counts)[1:]])
+
+    def command(port: int, home: Path, counts: Path | None) -> rows.Command:
+        made = make(port, home, counts)
+        drop_unknown_settings(checkout, home)
+        return [hub, *made[1:]]
+
+    return replace(row, command=command)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the hub promises about its cost, held against a run."""
+"""The hub's cost goals, compared with a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def judge(goal: str, value: float | None, form: str, holds: Callable[[float], bo
     return Verdict(goal, form.format(value), holds(value))
 
 
-def of_calls(calls: dict, plan: dict) -> list[Verdict]:
+def calls_goals(calls: dict, plan: dict) -> list[Verdict]:
     hub = calls.get(rows.HUB_HTTP.name, [])
     raw, sdk = calls.get(rows.RAW.name, []), calls.get(rows.SDK.name, [])
     own = [row.name for row in (rows.HUB_HTTP, rows.HUB_2025, rows.HUB_STDIO)]
@@ -58,7 +58,7 @@ def of_calls(calls: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_growth(growth: dict, plan: dict) -> list[Verdict]:
+def growth_goals(growth: dict, plan: dict) -> list[Verdict]:
     hub, direct = growth.get(rows.HUB_HTTP.name, []), growth.get(rows.DIRECT.name, [])
     small, large = min(plan["sizes"]), max(plan["sizes"])
     grown = ratio(of_size(hub, large), of_size(hub, small), "call", "cpu_us")
@@ -78,7 +78,7 @@ def of_growth(growth: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_memory(memory: dict, plan: dict) -> list[Verdict]:
+def memory_goals(memory: dict, plan: dict) -> list[Verdict]:
     records = memory.get(rows.HUB_HTTP.name, [])
     samples = dig(records[0], ("samples",)) if records else None
     first, last = plan["marks"]
@@ -92,7 +92,7 @@ def of_memory(memory: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_start(start: dict, plan: dict) -> list[Verdict]:
+def start_goals(start: dict, plan: dict) -> list[Verdict]:
     hub = start.get(rows.HUB_HTTP.name, [])
     return [
         judge(
@@ -111,7 +111,7 @@ def of_start(start: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_streams(streams: dict, plan: dict) -> list[Verdict]:
+def streams_goals(streams: dict, plan: dict) -> list[Verdict]:
     kept = [median(records, "kb_each") for records in streams.values()]
     return [
         judge(
@@ -123,7 +123,7 @@ def of_streams(streams: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_agents(found: dict, plan: dict) -> list[Verdict]:
+def agents_goals(found: dict, plan: dict) -> list[Verdict]:
     own = [found.get(row.name, []) for row in (agents.HUB_MEMORY, agents.HUB_SQLITE)]
     answered = [record for records in own for record in records]
 
@@ -157,7 +157,7 @@ def of_agents(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_bridge(found: dict, plan: dict) -> list[Verdict]:
+def bridge_goals(found: dict, plan: dict) -> list[Verdict]:
     hub = found.get(bridge.HUB_SKILL.name, [])
 
     def sparing(row: rows.Row, whose: str, least: int, connections: int) -> Verdict:
@@ -182,7 +182,7 @@ def of_bridge(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-def of_policy(found: dict, plan: dict) -> list[Verdict]:
+def policy_goals(found: dict, plan: dict) -> list[Verdict]:
     return [
         judge(
             "CPU of a decision anew, 10 policies: at most 1.3 times cedarpy's alone",
@@ -200,14 +200,14 @@ def of_policy(found: dict, plan: dict) -> list[Verdict]:
 
 
 GOALS = {
-    "calls": of_calls,
-    "growth": of_growth,
-    "memory": of_memory,
-    "start": of_start,
-    "streams": of_streams,
-    "agents": of_agents,
-    "bridge": of_bridge,
-    "policy": of_policy,
+    "calls": calls_goals,
+    "growth": growth_goals,
+    "memory": memory_goals,
+    "start": start_goals,
+    "streams": streams_goals,
+    "agents": agents_goals,
+    "bridge": bridge_goals,
+    "policy": policy_goals,
 }
 
 

@@ -222,7 +222,7 @@ def list_journeys(stdio: StdioClient, web: HttpClient) -> list[Journey]:
         Journey(
             "mcp-http",
             "POST /mcp to a stdio server",
-            86,
+            92,
             lambda: web.post("/mcp", "tools/call", tool, headers),
         ),
     ]

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from typing import Any, Protocol
 
-from bench.places import BLAST, BUILD
+from bench.paths import BLAST, BUILD
 from bench.processes import LOAD_CORE, Child, on_core
 from bench.wire import CALLED, LISTED, Endpoint
 

@@ -1,4 +1,4 @@
-"""What was measured on: the processor, the kernel, the versions. No path and no host name."""
+"""The measured machine: processor, kernel, versions. No path and no host name."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.places import (
+from bench.paths import (
     BENCH_PYTHON,
     CONTEXTFORGE_PYTHON,
     FASTMCP_PYTHON,

@@ -1,4 +1,4 @@
-"""How much is measured, and the lines that say how far it is."""
+"""How much is measured, and progress output."""
 
 import http.client
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.places import CannotRun
+from bench.paths import CannotRun
 
 Records = dict[str, list[dict]]
 FAILURES = (

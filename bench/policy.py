@@ -1,10 +1,9 @@
-"""Policies: what one decision costs beside Cedar alone. All of it in one process of the hub's
-environment, which tells its figures."""
+"""Policies: the cost of one decision compared with Cedar alone."""
 
 import json
 import subprocess
 
-from bench.places import PEERS, PYTHON
+from bench.paths import PEERS, PYTHON
 from bench.plan import FAILURES, Plan, Records, microseconds, say
 from bench.processes import TARGET_CORE, clean_environment, on_core
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.places import LOGS, ROOT, CannotRun
+from bench.paths import LOGS, ROOT, CannotRun
 
 TICKS = os.sysconf("SC_CLK_TCK")
 GRACE_SECONDS = 6.0

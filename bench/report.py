@@ -29,7 +29,8 @@ session. It is the newest version for the Python that is used.
 - The limit rows decode what routing needs and pass bytes on: no guard, no policy, no audit, no \
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
-- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement.
+- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement. Its \
+rate limits are above what the load generator sends, and each call is charged.
 - The a2a-sdk agents run on uvicorn with httptools, on the loop that uvicorn brings where a row \
 does not say uvloop, and SQLite writes a log ahead for them as it does for the hub. Statements \
 are counted by SQLite itself, with the beginnings and ends of transactions, in runs of their own; \

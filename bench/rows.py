@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.places import (
+from bench.paths import (
     BENCH_PYTHON,
     FASTMCP_PYTHON,
     HOMES,
@@ -26,7 +26,7 @@ Command = list[str | Path]
 
 
 @dataclass(frozen=True)
-class Ground:
+class RowContext:
     """What a row may build on: its port, and the far end."""
 
     port: int
@@ -48,66 +48,81 @@ class Ground:
 @dataclass(frozen=True)
 class Row:
     name: str
-    command: Callable[[Ground], Command] | None = None  # None: the far end itself
+    command: Callable[[RowContext], Command] | None = None  # None: the far end itself
     dialect: Dialect = ECHO
     stdio: bool = False  # the far end is a child of the target, its CPU and memory counted in
     environment: dict[str, str] = field(default_factory=dict)
     ready: str | None = None  # a path that answers 200 when the process calls itself healthy
-    register: Callable[[Ground], Dialect] | None = None  # the far end, once it runs
+    register: Callable[[RowContext], Dialect] | None = None  # the far end, once it runs
 
 
 @dataclass(frozen=True)
 class Running:
     child: Child
     endpoint: Endpoint
-    ground: Ground
+    context: RowContext
     healthy_seconds: float | None  # from exec to the row's own health answer
     ready_seconds: float  # from exec to the first call answered by the far end
 
 
-def peer(script: str, *arguments: str, python: Path = BENCH_PYTHON) -> Callable[[Ground], Command]:
-    def command(ground: Ground) -> Command:
-        filled = {"{up}": str(ground.upstream_port), "{url}": ground.urls()[0]}
+def peer(
+    script: str, *arguments: str, python: Path = BENCH_PYTHON
+) -> Callable[[RowContext], Command]:
+    def command(context: RowContext) -> Command:
+        filled = {"{up}": str(context.upstream_port), "{url}": context.urls()[0]}
         rest = [filled.get(argument, argument) for argument in arguments]
-        return [python, PEERS / script, str(ground.port), *rest]
+        return [python, PEERS / script, str(context.port), *rest]
 
     return command
 
 
-def raw_stdio(ground: Ground) -> Command:
-    return [BENCH_PYTHON, PEERS / "raw_stdio_proxy.py", str(ground.port), *ground.stdio()]
+def raw_stdio(context: RowContext) -> Command:
+    return [BENCH_PYTHON, PEERS / "raw_stdio_proxy.py", str(context.port), *context.stdio()]
 
 
-def sdk_stdio(ground: Ground) -> Command:
-    return [BENCH_PYTHON, PEERS / "sdk_gateway.py", str(ground.port), "stdio", *ground.stdio()]
+def sdk_stdio(context: RowContext) -> Command:
+    return [BENCH_PYTHON, PEERS / "sdk_gateway.py", str(context.port), "stdio", *context.stdio()]
 
 
-def mcp_proxy(ground: Ground) -> Command:
-    where: Command = ["--host", "127.0.0.1", "--port", str(ground.port)]
-    return [MCP_PROXY, *where, "--log-level", "ERROR", "--", *ground.stdio()]
+def mcp_proxy(context: RowContext) -> Command:
+    where: Command = ["--host", "127.0.0.1", "--port", str(context.port)]
+    return [MCP_PROXY, *where, "--log-level", "ERROR", "--", *context.stdio()]
+
+
+NO_RATE_LIMIT = """
+[limits.rate]
+per_minute = 1_000_000_000
+burst = 1_000_000_000
+owner_per_minute = 1_000_000_000
+owner_burst = 1_000_000_000
+org_per_minute = 1_000_000_000
+org_burst = 1_000_000_000
+"""
+"""Rates that a load generator does not reach; every call is charged as always."""
 
 
 def server_table(number: int, transport: str) -> str:
     return f'\n[[mcp_servers]]\nname = "up{number}"\n[mcp_servers.transport]\n{transport}\n'
 
 
-def write_hub_config(ground: Ground, transports: list[str]) -> None:
-    text = f'[server]\nhost = "127.0.0.1"\nport = {ground.port}\n'
+def write_hub_config(context: RowContext, transports: list[str]) -> None:
+    text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n'
     text += '\n[mcp]\nstdio_expose = ["*"]\n'
     text += "".join(server_table(i, transport) for i, transport in enumerate(transports))
-    (ground.home / "config.toml").write_text(text, encoding="utf-8")
+    text += NO_RATE_LIMIT
+    (context.home / "config.toml").write_text(text, encoding="utf-8")
 
 
-def hub_over_http(ground: Ground) -> Command:
-    write_hub_config(ground, [f'type = "http"\nurl = "{url}"' for url in ground.urls()])
-    return [HUB, "up", "--home", ground.home]
+def hub_over_http(context: RowContext) -> Command:
+    write_hub_config(context, [f'type = "http"\nurl = "{url}"' for url in context.urls()])
+    return [HUB, "up", "--home", context.home]
 
 
-def hub_over_stdio(ground: Ground) -> Command:
-    program, *arguments = ground.stdio()
+def hub_over_stdio(context: RowContext) -> Command:
+    program, *arguments = context.stdio()
     listed = ", ".join(f'"{argument}"' for argument in arguments)
-    write_hub_config(ground, [f'type = "stdio"\ncommand = "{program}"\nargs = [{listed}]'])
-    return [HUB, "up", "--home", ground.home]
+    write_hub_config(context, [f'type = "stdio"\ncommand = "{program}"\nargs = [{listed}]'])
+    return [HUB, "up", "--home", context.home]
 
 
 FASTMCP_QUIET = {"FASTMCP_LOG_LEVEL": "ERROR", "FASTMCP_CHECK_FOR_UPDATES": "off"}
@@ -169,7 +184,7 @@ def sdk_of(row: Row) -> Row:
 
 
 @contextlib.contextmanager
-def far_end(port: int, tools: int, core: int | None) -> Iterator[Child]:
+def run_upstream(port: int, tools: int, core: int | None) -> Iterator[Child]:
     command: Command = [UPSTREAM, "--port", str(port), "--tools", str(tools)]
     child = start("far end", command, core=core)
     try:
@@ -183,22 +198,22 @@ def far_end(port: int, tools: int, core: int | None) -> Iterator[Child]:
 def up(row: Row, *, tools: int = 10, servers: int = 1) -> Iterator[Running]:
     """A fresh far end and a fresh target, ready to be called; both ended afterwards."""
     home = Path(tempfile.mkdtemp(dir=HOMES))
-    ground = Ground(free_port(), free_port(), home, tools, servers)
+    context = RowContext(free_port(), free_port(), home, tools, servers)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         if row.command is None:
-            child = stack.enter_context(far_end(ground.upstream_port, tools, TARGET_CORE))
-            yield Running(child, Endpoint(ground.upstream_port, row.dialect), ground, None, 0.0)
+            child = stack.enter_context(run_upstream(context.upstream_port, tools, TARGET_CORE))
+            yield Running(child, Endpoint(context.upstream_port, row.dialect), context, None, 0.0)
             return
         if not row.stdio:
-            stack.enter_context(far_end(ground.upstream_port, tools, LOAD_CORE))
-        command, environment = row.command(ground), row.environment
+            stack.enter_context(run_upstream(context.upstream_port, tools, LOAD_CORE))
+        command, environment = row.command(context), row.environment
         child = start(row.name, command, core=TARGET_CORE, environment=environment, folder=home)
         stack.callback(child.stop)
         healthy = None
         if ready := row.ready:
-            wait_until(lambda: get_status(ground.port, ready) == 200, child)
+            wait_until(lambda: get_status(context.port, ready) == 200, child)
             healthy = child.age()
-        endpoint = Endpoint(ground.port, row.register(ground) if row.register else row.dialect)
+        endpoint = Endpoint(context.port, row.register(context) if row.register else row.dialect)
         wait_until(endpoint.probe, child)
-        yield Running(child, endpoint, ground, healthy, child.age())
+        yield Running(child, endpoint, context, healthy, child.age())

@@ -7,7 +7,7 @@ import select
 import time
 
 from bench import rows
-from bench.places import HUB, PYTHON
+from bench.paths import HUB, PYTHON
 from bench.plan import Plan, Records, attempt, say
 from bench.processes import LOAD_CORE, Child, start
 from bench.rows import Row, Running, up
@@ -74,7 +74,7 @@ def interpreter_start() -> dict:
 
 
 def relay_start(hub: Running) -> dict:
-    home = {"DRAGOMAN_HOME": str(hub.ground.home)}
+    home = {"DRAGOMAN_HOME": str(hub.context.home)}
     child = start("relay", [HUB, "mcp"], core=LOAD_CORE, environment=home, talk=True)
     try:
         ask(child, {"id": 1, "method": "initialize", "params": CLIENT})

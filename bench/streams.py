@@ -1,4 +1,4 @@
-"""What an open stream costs while nothing is said on it: many at once, of each kind."""
+"""The cost of idle open streams of each kind, many at once."""
 
 import contextlib
 import json
@@ -58,7 +58,7 @@ def _opened(kind: str, running: Running, number: int) -> socket.socket:
 
 
 def _asked(kind: str, running: Running, number: int) -> socket.socket:
-    port = running.ground.port
+    port = running.context.port
     sock = socket.create_connection(("127.0.0.1", port), OPEN_SECONDS)
     sock.sendall(_listen(port, number) if kind == LISTEN else _get(port))
     return sock

@@ -1,6 +1,7 @@
-"""The command: which parts, on which grounds, and where the page goes; nothing is left running.
+"""The command: which parts, against which targets, and where the page goes; nothing is left
+running.
 
-`--scenario` with one ground and suite is the quick way to mend one thing.
+`--scenario` with one target and suite is the quick way to debug one check.
 """
 
 import argparse
@@ -16,13 +17,11 @@ from typing import Any
 from conformance.a2a_kits import HOW, KIT_RUNS, NoKit, commit_of, find_kit, run_kits
 from conformance.a2a_peers import run_counterparts
 from conformance.clients import CLIENT_SETS, run_scenario
-from conformance.comparing import differences
+from conformance.comparison import differences
 from conformance.frameworks import FRAMEWORKS, find_python, run_frameworks
-from conformance.grounds import DIRECT, FIXTURE, GROUNDS, OWN, TASKS, standing
 from conformance.lists import run_lists
 from conformance.official import OFFICIAL, how_to_get, is_there, version_of_fixture
-from conformance.peers import run_peers
-from conformance.places import (
+from conformance.paths import (
     LOGS,
     PAGE,
     PYTHON,
@@ -35,11 +34,13 @@ from conformance.places import (
     prepare,
     version_of,
 )
+from conformance.peers import run_peers
 from conformance.processes import run, stop_all
 from conformance.references import run_references
 from conformance.report import page
 from conformance.stories import run_stories
 from conformance.suites import SUITES, Outcome, run_suite
+from conformance.targets import DIRECT, FIXTURE, OWN, TARGETS, TASKS, standing
 
 PARTS = (
     "server",
@@ -75,7 +76,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m conformance", description=__doc__)
     for option, known, help_ in (
         ("--parts", PARTS, "which parts"),
-        ("--where", tuple(GROUNDS), "which grounds; without direct nothing is compared"),
+        ("--where", tuple(TARGETS), "which targets; without direct nothing is compared"),
         ("--suites", tuple(SUITES), "which suites of the server part"),
         ("--clients", tuple(CLIENT_SETS), "which sets of client scenarios"),
         ("--kits", tuple(KIT_RUNS), "which runs of the official A2A kit"),
@@ -95,49 +96,49 @@ def read_arguments() -> argparse.Namespace:
 def server_part(arguments: argparse.Namespace) -> Records:
     direct: dict[tuple[str, str], Outcome] = {}
     records: Records = []
-    for ground in GROUNDS:
-        if ground not in arguments.where:
+    for target in TARGETS:
+        if target not in arguments.where:
             continue
-        fixture = GROUNDS[ground].fixture
+        fixture = TARGETS[target].fixture
         if fixture != OWN and not is_there(fixture):
-            say(f"SKIPPED {ground}: {how_to_get(fixture)}.")
+            say(f"SKIPPED {target}: {how_to_get(fixture)}.")
             continue
         for command, suites in ((FIXTURE, [s for s in SUITES if s != "tasks"]), (TASKS, ["tasks"])):
             wanted = [suite for suite in suites if suite in arguments.suites]
-            if not wanted or (command == TASKS and GROUNDS[ground].era == "legacy"):
+            if not wanted or (command == TASKS and TARGETS[target].era == "legacy"):
                 continue
             if command == TASKS and fixture != OWN:
                 continue
-            if command == TASKS and GROUNDS[ground].transport == "stdio":
+            if command == TASKS and TARGETS[target].transport == "stdio":
                 continue  # it speaks HTTP only
             try:
-                with standing(ground, command) as url:
+                with standing(target, command) as url:
                     for suite in wanted:
-                        outcome = run_suite(suite, ground, url, arguments.scenario)
-                        if not GROUNDS[ground].through_hub:
+                        outcome = run_suite(suite, target, url, arguments.scenario)
+                        if not TARGETS[target].through_hub:
                             direct[fixture, suite] = outcome
                         records.append(record(outcome, direct.get((fixture, suite))))
             except RuntimeError as problem:
-                say(f"FAIL {ground}: {problem}")
-                records += [broken(suite, ground, str(problem)) for suite in wanted]
+                say(f"FAIL {target}: {problem}")
+                records += [broken(suite, target, str(problem)) for suite in wanted]
     return records
 
 
 def record(outcome: Outcome, direct: Outcome | None) -> dict[str, Any]:
-    ground = GROUNDS.get(outcome.ground, GROUNDS["hub"])
-    is_ours = ground.fixture == OWN
-    found = differences(outcome, direct if ground.through_hub else None, is_ours=is_ours)
+    target = TARGETS.get(outcome.target, TARGETS["hub"])
+    is_ours = target.fixture == OWN
+    found = differences(outcome, direct if target.through_hub else None, is_ours=is_ours)
     unexplained = [each for each in found if each.reason is None]
     # The suite's own verdict knows no reasons; without any, it counts.
     ok = not unexplained and (outcome.ok or bool(found))
     passed = outcome.count("SUCCESS")
-    say(f"{'ok  ' if ok else 'FAIL'} {outcome.ground} {outcome.suite}: {passed} passed, "
+    say(f"{'ok  ' if ok else 'FAIL'} {outcome.target} {outcome.suite}: {passed} passed, "
         f"{len(unexplained)} failed or missing")  # fmt: skip
     for each in unexplained:
         print(f"       {each.key}: {each.message[:300]}")
     return {
         "suite": outcome.suite,
-        "ground": outcome.ground,
+        "ground": outcome.target,
         "ok": ok,
         "passed": passed,
         "skipped": outcome.count("SKIPPED"),
@@ -146,9 +147,9 @@ def record(outcome: Outcome, direct: Outcome | None) -> dict[str, Any]:
     }
 
 
-def broken(suite: str, ground: str, problem: str) -> dict[str, Any]:
+def broken(suite: str, target: str, problem: str) -> dict[str, Any]:
     difference = {"key": "start", "message": problem, "reason": None}
-    return {"suite": suite, "ground": ground, "ok": False, "passed": 0, "skipped": 0, "made": 0,
+    return {"suite": suite, "ground": target, "ok": False, "passed": 0, "skipped": 0, "made": 0,
             "differences": [difference]}  # fmt: skip
 
 
@@ -268,7 +269,7 @@ def everything(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def is_whole(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
     chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients, arguments.kits)
-    known = (PARTS, tuple(GROUNDS), tuple(SUITES), tuple(CLIENT_SETS), tuple(KIT_RUNS))
+    known = (PARTS, tuple(TARGETS), tuple(SUITES), tuple(CLIENT_SETS), tuple(KIT_RUNS))
     whole = chosen == known and not arguments.scenario and not arguments.only
     return whole and bool(results["a2a-kits"]) and all(map(is_there, OFFICIAL))
 
@@ -290,9 +291,9 @@ def main() -> int:
     finally:
         stop_all()
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    target = PAGE if is_whole(arguments, results) else RESULTS / "conformance.md"
-    target.write_text(page(results), encoding="utf-8")
-    say(f"wrote {target.relative_to(ROOT)}; logs are in {LOGS.relative_to(ROOT)}")
+    output = PAGE if is_whole(arguments, results) else RESULTS / "conformance.md"
+    output.write_text(page(results), encoding="utf-8")
+    say(f"wrote {output.relative_to(ROOT)}; logs are in {LOGS.relative_to(ROOT)}")
     good = all(each["ok"] for part in PARTS for each in results.get(part, []))
     return 0 if good else 1
 

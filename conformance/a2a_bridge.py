@@ -1,5 +1,6 @@
-"""Other people's agents over the bridge: their skill is called as a tool of MCP, asks and is
-answered, and is cancelled."""
+"""Foreign agents over the bridge: their skill is called as an MCP tool, asks, is answered, and is
+cancelled.
+"""
 
 import http.client
 import json
@@ -11,8 +12,8 @@ from urllib.parse import urlsplit
 
 from tests.peers import wire
 
+from conformance.paths import HOMES, HUB
 from conformance.peers import Result
-from conformance.places import HOMES, HUB
 from conformance.processes import Command, run
 
 SECONDS = 20.0

@@ -1,4 +1,4 @@
-"""A hub with the conformance agent: the ground of everything that is asked about A2A."""
+"""A hub with the conformance agent, the basis of all A2A checks."""
 
 import contextlib
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tests.peers.conformance_profiles import PROFILES, settings
 
-from conformance.places import HOMES, HUB
+from conformance.paths import HOMES, HUB
 from conformance.processes import started, wait_for
 
 CARD = "/.well-known/agent-card.json"
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunningA2aHub:
     base: str
     home: Path
 
@@ -26,8 +26,10 @@ class Standing:
 
 
 @contextlib.contextmanager
-def a2a_hub(name: str, profile: str, *, extra: str = "", grpc: bool = True) -> Iterator[Standing]:
-    """A hub of its own; its tasks and push targets are nobody else's."""
+def a2a_hub(
+    name: str, profile: str, *, extra: str = "", grpc: bool = True
+) -> Iterator[RunningA2aHub]:
+    """A hub of its own; its tasks and push targets are its own."""
     home = HOMES / f"a2a-{name}"
     home.mkdir()
     text = settings(profile, grpc_port=0 if grpc else None, extra=extra)
@@ -45,4 +47,4 @@ def a2a_hub(name: str, profile: str, *, extra: str = "", grpc: bool = True) -> I
                 return str(json.load(answer)["name"])
 
         wait_for(process, card)
-        yield Standing(base, home)
+        yield RunningA2aHub(base, home)

@@ -1,4 +1,4 @@
-"""The official A2A kit, fetched beside the project: its runs against a hub, and what they said.
+"""The official A2A kit, fetched beside the project: its runs against a hub, and their results.
 
 The kit is a public git repository; nothing of it is in this tree. Its two branches are unpacked
 into the build folder and run as they are, in an environment that holds what they need.
@@ -19,7 +19,7 @@ from tests.peers.conformance_profiles import PROFILES
 
 from conformance.a2a_hub import a2a_hub
 from conformance.a2a_known import FAILURES, SKIPS, reason
-from conformance.places import BUILD, HERE, KIT_PYTHON
+from conformance.paths import BUILD, HERE, KIT_PYTHON
 from conformance.processes import Command, run
 
 SECONDS = 600.0
@@ -78,7 +78,7 @@ KIT_RUNS = {
 
 
 @dataclass(frozen=True)
-class Said:
+class CheckResult:
     """What one check of the kit came to."""
 
     check: str
@@ -173,7 +173,7 @@ def run_kit(kit: Path, name: str) -> KitResult:
     return result
 
 
-def read(report: Path) -> Iterator[Said]:
+def read(report: Path) -> Iterator[CheckResult]:
     for case in xml.parse(report).iter("testcase"):
         name = f"{case.get('classname', '')}.{case.get('name', '')}".removeprefix("tests.")
         status, message = "passed", ""
@@ -183,10 +183,10 @@ def read(report: Path) -> Iterator[Said]:
             elif child.tag == "skipped":
                 status = "xfailed" if child.get("type") == "pytest.xfail" else "skipped"
                 message = child.get("message") or ""
-        yield Said(name, status, message)
+        yield CheckResult(name, status, message)
 
 
-def judge(result: KitResult, found: list[Said]) -> None:
+def judge(result: KitResult, found: list[CheckResult]) -> None:
     """An expected failure of the kit's is a SHOULD that is not met: it counts as a failure."""
     for said in found:
         if said.status == "passed":

@@ -1,4 +1,4 @@
-"""What the official A2A kit says of the hub and is not counted against it, each with its reason.
+"""Known findings of the official A2A kit that do not count against the hub, each with its reason.
 
 A failure or a skip that no line here explains fails the run; so does a line that no longer fits,
 where its run was whole.

@@ -1,4 +1,6 @@
-"""Other people's A2A: their clients at a hub, and our client and a hub at their servers."""
+"""Foreign A2A programs: their clients against a hub, and our client and a hub against their
+servers.
+"""
 
 import contextlib
 import json
@@ -11,14 +13,14 @@ from pathlib import Path
 
 from conformance.a2a_bridge import as_tool
 from conformance.a2a_hub import a2a_hub
+from conformance.paths import HERE, HOMES, HUB, NODE, PYTHON_A2A, SDK02_PYTHON, SDK03_PYTHON
 from conformance.peers import Result, slug
-from conformance.places import HERE, HOMES, HUB, NODE, PYTHON_A2A, SDK02_PYTHON, SDK03_PYTHON
 from conformance.processes import Command, free_port, reachable, run, started, wait_for
 
 SECONDS = 120.0
 ASKED = 6
 FOUND_SECONDS = 10.0
-"""The exit code of `dragoman a2a send` where the agent asks and nobody is there to answer."""
+"""The exit code of `dragoman a2a send` where the agent asks without a terminal to answer."""
 UUID = re.compile(r"[0-9a-f-]{32,36}")
 
 
@@ -144,7 +146,7 @@ def by_hand(title: str, name: str, url: str) -> list[Result]:
 
 
 def task_id(printed: str) -> str:
-    """Of the task in what was printed; what is no task has an id that nobody has."""
+    """Of the task in what was printed; an unknown id if it is not a task."""
     try:
         found = json.loads(printed)
         return str(found.get("task", found)["id"])
@@ -153,7 +155,7 @@ def task_id(printed: str) -> str:
 
 
 def as_external(title: str, name: str, url: str) -> list[Result]:
-    """Registered with a hub, and asked through the hub's own A2A face, in the words of 1.0."""
+    """Registered with a hub, and called through the hub's own A2A server, in 1.0."""
     label = f"{title}: an external agent of a hub"
     extra = (
         f"\n[[a2a.external_agents]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\n"

@@ -26,7 +26,7 @@ from python_a2a import (
     skill,
 )
 
-from conformance.a2a_saying import expect, trying
+from conformance.a2a_output import expect, trying
 
 
 def message(words: str) -> Message:

@@ -43,7 +43,7 @@ from a2a.types import (
 )
 from a2a.utils import new_agent_text_message, new_task
 
-from conformance.a2a_saying import expect, trying
+from conformance.a2a_output import expect, trying
 
 
 def params(words: str, **ids: str) -> MessageSendParams:

@@ -1,7 +1,7 @@
 """The official SDK 0.3, both ends: `python -m conformance.a2a_sdk03 client URL` or `server PORT`.
 
 Runs in an environment of its own. The client does what it can over each of its transports; the
-server is an agent that echoes, asks where it is told "ask", and works until stopped on "slow".
+server is an agent that echoes, asks on "ask", and works until stopped on "slow".
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from a2a.utils import new_agent_text_message, new_task
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from conformance.a2a_saying import expect, trying
+from conformance.a2a_output import expect, trying
 
 TRANSPORTS = {"JSON-RPC": TransportProtocol.jsonrpc, "REST": TransportProtocol.http_json}
 

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.places import NODE, NOTHING_EXPECTED, PRERELEASE, PYTHON, RELEASE, RESULTS
+from conformance.paths import NODE, NOTHING_EXPECTED, PRERELEASE, PYTHON, RELEASE, RESULTS
 from conformance.processes import Command, run
 from conformance.suites import Check, Outcome, read_all
 

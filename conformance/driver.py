@@ -17,9 +17,9 @@ from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 
-from conformance.grounds import hub, remote
-from conformance.places import LOGS
+from conformance.paths import LOGS
 from conformance.processes import stop_all
+from conformance.targets import hub, remote
 
 SECONDS = 40
 CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -117,8 +117,8 @@ def main() -> int:
     # The suite shows what its client says only where that fails.
     sys.stdout = (LOGS / f"{label}.said").open("w", encoding="utf-8", buffering=1)
     try:
-        with hub(label, remote(url)) if way == "hub" else nullcontext((url, None)) as (face, _):
-            asyncio.run(asyncio.wait_for(drive(face, scenario, revision), SECONDS))
+        with hub(label, remote(url)) if way == "hub" else nullcontext((url, None)) as (endpoint, _):
+            asyncio.run(asyncio.wait_for(drive(endpoint, scenario, revision), SECONDS))
     finally:
         stop_all()
     return 0

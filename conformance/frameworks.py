@@ -14,8 +14,8 @@ from typing import Any
 import mcp.types as types
 from mcp.client.client import Client
 
+from conformance.paths import HERE, HOMES, HUB, ROOT
 from conformance.peers import Result
-from conformance.places import HERE, HOMES, HUB, ROOT
 from conformance.processes import Command, free_port, reachable, run, started, wait_for
 
 AGENTS = HERE / "framework_agents"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.grounds import FIXTURE, SERVER, fixture, hub, remote
+from conformance.targets import FIXTURE, SERVER, fixture, hub, remote
 
 MODERN = "2026-07-28"
 # Before these the hub cuts what the revision does not know, and the SDK does not.
@@ -185,8 +185,8 @@ def run_lists() -> list[Comparison]:
         prefixed, _ = stack.enter_context(hub("lists-prefixed", remote(url), prefix=None))
         for revision in REVISIONS:
             direct = dict(results(Wire(url, revision), ""))
-            for label, face, prefix in (("plain", plain, ""), ("prefixed", prefixed, PREFIX)):
-                through = dict(results(Wire(face, revision), prefix))
+            for label, endpoint, prefix in (("plain", plain, ""), ("prefixed", prefixed, PREFIX)):
+                through = dict(results(Wire(endpoint, revision), prefix))
                 for name, expected in direct.items():
                     title = f"{revision}, {label}: {name}"
                     found.append(compare(title, expected, through.get(name)))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.places import BUILD, EXAMPLES, NODE, PYTHON, CannotRun
+from conformance.paths import BUILD, EXAMPLES, NODE, PYTHON, CannotRun
 from conformance.processes import Command, free_port, started, wait_for
 
 SOURCES = BUILD / "official"

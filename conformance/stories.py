@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.grounds import child, hub, remote
 from conformance.lists import Comparison
 from conformance.official import SOURCES, is_there, read_git
-from conformance.places import EXAMPLES, NODE, PYTHON
+from conformance.paths import EXAMPLES, NODE, PYTHON
 from conformance.processes import Command, free_port, reachable, run, started, wait_for
+from conformance.targets import child, hub, remote
 
 SECONDS = 60.0
 PYTHON_SDK, TYPESCRIPT_SDK = "Python", "TypeScript"
@@ -65,7 +65,7 @@ INTENDED = (
     ),
     Intended(
         r"^(Python: custom_methods|TypeScript: custom-methods), ",
-        r'method \\?"acme/search\\?" is not known here',
+        r'unknown method \\?"acme/search\\?"',
         "Methods that no specification names are not carried: no policy could judge them.",
     ),
     Intended(

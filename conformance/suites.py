@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.places import NODE, NOTHING_EXPECTED, PRERELEASE, RELEASE, RESULTS
+from conformance.paths import NODE, NOTHING_EXPECTED, PRERELEASE, RELEASE, RESULTS
 from conformance.processes import Command, run
 
 SECONDS = 240.0
@@ -78,10 +78,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One suite on one ground."""
+    """One suite against one target."""
 
     suite: str
-    ground: str
+    target: str
     ok: bool  # as the suite's exit code has it
     checks: tuple[Check, ...]
 
@@ -95,9 +95,9 @@ class Outcome:
         return Counter(check.key for check in self.checks if check.status == "SUCCESS")
 
 
-def run_suite(name: str, ground: str, url: str, scenario: str | None) -> Outcome:
+def run_suite(name: str, target: str, url: str, scenario: str | None) -> Outcome:
     suite = SUITES[name]
-    label = f"{ground}-{name}"
+    label = f"{target}-{name}"
     folder = RESULTS / label
     wanted = suite.scenarios
     if scenario is not None:
@@ -112,7 +112,7 @@ def run_suite(name: str, ground: str, url: str, scenario: str | None) -> Outcome
         code, _, _ = run(f"suite-{label}-{number}", command, SECONDS)
         ok = ok and code == 0
     checks = tuple(check for check in read_all(folder) if of_suite(name, check.scenario))
-    return Outcome(name, ground, ok, checks)
+    return Outcome(name, target, ok, checks)
 
 
 def of_suite(name: str, scenario: str) -> bool:

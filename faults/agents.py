@@ -1,4 +1,4 @@
-"""A2A agents of others, on a thread: good ones, and ones that flood, hang or break off.
+"""External A2A agents on a thread: healthy ones, and ones that flood, hang or disconnect.
 
 The first part of the path says how an agent behaves, so that one server plays any number of them.
 """

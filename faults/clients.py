@@ -1,4 +1,4 @@
-"""Clients that take without end or never finish: overload, slow heads, bodies that do not end."""
+"""Clients that overload the hub or never finish: floods, slow heads, endless bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from tests.live.conftest import RunningHub
 from tests.peers import wire
 
-from faults.grounds import echo_server
+from faults.fixtures import echo_server
 from faults.harness import (
     Background,
     Outcome,

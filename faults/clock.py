@@ -29,7 +29,7 @@ def jump(most: int, seed: int, outcome: Outcome) -> None:
     with temporary_home() as home, tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls.jsonl"
         write_home(
-            home, log, server_entry("h", "rude_server", "hang-on-call", timeout_secs=TIMEOUT)
+            home, log, server_entry("h", "faulty_server", "hang-on-call", timeout_secs=TIMEOUT)
         )
         shim = Shim(Path(folder), home)
         with running_hub(outcome, home, env=shim.env) as hub:
@@ -55,7 +55,7 @@ def jump(most: int, seed: int, outcome: Outcome) -> None:
 
 
 def jump_once(writes: Writes, shim: Shim, ahead: int, outcome: Outcome) -> None:
-    """A call that is under way has its own time, and everything goes on afterwards."""
+    """A running call keeps its own timeout, and everything works afterwards."""
     when = f"clock {ahead:+} s"
     answers: list[tuple[int, float]] = []
     hanging = threading.Thread(

@@ -22,7 +22,7 @@ from tests.live.conftest import RunningHub
 from tests.peers import wire
 
 from faults.agents import Agents, serving_agents
-from faults.grounds import EVERYTHING, echo_server, write_agents
+from faults.fixtures import EVERYTHING, echo_server, write_agents
 from faults.harness import (
     Outcome,
     run_command,

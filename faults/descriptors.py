@@ -1,4 +1,6 @@
-"""Few file descriptors: a crowd takes all that are left, and the hub must heal without spinning."""
+"""Few file descriptors: many clients take all that remain, and the hub must recover without
+spinning.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 from tests.live.conftest import RunningHub
-from tests.live.lasting import text_of
+from tests.live.module_hub import text_of
 from tests.peers.process import server_entry
 
-from faults.grounds import echo_server
+from faults.fixtures import echo_server
 from faults.harness import (
     Outcome,
     cpu_seconds,
@@ -29,7 +31,7 @@ LIMITS = (64, 96, 256)  # it has some 46 open with two children
 
 
 def hold_sockets(port: int, count: int) -> list[socket.socket]:
-    """Connections that nobody has to accept."""
+    """Opens connections that need not be accepted."""
     held = []
     for _ in range(count):
         one = socket.socket()
@@ -45,7 +47,7 @@ def hold_sockets(port: int, count: int) -> list[socket.socket]:
     return held
 
 
-class Kept:
+class PersistentClient:
     """A client that keeps its connection, and opens it again if the hub has closed it."""
 
     def __init__(self, port: int) -> None:
@@ -71,13 +73,13 @@ class Kept:
 
 def exhaust(limit: int, outcome: Outcome) -> None:
     when = f"{limit} descriptors"
-    servers = [echo_server(), server_entry("crashes", "rude_server", "exit-at-call")]
+    servers = [echo_server(), server_entry("crashes", "faulty_server", "exit-at-call")]
     with fresh_hub(outcome, servers) as hub:
         hub.wait_connected("r", "crashes")
         resource.prlimit(hub.pid, resource.RLIMIT_NOFILE, (limit, limit))
         before = open_files(hub)
         port = urlsplit(hub.url).port or 0
-        with closing(Kept(port)) as kept:
+        with closing(PersistentClient(port)) as kept:
             kept.call("first")
             held = hold_sockets(port, CROWD)
             try:

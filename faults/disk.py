@@ -28,7 +28,7 @@ from tests.live.conftest import RunningHub
 from tests.peers import wire
 from tests.peers.process import read_log, server_entry
 
-from faults.grounds import EVERYTHING, write_agents
+from faults.fixtures import EVERYTHING, write_agents
 from faults.harness import (
     ROOT,
     NotHere,
@@ -127,7 +127,7 @@ class Writes:
 
 def write_home(home: Path, log: Path, *servers: str) -> None:
     agents = write_agents(home, "quick")
-    echo = server_entry("r", "rude_server", "ok", "--log", log)
+    echo = server_entry("r", "faulty_server", "ok", "--log", log)
     write_config(home, [echo, *servers], EVERYTHING + agents)
 
 

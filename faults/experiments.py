@@ -10,7 +10,7 @@ from tests.live.conftest import RunningHub
 
 from faults import clients, clock, databases, descriptors, disk, kills, peers, reload
 from faults.bytes_fuzz import fuzz_bytes
-from faults.grounds import EVERYTHING, echo_server, write_agents
+from faults.fixtures import EVERYTHING, echo_server, write_agents
 from faults.harness import Outcome, running_hub, temporary_home, write_config
 from faults.message_fuzz import fuzz_messages
 from faults.message_seeds import DOORS

@@ -22,12 +22,12 @@ from typing import Any
 
 from tests.live.crashing_hub import (
     LOST,
+    AcknowledgedTask,
     Client,
     Hub,
     Load,
-    Told,
+    build_message,
     executions,
-    said,
     write_home,
 )
 from tests.peers.process import read_log, server_entry
@@ -85,8 +85,8 @@ def run_until_killed(hub: Hub, load: Load, moment: tuple[str, float, float]) -> 
     assert not load.broken, (load.broken, hub.log())
 
 
-def check_task(client: Client, told: Told, ran: Counter[str]) -> str:
-    """Compares what is there now with what a client was told; gives its state."""
+def check_task(client: Client, told: AcknowledgedTask, ran: Counter[str]) -> str:
+    """Compares the stored task with what its client received; returns its state."""
     now = client.rpc("GetTask", {"id": told.id})
     state: str = now["status"]["state"]
     assert state not in UNFINISHED, now
@@ -125,7 +125,7 @@ def check_after_kill(client: Client, load: Load, home: Path) -> Counter[str]:
     twice = [message for message in ran if message and ran[message] > 1]
     assert not twice, twice
     found = Counter(check_task(client, told, ran) for told in load.told + load.touched)
-    for name, message in load.keyed:  # sent again, since nobody knows what became of it
+    for name, message in load.keyed:  # sent again, since its outcome is unknown
         key = {"idempotency-key": name}
         task = client.rpc("SendMessage", {"message": message}, "/a2a/quick", **key)["task"]
         assert task["status"]["state"] in (COMPLETED, FAILED), task
@@ -134,7 +134,7 @@ def check_after_kill(client: Client, load: Load, home: Path) -> Counter[str]:
 
 @contextmanager
 def closed_port() -> Iterator[int]:
-    """A port that nobody listens at, and nobody else takes."""
+    """A port without a listener that no other process takes."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -156,7 +156,7 @@ def kill_tasks(kills: int, seed: int, outcome: Outcome) -> None:
 def _kill_tasks(
     home: Path, webhook: str, kills: int, chance: random.Random, outcome: Outcome, hubs: list[Hub]
 ) -> None:
-    everything: list[Told] = []
+    everything: list[AcknowledgedTask] = []
     found: Counter[str] = Counter()
     before = Load(("", 0), "", webhook, [])
     for number in range(kills):
@@ -180,7 +180,7 @@ def _kill_tasks(
     for told in everything:
         check_task(client, told, ran)
     for told in [told for told in everything if told.state == WAITS]:
-        wanted = {"message": said(f"last {told.id}") | {"taskId": told.id}}
+        wanted = {"message": build_message(f"last {told.id}") | {"taskId": told.id}}
         task = client.rpc("SendMessage", wanted, "/a2a/asking")["task"]
         assert task["status"]["state"] == COMPLETED and len(task["history"]) >= 3, task
     outcome.figures["acknowledged tasks"] = len(everything)
@@ -290,7 +290,7 @@ def kill_calls(kills: int, seed: int, outcome: Outcome) -> None:
     told = Answered()
     with temporary_home() as home, serving_agents() as agents:
         log = home / "calls.jsonl"
-        write_config(home, [server_entry("r", "rude_server", "ok", "--log", log)])
+        write_config(home, [server_entry("r", "faulty_server", "ok", "--log", log)])
         hub = Hub(home)
         try:
             where = hub.wait_until_up()

@@ -246,7 +246,7 @@ async def fuzz_stdio(hub: RunningHub, numbers: Sequence[int], seed: int, outcome
                     framed = b"Content-Length: %d\r\n\r\n%s" % (len(line), line)
                     writer.write(framed if number % 3 == 0 else line + b"\n")
                     outcome.count("messages")
-                for last in (b"one", b"two"):  # what was asked before the first is answered by then
+                for last in (b"one", b"two"):  # earlier requests are answered by then
                     writer.write(b'\n{"jsonrpc":"2.0","id":"%s","method":"ping"}\n' % last)
                     while b'"%s"' % last not in came:
                         chunk = await reader.read(65536)

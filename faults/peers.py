@@ -1,4 +1,4 @@
-"""Servers and agents that die, flood, hang or break off, while somebody uses a healthy one.
+"""Servers and agents that die, flood, hang or disconnect while a client uses a healthy one.
 
 Every call gets an answer or a typed error in its time, the neighbour is served all the while, and
 the hub has no more processes, descriptors or memory than before.
@@ -13,14 +13,14 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.live.bridge_grounds import external
+from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub, _descendants
-from tests.live.lasting import Neighbour, text_of
+from tests.live.module_hub import BackgroundCaller, text_of
 from tests.peers import wire
 from tests.peers.process import alive, server_entry
 
 from faults.agents import serving_agents
-from faults.grounds import echo_server
+from faults.fixtures import echo_server
 from faults.harness import Outcome, fresh_hub, open_files, resident_mb, until
 
 TIMEOUT = 2
@@ -45,11 +45,11 @@ def call_over_api(hub: RunningHub, tool: str, seconds: float) -> tuple[int, floa
 
 
 def usual_seconds(hub: RunningHub) -> float:
-    """How long a call takes while nobody misbehaves."""
+    """The duration of a call without misbehaving peers."""
     return statistics.median(call_over_api(hub, "r.echo", 20)[1] for _ in range(30))
 
 
-def judge_neighbour(neighbour: Neighbour, usual: float, outcome: Outcome) -> None:
+def judge_neighbour(neighbour: BackgroundCaller, usual: float, outcome: Outcome) -> None:
     outcome.figures["calls of the neighbour"] = neighbour.good
     outcome.figures["their median, ms"] = round(1000 * statistics.median(neighbour.took))
     outcome.check(not neighbour.bad, f"the neighbour met {neighbour.bad[:2]}")
@@ -64,7 +64,14 @@ def judge_neighbour(neighbour: Neighbour, usual: float, outcome: Outcome) -> Non
 def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
     servers = [
         server_entry(
-            mode, "rude_server", mode, "--seconds", 5, "--megabytes", 12, timeout_secs=TIMEOUT
+            mode,
+            "faulty_server",
+            mode,
+            "--seconds",
+            5,
+            "--megabytes",
+            12,
+            timeout_secs=TIMEOUT,
         )
         for mode in SERVER_MODES
     ]
@@ -73,7 +80,7 @@ def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
         hub.wait_connected("r", *SERVER_MODES[:7])
         usual = usual_seconds(hub)
         files, memory = open_files(hub), resident_mb(hub.pid)
-        with Neighbour(hub, "r.echo") as neighbour:
+        with BackgroundCaller(hub, "r.echo") as neighbour:
             for _ in range(rounds):
                 order = chance.sample(SERVER_MODES, len(SERVER_MODES))
                 with ThreadPoolExecutor(6) as pool:
@@ -123,7 +130,7 @@ def misbehaving_agents(rounds: int, seed: int, outcome: Outcome) -> None:
             outcome.check(healthy, "the good agent is not used")
             usual = usual_seconds(hub)
             memory = resident_mb(hub.pid)
-            with Neighbour(hub, "r.echo") as neighbour:
+            with BackgroundCaller(hub, "r.echo") as neighbour:
                 for _ in range(rounds):
                     with ThreadPoolExecutor(len(AGENT_CALLS)) as pool:
                         answers = pool.map(

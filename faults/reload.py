@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.live.conftest import RunningHub
-from tests.live.lasting import Neighbour
+from tests.live.module_hub import BackgroundCaller
 from tests.peers.process import processes_at_home, server_entry
 
-from faults.grounds import echo_server
+from faults.fixtures import echo_server
 from faults.harness import Outcome, open_files, running_hub, temporary_home, until, write_config
 from faults.peers import call_over_api
 
@@ -28,16 +28,16 @@ def build_server(name: str, chance: random.Random) -> str:
     kind = chance.random()
     timeout = chance.choice([5, 6, 7])
     if kind < 0.4:  # stopped and started again and again by the calls
-        return server_entry(name, "rude_server", "ok", timeout_secs=timeout, idle_secs=0.3)
+        return server_entry(name, "faulty_server", "ok", timeout_secs=timeout, idle_secs=0.3)
     if kind < 0.65:
-        return server_entry(name, "rude_server", "ok", timeout_secs=timeout)
+        return server_entry(name, "faulty_server", "ok", timeout_secs=timeout)
     if kind < 0.8:
         return server_entry(
-            name, "rude_server", "slow-start", "--seconds", 0.5, timeout_secs=timeout
+            name, "faulty_server", "slow-start", "--seconds", 0.5, timeout_secs=timeout
         )
     if kind < 0.9:
-        return server_entry(name, "rude_server", "nothing", timeout_secs=timeout)
-    return server_entry(name, "rude_server", "hang", timeout_secs=timeout)
+        return server_entry(name, "faulty_server", "nothing", timeout_secs=timeout)
+    return server_entry(name, "faulty_server", "hang", timeout_secs=timeout)
 
 
 def spoil(text: str, chance: random.Random) -> bytes:
@@ -71,7 +71,7 @@ def edit_configuration(edits: int, seed: int, outcome: Outcome) -> None:
             def build_text() -> str:
                 return "\n".join([base, echo_server("stays"), *current.values()])
 
-            with Neighbour(hub, "stays.echo") as neighbour:
+            with BackgroundCaller(hub, "stays.echo") as neighbour:
                 for number in range(edits):
                     edit(hub, file, current, build_text, chance, outcome)
                     if number % 20 == 19:  # the last file may be a broken one
@@ -84,7 +84,7 @@ def edit_configuration(edits: int, seed: int, outcome: Outcome) -> None:
             wait_applied(hub, current, outcome, "the last edit")
             left = until(lambda: len(processes_at_home(home)) == 1, 20)
             outcome.check(left, f"processes that nobody needs: {processes_at_home(home)}")
-            current["new"] = server_entry("new", "rude_server", "ok")
+            current["new"] = server_entry("new", "faulty_server", "ok")
             file.write_text(build_text(), encoding="utf-8")
             hub.wait_connected("new", timeout=APPLY_SECONDS)
             outcome.figures["descriptors at the end"] = open_files(hub)

@@ -1,4 +1,4 @@
-"""What every test may use: a short place for a home, and counterparts that listen."""
+"""Fixtures for all tests: a short temporary directory for a home, and HTTP peers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
@@ -44,13 +43,13 @@ def _tree(root: type[HubError], depth: int = 0) -> list[tuple[int, type[HubError
 
 def _seen_by_mcp(error: type[HubError]) -> str:
     from dragoman.mcp.protocol.errors import TABLE
-    from dragoman.mcp.protocol.revisions import NAMES, R2024, R2607
+    from dragoman.mcp.protocol.revisions import LATEST, NAMES, R2024, R2607
 
     row = errors.find_row(TABLE, error)
     codes = f"error {row.legacy}; {row.modern} from {NAMES[R2607]} on"
     if row.legacy == row.modern:
         codes = f"error {row.legacy}"
-    if row.result_since > R2607:
+    if row.result_since > LATEST:
         return codes
     if row.result_since == R2024:
         return "a result with `isError`"
@@ -91,7 +90,8 @@ def events_page() -> str:
     parts = []
     for event in vars(events).values():  # not `__subclasses__`: slots make each class twice
         if isinstance(event, type) and issubclass(event, events.Event) and event != events.Event:
-            fields = [(f"`{one.name}`", f"`{one.type}`") for one in dataclasses.fields(event)]
+            own = inspect.get_annotations(event)
+            fields = [(f"`{name}`", f"`{kind}`") for name, kind in own.items()]
             table = _table(("field", "type"), fields)
             parts.append(f"## {event.__name__}\n\n{_said(event)}\n\n{table}\n")
     return f"""# Events

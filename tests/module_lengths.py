@@ -1,4 +1,4 @@
-"""Warns of modules that have grown long: `make check` prints it, and nothing fails."""
+"""Warns of long modules; `make check` prints it and does not fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The composition root: a hub as a whole in this process, and commands that need none."""
+"""The composition root: a complete hub in this process, and commands that need none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
 
 
-async def test_uptime_does_not_follow_a_clock_that_is_set(
+async def test_uptime_ignores_wall_clock_changes(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.prepare(str(short_tmp))
@@ -44,7 +44,7 @@ print(*(name for name in sys.modules if name.startswith("dragoman.")), file=sys.
 
 
 @pytest.mark.parametrize("command", OFFLINE)
-def test_a_command_that_needs_no_hub_loads_none(command: str, short_tmp: Path) -> None:
+def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> None:
     home.prepare(str(short_tmp))
     KeyStore(short_tmp).close()
     SqliteAuditLog(short_tmp).close()

@@ -89,7 +89,7 @@ async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
     assert module.followed == ["completed", "failed"]
 
 
-def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
+def test_plugins_not_configured_are_not_loaded(installed: str) -> None:
     bus = Bus()
     load_plugins(bus, [])
     assert not bus.has_gates and not any(
@@ -108,16 +108,16 @@ def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
         ("twice", r"\"twice\" names several entry points in the group dragoman.bus: \S+, \S+;"),
     ],
 )
-def test_a_plugin_that_is_named_and_cannot_be_used_stops_the_start(
+def test_unusable_configured_plugin_stops_the_start(
     name: str, why: str, installed: str, short_tmp: Path
 ) -> None:
     hub = SkillHub()
     with pytest.raises(ConfigError, match=why):
         build_events(short_tmp, build_config(name), hub.hub)
-    assert list(short_tmp.iterdir()) == []  # nothing was opened that nobody would close
+    assert list(short_tmp.iterdir()) == []  # nothing was left open
 
 
-async def test_a_hub_without_plugins_has_its_stream_and_its_dispatches(short_tmp: Path) -> None:
+async def test_hub_without_plugins_has_event_stream_and_dispatches(short_tmp: Path) -> None:
     hub = SkillHub()
     events = build_events(short_tmp, build_config(), hub.hub)
     assert list(events.mounts) == [EVENTS] == ["/api/events"]

@@ -129,26 +129,26 @@ EXAMPLES = {
 
 @pytest.mark.promise("B1")
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_seeds_examples_load_as_they_stand(example: str) -> None:
+def test_documented_configuration_examples_load(example: str) -> None:
     text, expected = EXAMPLES[example]
     assert parse(text).mcp_servers == expected
 
 
 @pytest.mark.promise("B1")
-def test_a_server_has_the_common_times_and_no_variables_unless_it_says_so() -> None:
+def test_server_defaults_have_common_timeouts_and_no_variables() -> None:
     (entry,) = parse(STDIO).mcp_servers
     assert (entry.timeout_secs, entry.env, entry.enabled, entry.idle_secs) == (None, [], True, 0)
     assert ANSWER_SECONDS == 30
 
 
-def test_no_file_and_an_empty_one_are_all_defaults(tmp_path: Path) -> None:
+def test_missing_and_empty_files_give_defaults(tmp_path: Path) -> None:
     assert load(tmp_path / "config.toml") == Config()
     (tmp_path / "config.toml").touch()
     assert load(tmp_path / "config.toml") == Config()
     assert Config().server.host == "127.0.0.1"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=f"cannot read {tmp_path}/config.toml"):
         load(tmp_path / "config.toml")
@@ -173,7 +173,7 @@ def test_former_values_still_work_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["mcp = 1", "[mcp]\nnames = 7", "[a2a]\nexternal_agents = 1"])
-def test_a_value_of_the_wrong_type_is_no_former_value(text: str) -> None:
+def test_value_of_the_wrong_type_is_not_treated_as_deprecated(text: str) -> None:
     with pytest.raises(ConfigError):
         parse(text)
 
@@ -294,27 +294,27 @@ BAD = {
 
 @pytest.mark.promise("B1", "B2")
 @pytest.mark.parametrize("text", BAD)
-def test_a_bad_value_is_one_clear_sentence_with_its_line(text: str) -> None:
+def test_invalid_value_is_reported_in_one_sentence_with_its_line(text: str) -> None:
     with pytest.raises(ConfigError, match=f"^config.toml, line {BAD[text]}") as raised:
         parse(text)
     assert "\n" not in str(raised.value) and "`" not in str(raised.value)
     assert "=secret" not in str(raised.value)
 
 
-def test_what_is_no_toml_is_said_so_with_the_file() -> None:
+def test_invalid_toml_is_reported_with_the_file() -> None:
     with pytest.raises(ConfigError, match=r"^config.toml is not valid TOML: .*line 2"):
         parse("a = 1\nb = = 2\n")
 
 
 @pytest.mark.promise("B10", "N1")
 @pytest.mark.parametrize("command", ["../x", "a/../x", "/a/..", "..", "a\\\\..\\\\x"])
-def test_a_command_with_two_dots_for_a_folder_is_refused(command: str) -> None:
+def test_command_containing_dot_dot_is_refused(command: str) -> None:
     with pytest.raises(ConfigError, match=r'line 5: the command of server "a" contains "\.\."'):
         parse(STDIO.replace('"x"', f'"{command}"'))
 
 
 @pytest.mark.promise("B10")
-def test_two_dots_inside_a_name_are_no_folder() -> None:
+def test_dot_dot_inside_a_name_is_accepted() -> None:
     (entry,) = parse(STDIO.replace('"x"', '"tool..v2"')).mcp_servers
     assert isinstance(entry.transport, StdioTransport)
     assert entry.transport.command == "tool..v2"
@@ -368,7 +368,7 @@ def test_targets_that_would_be_listed_under_one_prefix_are_refused_by_name(text:
         servers("files") + AGENT.format("a2a files"),
     ],
 )
-def test_targets_with_names_alike_work_beside_each_other(text: str) -> None:
+def test_targets_with_similar_names_coexist(text: str) -> None:
     assert parse(text).mcp_servers
 
 
@@ -379,13 +379,13 @@ def test_headers_are_a_table_or_lines() -> None:
         assert dict(parse_headers(entry.transport.headers)) == {"X-A": "b: c", "Y": "${D}"}
 
 
-def test_whereabouts_say_how_a_server_is_reached() -> None:
+def test_server_address_describes_its_transport() -> None:
     github, remote = parse(GITHUB + REMOTE).mcp_servers
     assert describe_transport(github) == "npx -y @modelcontextprotocol/server-github"
     assert describe_transport(remote) == "https://tools.example.com/…"
 
 
-def test_the_line_of_a_key_is_found_in_every_way_to_write_it() -> None:
+def test_line_of_a_key_is_found_in_every_toml_form() -> None:
     text = (
         'a.b = 1\n[server] # the server\n"port" = 2\n\n[[mcp_servers]]\nname = "x"\n'
         '[[mcp_servers]]\nname = "y"\n[mcp_servers.transport]\nurl = "z"\n'
@@ -398,7 +398,7 @@ def test_the_line_of_a_key_is_found_in_every_way_to_write_it() -> None:
     assert find_line(text, ("nowhere",)) is None
 
 
-def test_every_key_has_a_meaning() -> None:
+def test_every_configuration_key_is_documented() -> None:
     assert [path for path, _, _, meaning in list_keys() if not meaning] == []
     assert (
         "mcp_servers[].name",

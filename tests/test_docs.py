@@ -1,4 +1,4 @@
-"""The documentation holds: what is generated is up to date, what is linked is there."""
+"""The documentation: generated pages are current, links resolve."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def broken_links(page: Path, root: Path) -> list[str]:
     return broken
 
 
-def test_every_relative_link_leads_somewhere() -> None:
+def test_every_relative_link_resolves() -> None:
     pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     assert not [problem for page in pages for problem in broken_links(page, ROOT)]
 
@@ -106,7 +106,7 @@ def decision_problems(folder: Path) -> list[str]:
     return problems
 
 
-def test_every_decision_has_a_number_of_its_own_and_a_title() -> None:
+def test_decision_records_have_unique_numbers_and_titles() -> None:
     assert not decision_problems(DOCS / "decisions")
 
 

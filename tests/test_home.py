@@ -80,7 +80,7 @@ def mode(path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_the_home_is_the_one_given_else_of_the_environment_else_in_the_users(monkeypatch):
+def test_home_is_resolved_from_argument_environment_then_user(monkeypatch):
     monkeypatch.setenv("HOME", "/users/ada")
     monkeypatch.setenv("DRAGOMAN_HOME", "/srv/hub")
     assert find_home("/given") == "/given"
@@ -92,12 +92,12 @@ def test_the_home_is_the_one_given_else_of_the_environment_else_in_the_users(mon
     assert find_home("relative") == "/relative"
 
 
-def test_a_user_without_a_home_directory_is_told_what_to_set():
+def test_missing_user_home_is_reported_with_the_setting():
     with pytest.raises(HomeUnusable, match="set DRAGOMAN_HOME"):
         find_home("~nobody-of-this-name/x")
 
 
-def test_a_home_is_made_private_whatever_the_umask(tmp_path):
+def test_home_is_created_private_under_any_umask(tmp_path):
     old = os.umask(0)
     try:
         prepare(str(tmp_path / "a" / "home"))
@@ -108,7 +108,7 @@ def test_a_home_is_made_private_whatever_the_umask(tmp_path):
 
 
 @pytest.mark.parametrize("others", [0o770, 0o702, 0o777])
-def test_a_home_that_others_can_write_is_refused(tmp_path, others):
+def test_home_writable_by_others_is_refused(tmp_path, others):
     home = tmp_path / "home"
     home.mkdir()
     home.chmod(others)
@@ -131,7 +131,7 @@ def test_a_home_of_another_user_is_refused(tmp_path):
         prepare(str(home))
 
 
-def test_a_file_is_no_home(tmp_path):
+def test_file_as_home_is_refused(tmp_path):
     (tmp_path / "home").write_text("")
 
     with pytest.raises(HomeUnusable, match=r"cannot use .* as a home: File exists"):
@@ -139,7 +139,7 @@ def test_a_file_is_no_home(tmp_path):
 
 
 @pytest.mark.promise("F2")
-def test_the_record_of_the_daemon_is_read_as_it_was_written_and_is_private(tmp_path):
+def test_run_record_round_trips_and_is_private(tmp_path):
     for daemon in (record(), record(url=None, mode="mcp", pid=7)):
         write_daemon(str(tmp_path), daemon)
         assert read_daemon(str(tmp_path)) == daemon
@@ -180,7 +180,7 @@ GOOD = {
         json.dumps(GOOD | {"mode": "other"}).encode(),
     ],
 )
-def test_a_record_that_is_garbage_is_none(tmp_path, text):
+def test_invalid_run_record_is_ignored(tmp_path, text):
     (tmp_path / "daemon.json").write_bytes(json.dumps(GOOD).encode())
     assert read_daemon(str(tmp_path)) is not None
 
@@ -190,7 +190,7 @@ def test_a_record_that_is_garbage_is_none(tmp_path, text):
 
 
 @pytest.mark.promise("F2")
-def test_only_one_process_holds_a_home_and_the_other_is_told_who(tmp_path):
+def test_one_process_holds_a_home_and_the_second_learns_its_holder(tmp_path):
     home = str(tmp_path)
     with holder(home) as process:
         assert process.stdout.readline() == "held\n"
@@ -215,7 +215,7 @@ def test_only_one_process_holds_a_home_and_the_other_is_told_who(tmp_path):
 
 
 @pytest.mark.promise("F2")
-def test_a_record_left_by_a_dead_hub_is_not_taken_for_the_holders(tmp_path):
+def test_stale_run_record_is_ignored(tmp_path):
     home = str(tmp_path)
     write_daemon(home, record(pid=1))
     with lock_home(home), pytest.raises(HomeLocked) as told:
@@ -226,7 +226,7 @@ def test_a_record_left_by_a_dead_hub_is_not_taken_for_the_holders(tmp_path):
 
 
 @pytest.mark.promise("F2")
-def test_killing_the_holder_releases_the_home_even_while_a_child_of_it_lives(tmp_path):
+def test_killed_holder_releases_the_home_despite_live_children(tmp_path):
     home = str(tmp_path)
     with holder(home, "with a child") as process:
         child = int(process.stdout.readline())
@@ -242,14 +242,14 @@ def test_killing_the_holder_releases_the_home_even_while_a_child_of_it_lives(tmp
             os.kill(child, signal.SIGKILL)
 
 
-def test_looking_whether_a_home_is_held_makes_nothing_and_holds_nothing(tmp_path):
+def test_lock_check_creates_and_holds_nothing(tmp_path):
     home = str(tmp_path / "none")
 
     assert not is_locked(home)
     assert not os.path.exists(home)
 
 
-def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
+def test_lock_check_does_not_block_a_hub(tmp_path):
     home = str(tmp_path)
     lock_home(home).close()
     looker = subprocess.Popen(
@@ -285,9 +285,7 @@ def test_the_sockets_are_in_a_private_directory_of_the_home(short):
 
 
 @pytest.mark.promise("F2")
-def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(
-    tmp_path, short, monkeypatch
-):
+def test_long_home_path_uses_a_short_private_socket_directory(tmp_path, short, monkeypatch):
     runtime = short / "r"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -307,7 +305,7 @@ def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(
             listener.bind(path)
 
 
-def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, short, monkeypatch):
+def test_long_runtime_directory_is_skipped(tmp_path, short, monkeypatch):
     deep = tmp_path / ("deep" * 25)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
@@ -319,9 +317,7 @@ def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, sho
 
 
 @pytest.mark.parametrize("squat", ["open", "link", "file"])
-def test_a_socket_directory_that_someone_else_prepared_is_refused(
-    tmp_path, short, monkeypatch, squat
-):
+def test_foreign_socket_directory_is_refused(tmp_path, short, monkeypatch, squat):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     home = str(tmp_path / ("deep" * 25))
     prepare(home)

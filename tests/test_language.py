@@ -1,4 +1,4 @@
-"""Phrases and module names that CONTRIBUTING rules out, in the code and its documentation.
+"""Phrases and names that CONTRIBUTING rules out, in the code, the tests and the documentation.
 
 Docstrings, comments, messages and pages name their subject and use the standard terms, so a few
 phrases that avoid both are not used at all.
@@ -6,6 +6,7 @@ phrases that avoid both are not used at all.
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -54,12 +55,30 @@ def read_prose(file: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def read_documentation(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields the docstrings and comments of a Python file; its other strings may be test data."""
+    text = file.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, str(node.value.value)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def list_files() -> list[Path]:
-    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED]
-    return [*SOURCE.rglob("*.py"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages]
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in GENERATED]
+    single = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tests" / "promises.toml"]
+    return [*SOURCE.rglob("*.py"), *single, *pages]
 
 
-def test_no_prose_has_a_phrase_that_avoids_the_subject_or_the_usual_word() -> None:
+def list_test_names() -> Iterator[tuple[Path, str]]:
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"\bdef (test_\w+)", file.read_text(encoding="utf-8")):
+            yield file, name
+
+
+def test_prose_contains_no_banned_phrase() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}: {phrase}"
         for file in list_files()
@@ -69,17 +88,37 @@ def test_no_prose_has_a_phrase_that_avoids_the_subject_or_the_usual_word() -> No
     assert not found, "\n".join(found)
 
 
-def test_no_module_has_a_name_that_does_not_tell_what_is_in_it() -> None:
+def test_documentation_of_tests_contains_no_banned_phrase() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {phrase}"
+        for folder in ("tests", "bench", "conformance", "faults")
+        for file in (ROOT / folder).rglob("*.py")
+        if "node_modules" not in file.parts and "build" not in file.parts
+        for line, text in read_documentation(file)
+        for phrase in find_phrases(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_test_names_contain_no_banned_phrase() -> None:
+    assert not [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file, name in list_test_names()
+        if find_phrases(name.replace("_", " "))
+    ]
+
+
+def test_module_names_are_not_on_the_banned_list() -> None:
     assert not [
         str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py") if file.stem in MODULES
     ]
 
 
 @pytest.mark.parametrize("text", ["Whoever calls it", "the far\nside", '"nobody"', "(is told)"])
-def test_a_planted_phrase_is_found(text: str) -> None:
+def test_planted_phrase_is_reported(text: str) -> None:
     assert len(find_phrases(text)) == 1
 
 
 @pytest.mark.parametrize("text", ["a-nobody", "tolds", "under wayland", "is not told"])
-def test_other_words_are_not(text: str) -> None:
+def test_similar_words_are_not_reported(text: str) -> None:
     assert not find_phrases(text)

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, the image's recipe, and the service's unit."""
+"""The wheel in its own environment, the image recipe, and the service unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +87,7 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_messages_point_to_pages_by_a_command_that_works_without_a_checkout() -> None:
+def test_messages_refer_to_docs_by_an_installed_command() -> None:
     named = set()
     for path in (ROOT / "src").rglob("*.py"):
         for text in texts(path):
@@ -106,7 +106,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split()[0], line.partition(" ")[2]) for line in lines]
 
 
-def test_the_image_is_made_of_the_checkout_for_a_user_of_its_own() -> None:
+def test_image_is_built_from_the_checkout_for_its_own_user() -> None:
     found = instructions()
     last = [name for name, _ in found[len(found) - found[::-1].index(next(
         one for one in found[::-1] if one[0] == "FROM")) - 1:]]  # fmt: skip
@@ -121,7 +121,7 @@ def test_the_image_is_made_of_the_checkout_for_a_user_of_its_own() -> None:
                 assert (ROOT / source).exists() and f"!{source}" in ignored, source
 
 
-def test_what_the_image_runs_works_with_its_environment(installed: Path, short_tmp: Path) -> None:
+def test_image_command_works_with_its_environment(installed: Path, short_tmp: Path) -> None:
     words = " ".join(text for name, text in instructions() if name == "ENV")
     image = dict(pair.split("=", 1) for pair in shlex.split(words))
     assert image.pop("DRAGOMAN_HOME") == "/data" and image.pop("PATH")
@@ -220,7 +220,7 @@ def test_a_service_is_installed_runs_the_hub_and_is_removed(
     assert refused.returncode == 1 and "was not written by this command" in refused.stderr
 
 
-def test_an_agent_for_launchd_starts_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchd_agent_starts_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from dragoman.cli.service import MARK, build_service
 
     monkeypatch.setenv("HOME", "/Users/me")
@@ -242,7 +242,7 @@ def test_an_agent_for_launchd_starts_the_same_command(monkeypatch: pytest.Monkey
     assert made.start[0][:2] == ("launchctl", "bootstrap")
 
 
-def test_native_windows_is_told_where_the_hub_runs() -> None:
+def test_native_windows_gets_an_explanation() -> None:
     code = "import os, sys; os.name = 'nt'; from dragoman.__main__ import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30

@@ -1,4 +1,4 @@
-"""examples/policies and docs/policies.md: every set works, and every line shown is of one."""
+"""examples/policies and docs/policies.md: every set works, and every snippet comes from one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_an_example_can_be_put_in_force_and_decides_as_it_says(name: str) -> None:
+def test_example_policy_set_loads_and_decides_as_documented(name: str) -> None:
     checked = check_folder(EXAMPLES / name)
     assert checked.policy_set is not None, checked.findings
     assert not checked.findings
@@ -35,7 +35,7 @@ def test_an_example_can_be_put_in_force_and_decides_as_it_says(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_each_policy_of_an_example_is_needed_for_what_it_says(name: str) -> None:
+def test_each_policy_of_an_example_is_necessary(name: str) -> None:
     texts = read_texts(EXAMPLES / name)
     own = next(file for file in texts if file.endswith(".cedar") and file != "default.cedar")
     policies = [part for part in re.split(r"(?=@id\()", texts[own]) if part.startswith("@id(")]
@@ -52,7 +52,7 @@ def test_the_default_policies_in_the_examples_are_those_of_the_hub() -> None:
         assert copy.read_text() == shipped.read_text(), copy
 
 
-def test_what_the_page_shows_is_in_the_examples() -> None:
+def test_policy_snippets_in_docs_come_from_examples() -> None:
     files = [file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*/*")]
     shown = blocks("cedar") + [block for block in blocks("toml") if "[[tests]]" in block]
     assert len(shown) > 4
@@ -80,5 +80,5 @@ def test_the_page_names_every_command_and_route() -> None:
     for word in re.findall(r"dragoman policy ([a-z-]+)", PAGE):
         assert word in policy.commands, word
     nothing: Any = None
-    for path in {each.path for each, _ in list_routes(PoliciesApi(nothing, nothing))}:
+    for path in {each.path for each, _ in list_routes(PoliciesApi(nothing))}:
         assert path in PAGE, path

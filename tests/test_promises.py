@@ -83,9 +83,7 @@ def problems(promises: dict[str, dict[str, str]], proven: dict[str, list[str]]) 
     return found
 
 
-def test_every_promise_is_proven_or_listed_as_not_yet_built_and_no_test_names_an_unknown_one() -> (
-    None
-):
+def test_promises_and_tests_agree() -> None:
     assert not problems(PROMISES, proofs())
 
 
@@ -106,7 +104,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("problem", PLANTED)
-def test_each_kind_of_disagreement_is_found(problem: str) -> None:
+def test_each_kind_of_promise_problem_is_reported(problem: str) -> None:
     assert problems(*PLANTED[problem]) == [problem]
 
 

@@ -1,4 +1,4 @@
-"""Settings from the environment: their types, their place among the layers, and slips."""
+"""Settings from the environment: types, precedence, errors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_variable_is_read_as_the_type_of_its_setting(
+def test_variable_is_parsed_as_its_settings_type(
     name: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables, path, expected = GOOD[name]
@@ -89,7 +89,7 @@ def test_a_variable_is_read_as_the_type_of_its_setting(
     assert found == expected and type(found) in (type(expected), float)
 
 
-def test_the_command_line_counts_before_the_environment_and_that_before_the_file(
+def test_command_line_overrides_environment_and_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAGOMAN_SERVER__PORT", "2")
@@ -128,7 +128,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("assignment", WRONG)
-def test_a_variable_that_does_not_fit_is_named_and_its_value_is_not(
+def test_invalid_variable_is_named_without_its_value(
     assignment: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, _, text = assignment.partition("=")
@@ -140,9 +140,7 @@ def test_a_variable_that_does_not_fit_is_named_and_its_value_is_not(
     assert "s3cret" not in str(raised.value)
 
 
-def test_variables_that_are_no_settings_are_left_alone(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrelated_variables_are_ignored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = {
         "DRAGOMAN_AGENT_OPS__TOKEN": "x",  # a credential
         "DRAGOMAN_PORT": "tcp://10.0.0.1:50051",  # as Kubernetes tells of a service
@@ -156,7 +154,7 @@ def test_variables_that_are_no_settings_are_left_alone(
     assert find_near_misses(Config, others) == [("DRAGOMAN_SERVER_HOST", "DRAGOMAN_SERVER__HOST")]
 
 
-def test_every_setting_has_a_variable_of_its_own() -> None:
+def test_every_setting_has_a_variable() -> None:
     variables = [variable_from_path(path) for path, *_ in list_settings(Config)]
     assert len(set(variables)) > 100 and all(re.fullmatch("[A-Z0-9_]+", one) for one in variables)
     assert variable_from_path("mcp_servers[].transport(http).url") == (
@@ -164,7 +162,7 @@ def test_every_setting_has_a_variable_of_its_own() -> None:
     )
 
 
-def test_changes_that_wait_for_the_next_start_are_named_one_by_one() -> None:
+def test_changes_requiring_a_restart_are_named() -> None:
     old = parse("[server]\nport = 1\n[audit]\nkeep_days = 3\n")
     new = parse(f'api_key = "0123456789abcdef"\n[server]\nport = 2\n[log]\nfiles = 2\n{HTTP}')
     assert find_frozen_changes(old, new) == ["api_key", "server.port", "log.files"]

@@ -76,7 +76,7 @@ async def test_the_documented_example_works_as_written() -> None:
 
 
 @pytest.mark.promise("R15")
-async def test_what_is_sent_and_what_goes_wrong_is_as_on_a_hub() -> None:
+async def test_in_process_hub_sends_and_fails_like_a_real_hub() -> None:
     sent: list[Fetched] = []
     answers: list[Any] = [{"status": 200, "body_text": json.dumps(RESULT)}]
 
@@ -130,7 +130,7 @@ async def test_what_is_sent_and_what_goes_wrong_is_as_on_a_hub() -> None:
 
 
 @pytest.mark.promise("R15", "R7")
-async def test_a_policy_that_forbids_it_keeps_it_from_the_wire() -> None:
+async def test_forbid_policy_keeps_the_call_off_the_wire() -> None:
     sent: list[Fetched] = []
 
     async def fetcher(request: Fetched) -> Any:
@@ -152,7 +152,7 @@ async def test_a_policy_that_forbids_it_keeps_it_from_the_wire() -> None:
     assert bus.events[-1]["error"]["code"] == -32003 and bus.events[-1]["context"]["denied"]
 
 
-async def test_texts_are_strings_and_files_are_blocks() -> None:
+async def test_texts_become_strings_and_files_become_blocks() -> None:
     parts: list[Any] = [{"kind": "text", "text": "fine"}]
 
     async def fetcher() -> Any:

@@ -1,4 +1,4 @@
-"""Counts what SQLite executes, into a file that others may read at any time."""
+"""Counts the statements SQLite executes, into a file that others can read at any time."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""What a decision costs, by the hub's policies and by Cedar alone, in one process; told as JSON.
+"""The cost of a decision, by the hub's policies and by Cedar alone, in one process; printed as
+JSON.
 
 Cedar alone is asked the very questions that the hub has asked it, with everything prepared: what
 the hub takes beside it is its own.
@@ -115,7 +116,7 @@ class Set:
 
 @contextmanager
 def recorded() -> Iterator[list[tuple]]:
-    """What is asked of Cedar meanwhile."""
+    """The requests that Cedar receives meanwhile."""
     asked: list[tuple] = []
     ask = cedarpy.is_authorized
 

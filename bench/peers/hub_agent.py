@@ -1,5 +1,4 @@
-"""The agent of the hub that says again what it is told. A message that ends in "in 10" makes ten
-events."""
+"""The hub's echo agent. A message that ends in "in 10" makes ten events."""
 
 import asyncio
 

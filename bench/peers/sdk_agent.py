@@ -1,4 +1,4 @@
-"""The agent one serves with the official A2A SDK: it says again what it is told, as a task.
+"""An echo agent of the official A2A SDK; it answers with a task.
 
 A message that ends in "in 10" makes ten events. With a file for them, statements are counted.
 

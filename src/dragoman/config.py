@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from dragoman.config_layers import (
     list_settings,
     merge_layers,
 )
+from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
@@ -135,7 +135,7 @@ def load_with_source(file: Path, given: Sequence[Override] = ()) -> tuple[Config
         text = ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None
-    return _parse(text, str(file), os.environ, given)
+    return _parse(text, str(file), read_environment(), given)
 
 
 def parse(text: str, name: str = "config.toml") -> Config:
@@ -159,7 +159,7 @@ def _parse(
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), raw, source)) from None
+        raise ConfigError(_explain(str(error), source)) from None
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
     _check_key(config, source)
@@ -306,6 +306,7 @@ def _check_servers(config: Config, source: ConfigSource) -> dict[str, str]:
         at: SettingPath = ("mcp_servers", index, "name")
         _check_name("server", entry.name, source.locate(at), seen)
         _check_env(entry, f"{source.locate(('mcp_servers', index, 'env'))}")
+        _check_sandbox(entry, f"{source.locate(('mcp_servers', index, 'sandbox'))}")
         transport = entry.transport
         at = ("mcp_servers", index, "transport")
         if isinstance(transport, StdioTransport):
@@ -324,6 +325,24 @@ def _check_servers(config: Config, source: ConfigSource) -> dict[str, str]:
             _check_url(transport.url, what, source.locate((*at, "url")))
             _check_headers(transport.headers, f"{source.locate((*at, 'headers'))}: {what}")
     return seen
+
+
+def _check_sandbox(entry: ServerEntry, where: str) -> None:
+    if entry.sandbox != "off" and not isinstance(entry.transport, StdioTransport):
+        raise ConfigError(
+            f'{where}: server "{entry.name}" is no program of this machine; remove sandbox'
+        )
+    if entry.sandbox == "strict" and entry.has_user_home:
+        raise ConfigError(
+            f'{where}: server "{entry.name}" has sandbox = "strict" and the home of the user; '
+            'choose sandbox = "net" or home = "private"'
+        )
+    for path in entry.sandbox_paths:
+        if not path.startswith(("/", "~/")) or "\0" in path:
+            raise ConfigError(
+                f'{where}: the sandbox_paths of server "{entry.name}" must be absolute, not '
+                f'"{path[:80]}"'
+            )
 
 
 def _check_env(entry: ServerEntry, where: str) -> None:
@@ -420,7 +439,7 @@ def _render_table(at: SettingPath) -> str:
     return f"[[{names}]]" if at and isinstance(at[-1], int) else f"[{names}]"
 
 
-def _explain(problem: str, raw: Any, source: ConfigSource) -> str:
+def _explain(problem: str, source: ConfigSource) -> str:
     """Rewords an error of msgspec: `Expected `int`, got `str` - at `$.server.port``."""
     found = re.match(r"(.*?)(?: - at `\$(.*)`)?$", problem, re.DOTALL)
     words, path = (found.group(1), found.group(2) or "") if found else (problem, "")
@@ -557,9 +576,12 @@ LIVE = (
     "limits.kept_secs",
     "limits.kept_megabytes",
     "limits.calls_in_flight",
+    "limits.overload_delay_secs",
     "limits.chain_calls",
     "limits.chain_secs",
     "limits.target_calls",
+    "limits.loop",
+    "limits.rate",
     "policy.mode",
     "policy.additions",
     "audit.keep_days",

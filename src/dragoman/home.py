@@ -15,6 +15,7 @@ import socket
 import stat
 import sys
 import time
+from types import SimpleNamespace
 
 SOCKET_LIMIT = 100  # bytes; `sun_path` has 108 on Linux and 104 on macOS
 CONNECT_SECONDS = 1.0
@@ -22,7 +23,7 @@ GREETING_SECONDS = 2.0  # in all
 _RECORD_LIMIT = 64 * 1024
 _INSTRUCTIONS = "instructions.json"
 _INSTRUCTIONS_LIMIT = 8 * 1024 * 1024
-_FIELDS = ("pid", "url", "socket", "mcp_socket", "version", "started_at", "mode")
+_TEXTS = ("socket", "mcp_socket", "version", "started_at", "mode")
 _MODES = ("daemon", "mcp")
 
 
@@ -48,39 +49,16 @@ class HomeLocked(Exception):
         super().__init__(f'"{home}" is locked by {who}; {end}, or use another home.')
 
 
-class DaemonRecord:
+class DaemonRecord(SimpleNamespace):  # light, unlike a dataclass
     """The running hub; `mode` is "daemon", or "mcp" inside a `dragoman mcp`."""
 
-    __slots__ = _FIELDS
-
-    def __init__(
-        self,
-        *,
-        pid: int,
-        url: str | None,
-        socket: str,
-        mcp_socket: str,
-        version: str,
-        started_at: str,
-        mode: str,
-    ) -> None:
-        self.pid = pid
-        self.url = url
-        self.socket = socket
-        self.mcp_socket = mcp_socket
-        self.version = version
-        self.started_at = started_at
-        self.mode = mode
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DaemonRecord):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"DaemonRecord({', '.join(f'{name}={getattr(self, name)!r}' for name in _FIELDS)})"
+    pid: int
+    url: str | None
+    socket: str
+    mcp_socket: str
+    version: str
+    started_at: str
+    mode: str
 
 
 def find_home(given: str | None = None) -> str:
@@ -141,7 +119,7 @@ def read_daemon(home: str) -> DaemonRecord | None:
     pid, url = record.get("pid"), record.get("url")
     if type(pid) is not int or pid <= 0 or not (url is None or isinstance(url, str)):
         return None
-    words = {name: record.get(name) for name in _FIELDS[2:]}
+    words = {name: record.get(name) for name in _TEXTS}
     texts = {name: value for name, value in words.items() if isinstance(value, str)}
     if len(texts) < len(words) or texts["mode"] not in _MODES:
         return None
@@ -150,8 +128,7 @@ def read_daemon(home: str) -> DaemonRecord | None:
 
 def write_daemon(home: str, daemon: DaemonRecord) -> None:
     """Replaces the record. Only for the process that has locked the home."""
-    record = {name: getattr(daemon, name) for name in _FIELDS}
-    _replace_json(os.path.join(home, "daemon.json"), record)
+    _replace_json(os.path.join(home, "daemon.json"), vars(daemon))
 
 
 def _replace_json(path: str, value: object) -> None:
@@ -337,7 +314,6 @@ def _find_holder(home: str, fd: int) -> tuple[int | None, DaemonRecord | None]:
 
 
 def is_locked(home: str) -> bool:
-    """Whether a process has locked the home."""
     try:
         fd = os.open(os.path.join(home, "lock"), os.O_RDONLY)
     except OSError:

@@ -33,13 +33,14 @@ from dragoman.core.kept_results import KeptResults
 from dragoman.core.name_claims import NameClaims
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
+from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.loader import PolicyError, check_texts
-from dragoman.wire.http import NO_HEADERS, Reply
+from dragoman.wire.http import NO_HEADERS, HttpReply
 
 __all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
 
@@ -151,8 +152,11 @@ def build_a2a_skill_tool(
     handles, chains = QuestionHandles(os.urandom(32), SECONDS), CallChains(os.urandom(32))
     limits = Limits()
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    stages = guards.build_stages(_NullAuditLog(), bus, limits, handles, chains, judge, kept)
-    hub = Hub(catalogs, bus, stages, chains, judge, results=kept)
+    limiter = LocalRateLimiter(limits.rate.build_rules())
+    stages = guards.build_stages(
+        _NullAuditLog(), bus, limits, handles, chains, judge, kept, limiter
+    )
+    hub = Hub(catalogs, bus, stages, chains, judge, results=kept, limiter=limiter)
     agent.offer(_build_probed_agent(url, card, skill, wire), str(agent_row["id"]))
     (tool,) = [tool for tool in catalog.list_tools() if tool.bridged is not None]
     return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))
@@ -186,8 +190,6 @@ def _build_engine(policies: str | None, agent: RemoteAgent) -> PolicyEngine:
 
 
 class _NullAuditLog:
-    """An audit log that keeps nothing."""
-
     def __init__(self) -> None:
         self._last = 0
 
@@ -216,7 +218,7 @@ class _FetcherClient:
         *,
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
+    ) -> HttpReply:
         headers = {**headers, **extra_headers}
         try:
             asked = (Fetched(method, url, headers, body),) if self._takes else ()
@@ -226,7 +228,7 @@ class _FetcherClient:
         except OSError as error:
             raise Unreachable(f'"{url}" cannot be reached: {error}') from error
         text = str(_read_member(reply, "bodyText"))
-        return Reply(int(reply["status"]), {"content-type": "application/json"}, _Body(text))
+        return HttpReply(int(reply["status"]), {"content-type": "application/json"}, _Body(text))
 
 
 class _Body:

@@ -1,4 +1,4 @@
-"""An agent with skills, played by a test, and a hub that offers them as tools."""
+"""A scripted agent with skills, and a hub that lists them as tools."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Answer = Callable[[Request], Awaitable[None] | None]
 SENDS = ("SendMessage", "SendStreamingMessage", "message/send", "message/stream")
 
 
-def playing(answer: Answer, card: Callable[[str], Mapping[str, Any]] | None) -> Answer:
+def serve_card(answer: Answer, card: Callable[[str], Mapping[str, Any]] | None) -> Answer:
     """Shows its card, has no task that it is asked for in vain, and leaves the rest to `answer`;
     without a card, everything."""
     if card is None:
@@ -82,7 +82,7 @@ def playing(answer: Answer, card: Callable[[str], Mapping[str, Any]] | None) -> 
     return handle
 
 
-class Ground:
+class BridgedAgent:
     def __init__(self, hub: Hub, agent: RemoteAgent, server: ScriptedAgent) -> None:
         self.hub = hub
         self.agent = agent
@@ -119,7 +119,7 @@ async def bridged(
     limits: tuple[float, float, float] = (60.0, 60.0, 60.0),
     timeout: float | None = None,
     **entry: Any,
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[BridgedAgent]:
     net = OutboundHttp()
     calls: list[Call] = []
 
@@ -130,7 +130,7 @@ async def bridged(
     hub = build_permissive_hub(
         Catalog(review=admit_all), Bus(), [noted, Validate(), Timeout(*limits)]
     )
-    async with scripted_agent(playing(answer, card)) as server:
+    async with scripted_agent(serve_card(answer, card)) as server:
         agent = RemoteAgent(
             ExternalAgent(**{"name": "Vercel Ops", "url": server.url, **entry}),
             lambda url, private: net.open_configured(url, allow_private=private),
@@ -140,7 +140,7 @@ async def bridged(
             signatures="ignore",
             timeout=timeout,
         )
-        ground = Ground(hub, agent, server)
+        ground = BridgedAgent(hub, agent, server)
         ground.calls = calls
         try:
             async with asyncio.timeout(20):

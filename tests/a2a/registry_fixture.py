@@ -1,4 +1,4 @@
-"""The agents' half of a hub with its registry, joined as in a hub, and agents that do as told."""
+"""The agent registry of a hub, wired as in a hub, and agents that tests change at run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.permissive_hub import build_permissive_hub
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
-from dragoman.app.build_agents import Agents, LocalAgents, build_a2a_mounts, build_agents
+from dragoman.app.build_agents import Agents, AgentsBuilder, LocalAgents, build_a2a_mounts
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
 from dragoman.config import Config, parse
@@ -39,8 +39,8 @@ def skill(id: str, **more: Any) -> dict[str, Any]:
     return {"id": id, "name": id, "description": f"does {id}", "tags": ["t"], **more}
 
 
-class Moody:
-    """An agent whose card and manners are changed while it serves."""
+class ChangeableAgent:
+    """An agent whose card and behaviour tests change at run time."""
 
     def __init__(self, *skills: str, name: str = "Moody") -> None:
         self.card: dict[str, Any] = {"name": name, "skills": [skill(id) for id in skills]}
@@ -92,15 +92,15 @@ class Moody:
 
 
 @asynccontextmanager
-async def moody(*skills: str, name: str = "Moody") -> AsyncIterator[Moody]:
-    made = Moody(*skills, name=name)
+async def run_changeable_agent(*skills: str, name: str = "Moody") -> AsyncIterator[ChangeableAgent]:
+    made = ChangeableAgent(*skills, name=name)
     async with scripted_agent(made.handle) as served:
         made.served.url = served.url
         yield made
 
 
 class Pins:
-    """Holds what it is told to hold."""
+    """Quarantines the cards that a test names."""
 
     def __init__(self) -> None:
         self.holds: Callable[[Mapping[str, Any]], str | None] = lambda raw: None
@@ -118,7 +118,7 @@ class AgentStores:
     clock: SteadyClock
 
 
-class Ground:
+class RegistryRig:
     def __init__(
         self,
         hub: Hub,
@@ -151,7 +151,7 @@ class Ground:
         return build_a2a_mounts(self.config, self.agents.a2a)
 
     def one(self, key: str) -> dict[str, Any]:
-        return self.listed.get_agent(key, anybody, secret=True)
+        return self.listed.get_agent(key, permit_all, secret=True)
 
     def tools(self) -> list[str]:
         return [tool.name for tool in self.hub.catalog.list_tools()]
@@ -164,12 +164,12 @@ class Ground:
                 await self._moved.wait()
 
 
-def anybody(tool: Tool) -> bool:
+def permit_all(tool: Tool) -> bool:
     return True
 
 
 @asynccontextmanager
-async def ground(
+async def run_registry(
     home: Path,
     config: str = "",
     *,
@@ -178,7 +178,7 @@ async def ground(
     catalog: Catalog | None = None,
     start: bool = True,
     bridge: str = "",
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[RegistryRig]:
     written = f"[bridge]\nprobe_secs = {every}\n{bridge}[a2a]\nenabled = true\nstore = 'memory'\n"
     written += config
     tools = catalog if catalog is not None else Catalog(review=admit_all)
@@ -186,24 +186,18 @@ async def ground(
     changes: list[None] = []
     audit = SqliteAuditLog(home)
     parsed = parse(written)
-    live, state, local = LiveConfig(parsed), RunState("mcp", None), LocalAgents({}, {})
+    live, state, local = (
+        LiveConfig(parsed, lookup or {}),
+        RunState("mcp", None),
+        LocalAgents({}, {}),
+    )
     store = RegistryStore(home)
     stores = AgentStores(store, MemoryTaskStore(), SteadyClock(0, 0))
-    agents = build_agents(
-        home,
-        live,
-        hub,
-        net,
-        dict(lookup or {}),
-        stores,
-        state,
-        local,
-        RegisteredAgents(),
-        pins.review_card,
-        touch_policies=lambda: changes.append(None),
-        is_secured=lambda: True,
-    )
-    made = Ground(hub, parsed, state, agents, store, pins, audit)
+    touch, registered = (lambda: changes.append(None)), RegisteredAgents()
+    agents = AgentsBuilder(
+        home, live, state, stores, hub, net, local, registered, pins.review_card, touch
+    ).build()
+    made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:
         if start:
             await agents.start(parsed, state, None, lambda principal: "")

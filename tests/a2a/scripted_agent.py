@@ -1,4 +1,4 @@
-"""An agent played by a test: raw HTTP, each request handed to a function of the test's."""
+"""An agent scripted by a test: raw HTTP, each request passed to a function of the test."""
 
 from __future__ import annotations
 

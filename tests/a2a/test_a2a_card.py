@@ -1,4 +1,4 @@
-"""Cards: as they are made, in every shape, and as those of others are read."""
+"""Agent cards: building every shape, and parsing foreign ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import http.server
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.a2a.cards.build import (
-    AgentDescription,
     CardAddresses,
     build_card,
     build_card_headers,
@@ -30,14 +29,13 @@ from dragoman.a2a.cards.build import (
 from dragoman.a2a.cards.parse import (
     MAX_CARD_BYTES,
     MAX_SKILLS,
-    CardInterface,
     InvalidCard,
     decode_card,
-    list_interfaces,
     parse_card,
 )
 from dragoman.a2a.protocol.card_fields import FIELDS
 from dragoman.a2a.protocol.dialects.card_shapes import render_card
+from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
 URL = "http://127.0.0.1:50051/a2a"
@@ -50,7 +48,27 @@ EXTENSION = {
 }
 
 
-def described(**changes: Any) -> AgentDescription:
+class CardInterface(NamedTuple):
+    url: str
+    binding: str
+    version: str
+    tenant: str
+
+
+def list_interfaces(card: dict[str, Any]) -> list[CardInterface]:
+    """The interfaces on a card of 1.0, the preferred one first; versions are `major.minor`."""
+    return [
+        CardInterface(
+            one["url"],
+            one["protocolBinding"],
+            ".".join(one["protocolVersion"].strip().lstrip("vV").split(".")[:2]),
+            one.get("tenant", ""),
+        )
+        for one in card["supportedInterfaces"]
+    ]
+
+
+def described(**changes: Any) -> AgentFacts:
     said: dict[str, Any] = {
         "name": "code-reviewer",
         "description": "Reviews code for bugs, security issues, and style",
@@ -60,24 +78,33 @@ def described(**changes: Any) -> AgentDescription:
         "push": True,
         "extended": True,
         "extensions": [EXTENSION],
-        "provider": {"organization": "Example", "url": "https://example.com"},
-        "documentation": "https://example.com/docs",
     }
-    return AgentDescription(**{**said, **changes})
+    return AgentFacts(**{**said, **changes})
+
+
+MORE = {
+    "provider": {"organization": "Example", "url": "https://example.com"},
+    "documentationUrl": "https://example.com/docs",
+}
 
 
 def a_card(
-    security: bool = True, grpc: str | None = "127.0.0.1:50052", **changes: Any
+    security: bool = True,
+    grpc: str | None = "127.0.0.1:50052",
+    more: bool = True,
+    **changes: Any,
 ) -> dict[str, Any]:
+    """With `more` it has members that the hub's own cards do not have."""
     urls = CardAddresses(url=URL, grpc=grpc, tenant="code-reviewer")
-    return build_card(described(**changes), urls=urls, security=security)
+    card = build_card(described(**changes), urls=urls, security=security)
+    return {**card, **(MORE if more else {})}
 
 
 # --- made -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("I1")
-def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> None:
+def test_tool_becomes_a_skill_with_default_texts() -> None:
     skill = skill_from_tool("file_read")
     assert skill == {
         "id": "file_read",
@@ -106,7 +133,7 @@ def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> N
         ({}, None),
     ],
 )
-def test_a_skill_takes_text_where_its_tool_has_one_argument_for_it(
+def test_skill_accepts_text_where_its_tool_has_one_text_argument(
     schema: dict[str, Any], argument: str | None
 ) -> None:
     assert find_text_argument(schema) == argument
@@ -115,7 +142,7 @@ def test_a_skill_takes_text_where_its_tool_has_one_argument_for_it(
 
 
 @pytest.mark.promise("I1")
-def test_a_card_has_the_skills_of_its_tools_and_those_that_were_declared() -> None:
+def test_card_has_tool_skills_and_declared_skills() -> None:
     review = {"id": "review", "name": "Review", "description": "Reads a diff", "tags": ["code"]}
     card = a_card(skills=[skill_from_tool("file_read"), review], input_modes=["text/plain"])
     assert [skill["id"] for skill in card["skills"]] == ["file_read", "review"]
@@ -123,7 +150,7 @@ def test_a_card_has_the_skills_of_its_tools_and_those_that_were_declared() -> No
     assert card["skills"][1]["outputModes"] == ["text/plain", "application/json"]
 
 
-def test_no_required_member_is_empty_even_where_nothing_was_said() -> None:
+def test_required_card_members_are_never_empty() -> None:
     card = render_card(
         a_card(name="", description=" ", version="", skills=[], input_modes=[]), "1.0"
     )
@@ -131,7 +158,7 @@ def test_no_required_member_is_empty_even_where_nothing_was_said() -> None:
     assert all(card["skills"][0][name] for name in ("id", "name", "description", "tags"))
 
 
-def test_a_card_stays_small_whatever_it_is_made_of() -> None:
+def test_card_size_is_bounded() -> None:
     long = {"id": "x", "name": "n" * 9_000, "description": "d" * 99_000, "tags": ["t" * 999] * 99}
     skills = [{**long, "id": f"s{number}"} for number in range(MAX_SKILLS + 5)]
     card = a_card(skills=skills, description="x" * 99_000)
@@ -140,7 +167,7 @@ def test_a_card_stays_small_whatever_it_is_made_of() -> None:
     assert len(encode(card["skills"][0])) < 10_000
 
 
-def test_interfaces_come_http_first_newest_first_and_grpc_last() -> None:
+def test_interfaces_are_ordered_http_first_newest_first_grpc_last() -> None:
     assert list_interfaces(a_card()) == [
         CardInterface(URL, "JSONRPC", "1.0", ""),
         CardInterface(URL, "HTTP+JSON", "1.0", ""),
@@ -156,7 +183,7 @@ def test_interfaces_come_http_first_newest_first_and_grpc_last() -> None:
 
 @pytest.mark.promise("I3")
 @pytest.mark.parametrize("on", [True, False])
-def test_a_card_declares_what_is_so_in_every_shape(on: bool) -> None:
+def test_card_declares_actual_capabilities_in_every_shape(on: bool) -> None:
     card = a_card(streaming=on, push=on, extended=on)
     for version in ("1.0", "0.3", "0.1", "merged"):
         known = render_card(card, version)["capabilities"]
@@ -172,7 +199,7 @@ def test_a_card_declares_what_is_so_in_every_shape(on: bool) -> None:
 
 @pytest.mark.promise("I2")
 @pytest.mark.parametrize("security", [True, False])
-def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> None:
+def test_card_1_0_has_exactly_the_members_of_1_0(security: bool) -> None:
     pure = render_card(a_card(security), "1.0")
     parsed = ParseDict(pure, AgentCard())  # refuses any member that a2a.proto does not have
     assert parsed.skills[0].name == "file read"
@@ -182,8 +209,8 @@ def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> No
 
 
 @pytest.mark.promise("I2")
-def test_the_oldest_card_has_the_shape_of_0_1() -> None:
-    card = a_card(False, provider=None, documentation=None)
+def test_card_0_1_has_the_shape_of_0_1() -> None:
+    card = a_card(False, more=False)
     assert render_card(card, "0.1") == {
         "name": "code-reviewer",
         "description": "Reviews code for bugs, security issues, and style",
@@ -210,7 +237,7 @@ def test_the_oldest_card_has_the_shape_of_0_1() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.3", "merged"])
-def test_a_card_of_0_3_says_where_how_and_with_what_key(version: str) -> None:
+def test_card_0_3_states_url_transport_and_security(version: str) -> None:
     skill = {**skill_from_tool("t"), "securityRequirements": [{"schemes": {"bearer": {}}}]}
     old = AgentCard03.model_validate(render_card(a_card(skills=[skill]), version))
     assert (old.url, old.preferred_transport, old.protocol_version) == (URL, "JSONRPC", "0.3.0")
@@ -224,7 +251,7 @@ def test_a_card_of_0_3_says_where_how_and_with_what_key(version: str) -> None:
     assert old.capabilities.extensions is not None
 
 
-def test_every_kind_of_scheme_is_told_in_both_ways() -> None:
+def test_every_security_scheme_is_rendered_in_both_forms() -> None:
     flow = {"tokenUrl": "https://example.com/t", "scopes": {"read": "Reads"}}
     schemes: dict[str, dict[str, Any]] = {
         "key": {"apiKeySecurityScheme": {"location": "header", "name": "X-Key"}},
@@ -245,7 +272,7 @@ def test_every_kind_of_scheme_is_told_in_both_ways() -> None:
         )
 
 
-def test_an_unknown_shape_is_refused() -> None:
+def test_unknown_card_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown card shape"):
         render_card(a_card(), "2.0")
 
@@ -280,7 +307,7 @@ def served() -> Iterator[dict[str, Any]]:
 @pytest.mark.promise("I2")
 @pytest.mark.parametrize("version", ["1.0", "0.3", "0.1", "merged"])
 @pytest.mark.parametrize("security", [True, False])
-async def test_the_official_client_takes_every_shape(
+async def test_official_client_accepts_every_card_shape(
     served: dict[str, Any], version: str, security: bool
 ) -> None:
     served["card"] = render_card(a_card(security), version)
@@ -298,7 +325,7 @@ async def test_the_official_client_takes_every_shape(
 
 @pytest.mark.parametrize("version", ["1.0", "merged"])
 @pytest.mark.parametrize("security", [True, False])
-def test_what_we_make_we_read_without_a_loss(version: str, security: bool) -> None:
+def test_built_cards_parse_without_loss(version: str, security: bool) -> None:
     card = a_card(security)
     odd: list[str] = []
     assert render_card(parse_card(render_card(card, version), odd=odd), "1.0") == render_card(
@@ -309,7 +336,7 @@ def test_what_we_make_we_read_without_a_loss(version: str, security: bool) -> No
 
 @pytest.mark.promise("I2")
 @pytest.mark.parametrize(("version", "spoken"), [("0.3", "0.3"), ("0.1", "0.1")])
-def test_the_older_shapes_are_read_as_what_they_are(version: str, spoken: str) -> None:
+def test_older_card_shapes_are_parsed(version: str, spoken: str) -> None:
     card = a_card()
     read = parse_card(render_card(card, version))
     assert {one.version for one in list_interfaces(read)} == {spoken}
@@ -321,7 +348,7 @@ def test_the_older_shapes_are_read_as_what_they_are(version: str, spoken: str) -
     ParseDict(read, AgentCard())
 
 
-def test_the_card_of_python_a2a_is_read() -> None:
+def test_python_a2a_card_is_parsed() -> None:
     raw = {
         "name": "Calculator",
         "description": "Adds",
@@ -344,7 +371,7 @@ def test_the_card_of_python_a2a_is_read() -> None:
     ParseDict(read, AgentCard())
 
 
-def test_the_card_of_fasta2a_is_read_with_its_own_form_of_requirements() -> None:
+def test_fasta2a_card_with_its_own_requirements_form_is_parsed() -> None:
     raw = {
         "name": "fasta",
         "description": "An AI agent exposed as an A2A agent.",
@@ -402,7 +429,7 @@ def test_the_card_of_fasta2a_is_read_with_its_own_form_of_requirements() -> None
         ),
     ],
 )
-def test_an_address_is_found_where_there_is_one(
+def test_card_url_is_found_in_every_position(
     raw: dict[str, Any], found_at: str, expected: tuple[str, str, str]
 ) -> None:
     assert [one[:3] for one in list_interfaces(parse_card(raw, found_at))] == [expected]
@@ -411,14 +438,14 @@ def test_an_address_is_found_where_there_is_one(
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://h/", "http://", "http://h/\r\nx: y", "http://[::1", "", 5]
 )
-def test_an_address_that_cannot_be_used_is_left_out_and_said(url: Any) -> None:
+def test_unusable_card_url_is_omitted_and_reported(url: Any) -> None:
     odd: list[str] = []
     card = parse_card({"name": "n", "url": url}, odd=odd)
     assert card["supportedInterfaces"] == []
     assert any("address" in said for said in odd)
 
 
-def test_what_is_missing_or_wrong_is_put_right_and_said() -> None:
+def test_missing_or_wrong_card_members_are_repaired_and_reported() -> None:
     raw = {
         "name": None,
         "description": 5,
@@ -458,7 +485,7 @@ def test_what_is_missing_or_wrong_is_put_right_and_said() -> None:
         assert expected in said
 
 
-def test_what_is_read_is_bounded() -> None:
+def test_parsed_card_is_bounded() -> None:
     raw = {
         "name": "n" * 1_000,
         "url": "http://h",
@@ -486,7 +513,7 @@ def test_what_is_read_is_bounded() -> None:
 @pytest.mark.parametrize(
     "data", [b"[]", b"null", b"{", b'"text"', b"{" + b" " * MAX_CARD_BYTES + b"}"]
 )
-def test_what_is_no_card_is_refused(data: bytes) -> None:
+def test_non_card_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidCard):
         decode_card(data)
     with pytest.raises(InvalidCard):
@@ -505,7 +532,7 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("version", ["1.0", "merged", "0.3", "0.1"])
-def test_a_card_with_anything_wrong_anywhere_is_still_one(version: str) -> None:
+def test_card_with_any_invalid_member_still_parses(version: str) -> None:
     whole = render_card(a_card(), version)
     junk: Any
     for path in paths(whole):
@@ -534,14 +561,14 @@ JSON = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from([*FIELDS["AgentCard"], "url", "security"]), JSON))
-def test_any_object_makes_a_card_that_others_can_read(raw: dict[str, Any]) -> None:
+def test_any_object_gives_a_valid_card(raw: dict[str, Any]) -> None:
     ParseDict(parse_card(raw), AgentCard(), ignore_unknown_fields=True)
 
 
 # --- served ---------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_have_the_same_tag_and_others_another() -> None:
+def test_etag_follows_the_bytes() -> None:
     tag = build_etag(b"{}")
     assert tag == build_etag(b"{}") != build_etag(b"[]")
     assert tag.startswith('"') and tag.endswith('"')
@@ -551,7 +578,7 @@ def test_the_same_bytes_have_the_same_tag_and_others_another() -> None:
     assert not is_unchanged(tag, "")
 
 
-def test_only_a_card_that_all_may_see_may_be_kept_for_all() -> None:
+def test_only_public_cards_are_publicly_cacheable() -> None:
     shared, own = (
         dict(build_card_headers(b"{}", shared=True)),
         dict(build_card_headers(b"{}", shared=False)),

@@ -1,4 +1,4 @@
-"""The client with agents made by the official SDK, in every dialect and binding that it serves."""
+"""The A2A client against official SDK agents, in every dialect and binding they serve."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def client_of() -> AsyncIterator[ClientOf]:
     await net.close()
 
 
-def said(text: str) -> dict[str, Any]:
+def texts_of_events(text: str) -> dict[str, Any]:
     return {"message": build_text_message(text)}
 
 
@@ -57,13 +57,13 @@ async def test_every_operation_works_in_the_dialect_that_the_card_declares(
     )
     assert peer.findings == [] and len(peer.card["skills"]) == 2
 
-    answer = await client.send_message(url, said("say hello"))
+    answer = await client.send_message(url, texts_of_events("say hello"))
     assert texts(answer["task"]["artifacts"]) == ["echo: hello"]
     assert (await client.get_task(url, answer["task"]["id"])) == answer["task"]
-    direct = await client.send_message(url, said("direct hi there"))
+    direct = await client.send_message(url, texts_of_events("direct hi there"))
     assert direct["message"]["parts"] == [{"text": "hi there"}]
 
-    stream = await client.stream_message(url, said("slow work"))
+    stream = await client.stream_message(url, texts_of_events("slow work"))
     events = [event async for event in stream]
     assert "task" in events[0]
     words = [
@@ -74,10 +74,12 @@ async def test_every_operation_works_in_the_dialect_that_the_card_declares(
     assert words == ["step 0", "step 1", "step 2", "all steps done"]
     assert read_state(events[-1]["statusUpdate"]) == "TASK_STATE_COMPLETED"
 
-    made = (await client.send_message(url, said("file x")))["task"]["artifacts"][0]["parts"]
+    made = (await client.send_message(url, texts_of_events("file x")))["task"]["artifacts"][0][
+        "parts"
+    ]
     assert made[0]["raw"] == "AAE=" and made[0]["mediaType"] == "application/x-thing"
 
-    asked = (await client.send_message(url, said("ask me")))["task"]
+    asked = (await client.send_message(url, texts_of_events("ask me")))["task"]
     assert read_state(asked) == "TASK_STATE_INPUT_REQUIRED"
     reply = build_text_message("blue", context=asked["contextId"], task=asked["id"])
     done = (await client.send_message(url, {"message": reply}))["task"]
@@ -86,12 +88,12 @@ async def test_every_operation_works_in_the_dialect_that_the_card_declares(
 
 @pytest.mark.promise("L1")
 @pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_task_is_subscribed_to_and_cancelled_and_errors_keep_their_reason(
+async def test_task_is_subscribed_and_cancelled_and_errors_keep_their_reason(
     binding: str, http_peer: Peers, client_of: ClientOf
 ) -> None:
     url = http_peer("a2a_sdk_agent", "--declare", binding).url
     client = client_of(url)
-    request = {**said("hang on"), "configuration": {"returnImmediately": True}}
+    request = {**texts_of_events("hang on"), "configuration": {"returnImmediately": True}}
     task = (await client.send_message(url, request))["task"]
     async with asyncio.timeout(10):
         stream = await client.subscribe(url, task["id"])
@@ -118,9 +120,7 @@ async def test_a_task_is_subscribed_to_and_cancelled_and_errors_keep_their_reaso
 
 
 @pytest.mark.promise("L1")
-async def test_a_message_is_sent_and_its_task_is_found_again(
-    http_peer: Peers, client_of: ClientOf
-) -> None:
+async def test_message_is_sent_and_its_task_fetched(http_peer: Peers, client_of: ClientOf) -> None:
     url = http_peer("a2a_sdk_agent").url
     client = client_of(url)
     found = await client.discover(url)
@@ -132,11 +132,13 @@ async def test_a_message_is_sent_and_its_task_is_found_again(
     assert client.timeout == 30.0
 
 
-async def test_an_agent_that_does_not_stream_gives_its_one_answer(
+async def test_agent_without_streaming_returns_one_response(
     http_peer: Peers, client_of: ClientOf
 ) -> None:
     url = http_peer("a2a_sdk_agent", "--no-streaming").url
     client = client_of(url)
-    events = [event async for event in await client.stream_message(url, said("say hello"))]
+    events = [
+        event async for event in await client.stream_message(url, texts_of_events("say hello"))
+    ]
     assert [list(event) for event in events] == [["task"]]
     assert texts(events[0]["task"]["artifacts"]) == ["echo: hello"]

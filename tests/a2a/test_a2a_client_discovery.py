@@ -1,4 +1,4 @@
-"""Where cards are found, how long they hold, and which of them are believed."""
+"""Card discovery: where cards are fetched, how long they are cached, which are trusted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def discovery(url: str, **more: Any) -> CardDiscovery:
 
 
 @pytest.mark.promise("L1")
-async def test_a_card_is_looked_for_in_the_new_place_and_then_in_the_old() -> None:
+async def test_card_is_fetched_from_the_current_then_the_legacy_path() -> None:
     def handle(request: Request) -> None:
         if request.path == OLD_PLACE:
             old = {"name": "Old", "url": "http://127.0.0.1:1/", "version": "1", "skills": []}
@@ -46,7 +46,7 @@ async def test_a_card_is_looked_for_in_the_new_place_and_then_in_the_old() -> No
     assert "a2a-version" not in headers
 
 
-def test_under_a_path_the_card_is_looked_for_there_and_then_at_the_origin() -> None:
+def test_card_is_fetched_under_the_path_then_at_the_origin() -> None:
     assert list_card_urls("https://a.example/x/y/") == [
         "https://a.example/x/y/.well-known/agent-card.json",
         "https://a.example/x/y/.well-known/agent.json",
@@ -76,7 +76,7 @@ def test_an_origin_is_scheme_host_and_port() -> None:
     assert parse_origin("http://[::1") is parse_origin("file:///x") is None
 
 
-async def test_what_is_no_card_is_passed_over_and_told() -> None:
+async def test_invalid_card_is_skipped_and_reported() -> None:
     def handle(request: Request) -> None:
         if request.path == WELL_KNOWN:
             request.reply(200, b"<html>welcome</html>", content_type="text/html")
@@ -102,7 +102,7 @@ async def test_a_card_is_bounded() -> None:
             await discovery(agent.url)(agent.url)
 
 
-async def test_a_card_holds_as_long_as_it_says_and_is_asked_for_again_by_its_etag() -> None:
+async def test_card_is_cached_as_declared_and_revalidated_by_etag() -> None:
     now = 1000.0
     version = 1
 
@@ -136,7 +136,7 @@ async def test_a_card_holds_as_long_as_it_says_and_is_asked_for_again_by_its_eta
         ("", 299, 301),
     ],
 )
-async def test_how_long_a_card_holds_has_bounds(said: str, fresh: float, stale: float) -> None:
+async def test_card_cache_time_is_bounded(said: str, fresh: float, stale: float) -> None:
     now = 0.0
 
     def handle(request: Request) -> None:
@@ -153,7 +153,7 @@ async def test_how_long_a_card_holds_has_bounds(said: str, fresh: float, stale: 
         assert len(agent.requests) == 2
 
 
-async def test_an_agent_that_is_away_keeps_the_card_it_had() -> None:
+async def test_unreachable_agent_keeps_its_cached_card() -> None:
     now, broken = 0.0, False
 
     def handle(request: Request) -> None:
@@ -169,7 +169,7 @@ async def test_an_agent_that_is_away_keeps_the_card_it_had() -> None:
         assert await find(agent.url) is first and len(agent.requests) == 2
 
 
-async def test_registered_headers_go_with_the_card_of_the_registered_origin_alone() -> None:
+async def test_registered_headers_are_sent_only_to_the_registered_origin() -> None:
     def handle(request: Request) -> None:
         request.reply(200, card_10("http://127.0.0.1:1"))
 
@@ -197,7 +197,7 @@ def trust(policy: str, *keys: Any, at: str = "https://a.example") -> CardTrust:
     return CardTrust(policy, {origin: keys} if keys else None)
 
 
-def test_without_a_policy_signatures_are_not_looked_at() -> None:
+def test_signatures_are_ignored_without_a_policy() -> None:
     for card in (PLAIN, GOOD, BAD, FOREIGN):
         assert trust(IGNORE, KEY.public_key()).verify_card("https://a.example/c", card) == (
             card,
@@ -205,7 +205,7 @@ def test_without_a_policy_signatures_are_not_looked_at() -> None:
         )
 
 
-def test_preferring_refuses_what_is_wrong_and_notes_what_is_missing() -> None:
+def test_prefer_policy_refuses_invalid_and_accepts_missing_signatures() -> None:
     mine = trust(PREFER, KEY.public_key())
     assert mine.verify_card("https://a.example/c", GOOD)[1] is None
     assert "not signed" in str(mine.verify_card("https://a.example/c", PLAIN)[1])
@@ -216,7 +216,7 @@ def test_preferring_refuses_what_is_wrong_and_notes_what_is_missing() -> None:
     assert "no key is pinned" in str(unpinned.verify_card("https://a.example/c", FOREIGN)[1])
 
 
-def test_requiring_refuses_everything_but_a_good_signature_by_a_pinned_key() -> None:
+def test_require_policy_accepts_only_valid_signatures_by_pinned_keys() -> None:
     mine = trust(REQUIRE, KEY.public_key())
     believed, note = mine.verify_card("https://a.example/c", GOOD)
     assert note is None and believed["name"] == "Odd"
@@ -227,25 +227,25 @@ def test_requiring_refuses_everything_but_a_good_signature_by_a_pinned_key() -> 
         trust(REQUIRE).verify_card("https://a.example/c", GOOD)
 
 
-def test_a_key_counts_for_the_origin_it_was_pinned_to_and_for_no_other() -> None:
+def test_pinned_key_applies_only_to_its_origin() -> None:
     mine = trust(REQUIRE, KEY.public_key(), at="https://a.example")
     with pytest.raises(BadReply, match="no key is pinned"):
         mine.verify_card("https://b.example/c", GOOD)
 
 
-def test_only_what_was_signed_is_believed() -> None:
+def test_unsigned_members_are_ignored() -> None:
     """A card of several dialects at once is signed in its form of 1.0."""
     more = {**GOOD, "url": "https://evil.example", "protocolVersion": "0.3.0"}
     believed, _ = trust(REQUIRE, KEY.public_key()).verify_card("https://a.example/c", more)
     assert "url" not in believed and believed["supportedInterfaces"] == PLAIN["supportedInterfaces"]
 
 
-def test_an_unknown_policy_is_refused() -> None:
+def test_unknown_signature_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="use ignore, prefer, require"):
         CardTrust("perhaps")
 
 
-async def test_a_refused_card_is_not_looked_for_elsewhere() -> None:
+async def test_refused_card_is_not_fetched_elsewhere() -> None:
     def handle(request: Request) -> None:
         request.reply(200, PLAIN)
 
@@ -256,7 +256,7 @@ async def test_a_refused_card_is_not_looked_for_elsewhere() -> None:
     assert len(agent.requests) == 1
 
 
-async def test_a_card_that_is_no_longer_signed_is_not_believed_for_what_it_was() -> None:
+async def test_card_that_lost_its_signature_is_refused() -> None:
     now, card = 0.0, GOOD
 
     def handle(request: Request) -> None:

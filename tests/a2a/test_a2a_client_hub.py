@@ -13,7 +13,7 @@ from tests.cli.terminal import Terminal
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, TASKS_SEND, Endpoint
 from dragoman.a2a.client.event_stream import read_state
-from dragoman.a2a.protocol.dialects import V01, V03, V10
+from dragoman.a2a.protocol.dialects.operations import V01, V03, V10
 from dragoman.a2a.protocol.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
 from dragoman.net.client import OutboundHttp
 
@@ -79,7 +79,7 @@ def texts(task: Any) -> list[str]:
 
 @pytest.mark.promise("L1", "J2", "J3")
 @pytest.mark.parametrize(("binding", "version"), WAYS)
-async def test_the_round_trip_is_complete(
+async def test_client_and_server_round_trip_is_lossless(
     hub: str, binding: str, version: str, client_of: ClientOf
 ) -> None:
     url = f"{hub}/a2a/echo"
@@ -117,7 +117,7 @@ async def test_the_round_trip_is_complete(
 
 
 @pytest.mark.promise("L1")
-async def test_the_hub_is_found_and_understood_by_its_card(hub: str, client_of: ClientOf) -> None:
+async def test_hub_is_discovered_by_its_card(hub: str, client_of: ClientOf) -> None:
     client = client_of(hub)
     for url in (hub, f"{hub}/a2a", f"{hub}/a2a/echo", f"{hub}/.well-known/agent.json"):
         peer = await client.find_probed(url)
@@ -129,9 +129,7 @@ async def test_the_hub_is_found_and_understood_by_its_card(hub: str, client_of: 
         assert peer.findings == []
 
 
-async def test_a_stream_of_the_hub_is_taken_up_where_it_was_left(
-    hub: str, client_of: ClientOf
-) -> None:
+async def test_hub_stream_is_resumed_where_it_stopped(hub: str, client_of: ClientOf) -> None:
     url = f"{hub}/a2a/echo"
     client = client_of(url)
     stream = await client.stream_message(url, {"message": build_text_message("hang")})

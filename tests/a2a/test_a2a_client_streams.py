@@ -1,4 +1,4 @@
-"""Streams: their ends, their breaks, their bounds."""
+"""Streams of the client: ends, interruptions, limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def streaming(
     return handle
 
 
-async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
+async def test_stream_ends_with_its_task_on_an_open_connection() -> None:
     async def work(request: Request) -> None:
         request.stream()
         await request.event({"task": task_10("WORKING")}, "1")
@@ -59,7 +59,7 @@ async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
     assert stream.last_id == "2"
 
 
-async def test_an_older_stream_ends_where_it_says_final() -> None:
+async def test_older_stream_ends_at_the_final_flag() -> None:
     async def work(request: Request) -> None:
         request.stream()
         said = {"kind": "status-update", "taskId": "t1", "contextId": "c1", "final": True}
@@ -73,7 +73,7 @@ async def test_an_older_stream_ends_where_it_says_final() -> None:
     assert [read_state(event["statusUpdate"]) for event in events] == ["TASK_STATE_INPUT_REQUIRED"]
 
 
-async def test_a_subscription_says_where_it_was() -> None:
+async def test_subscription_sends_its_last_event_id() -> None:
     async def work(request: Request) -> None:
         request.stream()
         if request.headers.get("last-event-id") == "7":
@@ -89,7 +89,7 @@ async def test_a_subscription_says_where_it_was() -> None:
         assert [next(iter(event)) for event in [each async for each in again]] == ["statusUpdate"]
 
 
-async def test_a_line_that_breaks_is_told_as_such() -> None:
+async def test_broken_stream_is_reported() -> None:
     async def work(request: Request) -> None:
         data = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"task": task_10("WORKING")}})
         body = f"data: {data}\n\n".encode()
@@ -107,7 +107,7 @@ async def test_a_line_that_breaks_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("data", [b"data: nonsense\n\n", b"data: 1\n\n", b'data: {"result":1}\n\n'])
-async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
+async def test_malformed_event_is_a_bad_reply(data: bytes) -> None:
     async def work(request: Request) -> None:
         request.stream()
         request.writer.write(data)
@@ -119,7 +119,7 @@ async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
                 pass
 
 
-async def test_an_event_has_at_most_ten_megabytes() -> None:
+async def test_event_size_is_limited_to_ten_megabytes() -> None:
     async def work(request: Request) -> None:
         request.stream()
         request.writer.write(b"data: ")
@@ -134,7 +134,7 @@ async def test_an_event_has_at_most_ten_megabytes() -> None:
                 pass
 
 
-async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None:
+async def test_single_response_and_stream_are_interchangeable() -> None:
     async def work(request: Request) -> None:
         if request.rpc == "SendStreamingMessage":
             request.result({"task": task_10()})
@@ -152,7 +152,7 @@ async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None
     assert read_state(answer["task"]) == "TASK_STATE_WORKING"
 
 
-async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message() -> None:
+async def test_agent_falsely_declaring_streaming_gets_a_plain_message() -> None:
     def work(request: Request) -> None:
         if request.rpc == "SendMessage":
             request.result({"task": task_10()})
@@ -166,7 +166,7 @@ async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message()
     assert "its card says that it streams" in finding and len(events) == 1
 
 
-async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
+async def test_error_inside_a_stream_is_not_a_refusal() -> None:
     """It may have begun: nothing is sent again."""
 
     async def work(request: Request) -> None:
@@ -221,7 +221,7 @@ def flooding_agent() -> Iterator[str]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Drops log output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
     server.daemon_threads = True
@@ -235,7 +235,7 @@ def flooding_agent() -> Iterator[str]:
         thread.join(5)
 
 
-async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace() -> None:
+async def test_flooding_stream_is_paced_without_blocking_others() -> None:
     """The neighbour has a turn after a few events; all streams of an agent have one pace."""
     heard, turns = 0, [0]
     with flooding_agent() as url:
@@ -277,7 +277,7 @@ async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace
         await asyncio.gather(*streams, return_exceptions=True)
 
 
-async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> None:
+async def test_stream_of_comments_does_not_answer_a_request() -> None:
     async def work(request: Request) -> None:
         request.stream()
         with suppress(ConnectionError):

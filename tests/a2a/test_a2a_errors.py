@@ -1,4 +1,4 @@
-"""What a client sees of each error."""
+"""The A2A form of each error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIFIED = {
 
 
 @pytest.mark.promise("J3")
-def test_the_table_is_that_of_the_specification() -> None:
+def test_error_table_matches_the_specification() -> None:
     for reason, row in SPECIFIED.items():
         assert tuple(ERROR_CODES[reason]) == row
     others = {reason: row.code for reason, row in ERROR_CODES.items() if reason not in SPECIFIED}
@@ -42,12 +42,12 @@ def test_every_reason_has_a_constant_of_its_name() -> None:
         assert getattr(errors, reason) == reason
 
 
-def test_every_error_of_the_hub_has_a_row() -> None:
+def test_every_hub_error_has_an_a2a_row() -> None:
     assert all(find_row(REASONS_BY_ERROR, leaf) in ERROR_CODES for leaf in list_leaves())
     assert set(REASONS_BY_ERROR.values()) <= set(ERROR_CODES)
 
 
-def test_an_error_of_the_hub_keeps_its_words_and_its_trace() -> None:
+def test_hub_error_keeps_its_message_and_trace() -> None:
     error = Denied("no policy permits it")
     error.trace = "4f2a" * 8
     seen = error_from_hub(error)
@@ -56,13 +56,13 @@ def test_an_error_of_the_hub_keeps_its_words_and_its_trace() -> None:
     assert seen.metadata == {"kind": "Denied", "trace": "4f2a" * 8}
 
 
-def test_what_may_have_been_done_is_not_called_unavailable() -> None:
+def test_possibly_executed_call_is_not_unavailable() -> None:
     """Clients send again what is unavailable."""
     assert error_from_hub(Unreachable("gone", sent=True)).reason == "INTERNAL"
     assert error_from_hub(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
 
 
-def test_a_subclass_goes_by_the_row_above_it() -> None:
+def test_error_subclass_uses_its_parents_row() -> None:
     class Special(NotFound):
         pass
 
@@ -88,7 +88,7 @@ def test_a_json_rpc_error_of_1_0_has_the_details_of_google_rpc() -> None:
     }
 
 
-def test_parameters_that_do_not_fit_are_named_in_a_bad_request() -> None:
+def test_invalid_parameters_are_named_in_a_bad_request() -> None:
     out = v10.render_error(invalid("message.parts", "must have at least one part"))
     assert out["code"] == -32602
     assert out["message"] == '"message.parts" must have at least one part'
@@ -112,7 +112,7 @@ def test_an_http_error_of_1_0_is_a_status_of_google_rpc() -> None:
 
 
 @pytest.mark.parametrize("reason", ERROR_CODES)
-def test_older_dialects_hear_only_codes_that_they_know(reason: str) -> None:
+def test_older_dialects_get_only_codes_they_know(reason: str) -> None:
     error = A2aError(reason, "no")
     known = {-32700, -32600, -32601, -32602, -32603, -32000, -32001, -32002, -32003, -32004}
     assert v01.render_error(error)["code"] in known
@@ -122,7 +122,7 @@ def test_older_dialects_hear_only_codes_that_they_know(reason: str) -> None:
 
 @pytest.mark.parametrize("dialect", [v01, v03, v10])
 @pytest.mark.parametrize("reason", ERROR_CODES)
-def test_an_error_comes_back_from_each_wire_as_it_was(dialect: object, reason: str) -> None:
+def test_error_round_trips_in_each_dialect(dialect: object, reason: str) -> None:
     error = A2aError(reason, "because", violations=[("a.b", "is wrong")], metadata={"taskId": "7"})
     back = dialect.parse_error(dialect.render_error(error))  # type: ignore[attr-defined]
     assert (back.reason, back.message) == (reason, "because")
@@ -150,17 +150,17 @@ def test_an_http_error_comes_back_with_its_reason(dialect: object, reason: str) 
         (400, {"error": {"code": 400, "details": "?", "message": 7}}, "INVALID_PARAMS"),
     ],
 )
-def test_http_errors_of_others_are_understood(status: int, body: object, reason: str) -> None:
+def test_foreign_http_errors_are_parsed(status: int, body: object, reason: str) -> None:
     error = v03.parse_rest_error(status, body)
     assert error.reason == reason
     assert error.message
 
 
 @pytest.mark.parametrize("error", [None, "boom", [], {}, {"code": "x"}, {"code": 7, "data": [1]}])
-def test_an_error_that_is_none_is_an_internal_one(error: object) -> None:
+def test_malformed_error_is_an_internal_error(error: object) -> None:
     assert v10.parse_error(error).reason == "INTERNAL"
     assert v10.parse_error(error).message
 
 
-def test_the_words_of_a_far_side_have_an_end() -> None:
+def test_remote_error_message_is_truncated() -> None:
     assert len(v10.parse_error({"code": -32603, "message": "x" * 100_000}).message) <= 2000

@@ -1,5 +1,6 @@
-"""Whoever sends too much, too slowly or in too many pieces costs nobody else anything: callers,
-agents of others, webhooks, and agents of the hub's own."""
+"""Clients, external agents, webhooks and local agents that send too much, too slowly or in too many
+pieces affect no one else.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ CPU_SECONDS = 4.0
 square of it."""
 
 
-class Held:
-    """A call that ends when it is told to, after what it is told to say."""
+class PausedCall:
+    """A call that sends given updates and ends on request."""
 
     def __init__(self, *updates: Update) -> None:
         self.updates = updates
@@ -84,7 +85,7 @@ class Held:
         return build_unknown_tool("x"), Result(content=[{"type": "text", "text": "done"}])
 
 
-def made(work: Held, owner: Principal = ME, id: str = "t") -> A2aTask:
+def made(work: PausedCall, owner: Principal = ME, id: str = "t") -> A2aTask:
     return build_task(owner, work.call, id)
 
 
@@ -92,7 +93,7 @@ def texts(*words: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": each} for each in words]
 
 
-async def finished(task: A2aTask, work: Held) -> None:
+async def finished(task: A2aTask, work: PausedCall) -> None:
     work.goes_on.set()
     assert await task.until(lambda task: task.finished, BOUND)
 
@@ -100,8 +101,8 @@ async def finished(task: A2aTask, work: Held) -> None:
 # --- agents of the hub's own ----------------------------------------------------------------------
 
 
-async def test_what_an_agent_says_of_its_work_counts_as_what_it_makes() -> None:
-    work = Held(*(Progress(progress=n, message=f"{n}{'x' * 19_000}") for n in range(5_000)))
+async def test_status_messages_count_against_the_output_limit() -> None:
+    work = PausedCall(*(Progress(progress=n, message=f"{n}{'x' * 19_000}") for n in range(5_000)))
     tasks, task = build_registry(), made(work)
     tasks.insert(task)
     task.begin()
@@ -111,8 +112,8 @@ async def test_what_an_agent_says_of_its_work_counts_as_what_it_makes() -> None:
     await tasks.close()
 
 
-def test_parts_with_nothing_in_them_count_too() -> None:
-    task = made(Held())
+def test_empty_parts_count_against_the_output_limit() -> None:
+    task = made(PausedCall())
     empty = texts(*[""] * 1_000)
     pieces = 0
     with pytest.raises(WorkFailed, match="more than one task can hold"):
@@ -121,8 +122,8 @@ def test_parts_with_nothing_in_them_count_too() -> None:
     assert 100 < pieces < 500
 
 
-def test_an_artifact_may_come_in_thousands_of_pieces_and_what_was_shown_stays_as_it_was() -> None:
-    task = made(Held())
+def test_artifact_in_thousands_of_chunks_is_immutable_once_shown() -> None:
+    task = made(PausedCall())
     piece = texts(*"0123456789" * 3)
     begun = time.process_time()
     for number in range(9_000):
@@ -137,7 +138,7 @@ def test_an_artifact_may_come_in_thousands_of_pieces_and_what_was_shown_stays_as
     assert render_task(task, at=3)["artifacts"] == shown["artifacts"]
 
 
-async def test_a_function_in_a_thread_that_makes_too_much_is_told_so_and_fills_no_log(
+async def test_thread_agent_with_excess_output_fails_and_logs_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     taken: list[Update] = []
@@ -166,16 +167,14 @@ async def test_a_function_in_a_thread_that_makes_too_much_is_told_so_and_fills_n
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
-async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_stored(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_unserializable_numbers_do_not_block_other_tasks(kind: str, tmp_path: Path) -> None:
     class Celsius(float): ...
 
     class Count(int): ...
 
     store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = build_registry(store)
-    odd, other = made(Held(), id="odd"), made(Held(), YOU, "other")
+    odd, other = made(PausedCall(), id="odd"), made(PausedCall(), YOU, "other")
     for task in (odd, other):
         tasks.insert(task)
     odd.record.append({"artifactUpdate": {"t": Celsius(1.5), "n": Count(3), "yes": True}})
@@ -188,7 +187,7 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
     store.close()
 
 
-def test_a_store_that_another_program_holds_refuses_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_locked_store_refuses_and_recovers(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     change = TaskChange(0, "one", ME, "working", 1.0, 1.0, {}, ())
     push = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
@@ -206,7 +205,7 @@ def test_a_store_that_another_program_holds_refuses_and_goes_on_afterwards(tmp_p
     store.close()
 
 
-# --- agents of others -----------------------------------------------------------------------------
+# --- external agents ------------------------------------------------------------------------------
 
 
 def piece(*parts: Mapping[str, Any], append: bool = True) -> dict[str, Any]:
@@ -219,7 +218,7 @@ def completed(*parts: Mapping[str, Any]) -> dict[str, Any]:
     return {"statusUpdate": {"taskId": "t", "status": status}}
 
 
-def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its_words() -> None:
+def test_word_by_word_response_is_read_in_linear_time() -> None:
     far = RemoteTask("chatty", discard_update)
     words = [f"word {number} ".ljust(300) for number in range(MANY)]
     begun = time.process_time()
@@ -236,7 +235,7 @@ def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its
     assert (data["data"], last["text"]) == (1, "the end")
 
 
-def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
+def test_many_data_parts_are_read_in_linear_time() -> None:
     far = RemoteTask("chatty", discard_update)
     data = [{"data": number} for number in range(5)]
     begun = time.process_time()
@@ -248,7 +247,7 @@ def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
     assert len(found.artifacts[0].content) == 5 * MANY
 
 
-def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() -> None:
+def test_final_message_as_large_as_its_artifacts_does_not_block() -> None:
     far = RemoteTask("wordy", discard_update)
     far.apply_event(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
     begun = time.process_time()
@@ -262,10 +261,11 @@ def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() 
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
-async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
+async def test_long_event_log_is_read_in_slices(kind: str, tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
-    tasks = build_registry(store)
-    work = Held(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))
+    # The save timer must not run: it keeps the entries of a task that a client waits for.
+    tasks = build_registry(store, save_seconds=60.0)
+    work = PausedCall(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))
     task = made(work)
     tasks.insert(task)
     task.begin()
@@ -287,9 +287,9 @@ async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
     store.close()
 
 
-async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_for_all_that_happened(
+async def test_task_snapshots_are_sent_once_per_batch_of_events(
 ) -> None:  # fmt: skip
-    work = Held(*(Progress(progress=n, message=f"{n}") for n in range(50)))
+    work = PausedCall(*(Progress(progress=n, message=f"{n}") for n in range(50)))
     tasks, task = build_registry(), made(work)
     tasks.insert(task)
     stream = TaskStream(task, task.record.count, None, BOUND)
@@ -341,7 +341,7 @@ def message(**more: Any) -> dict[str, Any]:
     return {"message": said, **more}
 
 
-async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_task_behind(
+async def test_disconnect_during_webhook_validation_leaves_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there, tasks, _ = build_server()
@@ -358,7 +358,7 @@ async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_tas
     await tasks.close()
 
 
-async def test_a_stream_too_many_is_refused_before_anything_is_done(
+async def test_excess_stream_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(operations, "MAX_STREAMS", 1)
@@ -373,19 +373,19 @@ async def test_a_stream_too_many_is_refused_before_anything_is_done(
     await tasks.close()
 
 
-def test_cards_that_are_kept_for_every_name_of_the_hub_take_no_more_than_so_much(
+def test_card_cache_is_bounded_across_host_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cards_module, "MAX_KEPT_BYTES", 20_000)
     _, _, cards = build_server()
     for port in range(200):
-        body, *_ = cards.encode_card("echo", None, f"http://localhost:{port}", "")
+        body, *_ = cards.encode_card("echo", None, f"http://localhost:{port}", "", False)
         assert f"localhost:{port}/".encode() in body
         assert sum(len(kept) for kept, *_ in cards._kept.values()) < 20_000 + 2 * len(body)
 
 
-async def test_a_page_of_large_tasks_is_short_and_never_empty() -> None:
-    tasks = [made(Held(), id=f"{number}") for number in range(4)]
+async def test_page_of_large_tasks_is_shortened_but_not_empty() -> None:
+    tasks = [made(PausedCall(), id=f"{number}") for number in range(4)]
     for task in tasks:
         task.size = 40
     assert limit_bytes(tasks, 100) == tasks[:2]
@@ -397,7 +397,7 @@ async def test_a_page_of_large_tasks_is_short_and_never_empty() -> None:
 # --- webhooks -------------------------------------------------------------------------------------
 
 
-async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
+async def test_slow_webhook_yields_before_its_queue_is_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(push_module, "AT_ONCE", 1)
@@ -424,7 +424,7 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
     push = PushNotifier(tasks, store, client.open_public(allow_private=True), settings, check=fine)
     async with listening(webhook) as peer:
         for owner, id, count in ((ME, "slow", 4), (YOU, "quick", 0)):
-            work = Held(*(Progress(progress=n, message=f"{n}") for n in range(count)))
+            work = PausedCall(*(Progress(progress=n, message=f"{n}") for n in range(count)))
             task = made(work, owner, id)
             tasks.insert(task)
             task.begin()
@@ -438,8 +438,8 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
         await client.close()
 
 
-async def test_the_path_of_a_webhook_which_may_be_a_secret_is_in_no_message() -> None:
-    task, client = made(Held()), OutboundHttp()
+async def test_webhook_path_never_appears_in_messages() -> None:
+    task, client = made(PausedCall()), OutboundHttp()
     async with listening(Talk.gone) as peer:
         url = f"http://127.0.0.1:{peer.port}/bot-S3CRET/send?key=S3CRET"
     hook = Webhook(task, "h", {"url": url}, "1.0", 0)
@@ -465,7 +465,7 @@ class Large:
         request.reply(200, [(b"content-type", b"text/plain")], b"x" * self.size)
 
 
-async def test_those_who_ask_for_much_and_do_not_read_it_are_left_the_first_of_them_first(
+async def test_slow_readers_are_disconnected_oldest_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_BYTES_ALL", 3 * Large.size)

@@ -1,4 +1,4 @@
-"""A2A over gRPC: the official SDK's client, real sockets, and canned answers."""
+"""A2A over gRPC: the official SDK's client, real sockets, canned responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import grpc_server
 from dragoman.a2a.server.grpc_server import A2aGrpcServer
-from dragoman.core.errors import ConfigError, Overloaded
+from dragoman.core.errors import ConfigError, Overloaded, RateLimited
 from dragoman.core.principal import Principal
 
 LOCAL = Principal("local", "local")
@@ -146,7 +146,7 @@ class CannedServer:
         return self.streams[-1]
 
 
-def anybody(metadata: Mapping[str, str], peer: str) -> Principal | None:
+def permit_all(metadata: Mapping[str, str], peer: str) -> Principal | None:
     return LOCAL
 
 
@@ -158,7 +158,7 @@ def with_key(metadata: Mapping[str, str], peer: str) -> Principal | None:
 @contextlib.asynccontextmanager
 async def serving(canned: Any, **how: Any) -> AsyncIterator[GrpcTransport]:
     settings: dict[str, Any] = {
-        "authenticate": anybody,
+        "authenticate": permit_all,
         "base": "http://hub",
         "require_version": False,
         **how,
@@ -253,7 +253,7 @@ CALLS: dict[str, tuple[str, Callable[[ClientTransport], Any], dict[str, Any]]] =
 
 
 @pytest.mark.promise("J3")
-async def test_every_operation_of_the_sdks_client_reaches_the_face_and_is_answered() -> None:
+async def test_every_sdk_operation_reaches_the_server_and_is_answered() -> None:
     canned = CannedServer()
     async with serving(canned) as client:
         for op, (_, call, expected) in CALLS.items():
@@ -269,7 +269,7 @@ async def test_every_operation_of_the_sdks_client_reaches_the_face_and_is_answer
 
 
 @pytest.mark.promise("J3")
-async def test_a_stream_has_the_events_of_the_face_in_order_and_then_ends() -> None:
+async def test_stream_delivers_the_server_events_in_order() -> None:
     canned = CannedServer()
     async with serving(canned) as client:
         heard = [MessageToDict(event) async for event in client.send_message_streaming(sent())]
@@ -283,7 +283,7 @@ async def test_a_stream_has_the_events_of_the_face_in_order_and_then_ends() -> N
             await asyncio.wait_for(stream.closed.wait(), SOON)
 
 
-async def test_metadata_and_tenant_say_whom_and_what_it_is_for() -> None:
+async def test_metadata_and_tenant_set_the_request_context() -> None:
     canned = CannedServer()
     async with serving(canned, authenticate=with_key) as client:
         await client.send_message(
@@ -302,7 +302,7 @@ async def test_metadata_and_tenant_say_whom_and_what_it_is_for() -> None:
     assert ctx.key == "again-1"
 
 
-async def test_extensions_that_are_in_use_are_said() -> None:
+async def test_used_extensions_are_returned() -> None:
     async with serving(CannedServer()) as client:
         stub = A2AServiceStub(client.channel)
         metadata = [("a2a-extensions", "urn:a,urn:b")]
@@ -313,14 +313,14 @@ async def test_extensions_that_are_in_use_are_said() -> None:
             assert dict(await events.initial_metadata()).get("a2a-extensions") == said
 
 
-async def test_a_key_of_a_send_has_a_bound() -> None:
+async def test_idempotency_key_length_is_bounded() -> None:
     async with serving(CannedServer()) as client:
         with pytest.raises(sdk_errors.InvalidRequestError):
             await client.send_message(sent(), context=parameters(idempotency_key="k" * 257))
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer three", "Basic one"])
-async def test_whoever_is_not_known_is_refused_before_anything_is_read(
+async def test_unauthenticated_call_is_refused_before_reading(
     authorization: str | None,
 ) -> None:
     canned = CannedServer()
@@ -334,7 +334,7 @@ async def test_whoever_is_not_known_is_refused_before_anything_is_read(
     assert not canned.asked
 
 
-async def test_two_keys_are_none() -> None:
+async def test_two_credentials_are_refused() -> None:
     async with serving(CannedServer(), authenticate=with_key) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/GetExtendedAgentCard")
         both = [("authorization", "Bearer one"), ("authorization", "Bearer two")]
@@ -357,7 +357,7 @@ async def test_two_keys_are_none() -> None:
         ("0.3", False, False),
     ],
 )
-async def test_only_the_version_that_the_service_speaks_is_taken(
+async def test_service_accepts_only_its_version(
     version: str | None, required: bool, taken: bool
 ) -> None:
     async with serving(CannedServer(), require_version=required) as client:
@@ -377,7 +377,7 @@ async def test_only_the_version_that_the_service_speaks_is_taken(
 
 
 @pytest.mark.promise("J3")
-async def test_every_reason_has_its_status_and_the_sdk_raises_its_own_error_for_it() -> None:
+async def test_every_reason_has_its_status_and_sdk_error() -> None:
     canned = CannedServer()
     async with serving(canned) as client:
         stub = A2AServiceStub(client.channel)
@@ -395,7 +395,7 @@ async def test_every_reason_has_its_status_and_the_sdk_raises_its_own_error_for_
                     await client.get_task(pb.GetTaskRequest(id="t"))
 
 
-async def test_fields_that_do_not_fit_are_named_and_the_trailers_stay_small() -> None:
+async def test_invalid_fields_are_named_and_trailers_stay_small() -> None:
     wrong = [(f"message.parts[{n}]", "ü" * 5000) for n in range(100)]
     canned = CannedServer(A2aError(errors.INVALID_PARAMS, "ü" * 5000, violations=wrong))
     async with serving(canned) as client:
@@ -409,13 +409,18 @@ async def test_fields_that_do_not_fit_are_named_and_the_trailers_stay_small() ->
     assert bad.field_violations[1].description.startswith("üü")
 
 
-async def test_an_error_of_the_hub_has_a_status_and_a_fault_of_ours_shows_nothing() -> None:
+async def test_hub_error_has_a_status_and_an_internal_fault_shows_nothing() -> None:
     canned = CannedServer(Overloaded("too much is under way"))
     async with serving(canned) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "too much is under way" in (caught.value.details() or "")
+        canned.stop = RateLimited("key:ci has reached its rate limit", 2.5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await A2AServiceStub(client.channel).SendMessage(sent())
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(caught.value.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "2500"
         canned.stop = KeyError("select * from secrets")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())
@@ -423,7 +428,7 @@ async def test_an_error_of_the_hub_has_a_status_and_a_fault_of_ours_shows_nothin
         assert "secrets" not in (caught.value.details() or "")
 
 
-async def test_an_answer_that_gRPC_cannot_carry_is_an_error_of_the_agent(
+async def test_response_that_grpc_cannot_carry_is_an_agent_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(ANSWERS, operations.GET, {"id": "t", "status": {"timestamp": "yesterday"}})
@@ -432,7 +437,7 @@ async def test_an_answer_that_gRPC_cannot_carry_is_an_error_of_the_agent(
             await client.get_task(pb.GetTaskRequest(id="t"))
 
 
-async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
+async def test_undecodable_bytes_are_a_client_error() -> None:
     async with serving(CannedServer()) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -441,7 +446,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
         assert reason_of(caught.value).reason == "INVALID_PARAMS"
 
 
-async def test_a_message_over_the_limit_is_refused_and_one_below_it_arrives_whole() -> None:
+async def test_oversized_message_is_refused_and_one_at_the_limit_accepted() -> None:
     canned = CannedServer()
     async with serving(canned) as client:
         for size, fits in ((9 * 1024 * 1024, True), (11 * 1024 * 1024, False)):
@@ -459,7 +464,7 @@ async def test_a_message_over_the_limit_is_refused_and_one_below_it_arrives_whol
     assert len(canned.asked) == 1
 
 
-async def test_a_packed_message_is_refused_before_it_is_unpacked() -> None:
+async def test_compressed_message_is_refused_before_inflating() -> None:
     async with serving(CannedServer()) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -467,7 +472,7 @@ async def test_a_packed_message_is_refused_before_it_is_unpacked() -> None:
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_client_that_goes_away_ends_its_stream() -> None:
+async def test_client_disconnect_ends_its_stream() -> None:
     canned = CannedServer(endless={})
     async with serving(canned) as client:
         call = A2AServiceStub(client.channel).SendStreamingMessage(sent())
@@ -478,7 +483,7 @@ async def test_a_client_that_goes_away_ends_its_stream() -> None:
         await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
 
 
-async def test_a_client_that_does_not_read_makes_nobody_keep_what_it_leaves() -> None:
+async def test_unread_stream_events_are_not_buffered() -> None:
     big = {"message": {"messageId": "m", "parts": [{"text": "x" * 1_000_000}]}}
     canned = CannedServer(endless=big)
     async with serving(canned) as client:
@@ -495,7 +500,7 @@ async def test_a_client_that_does_not_read_makes_nobody_keep_what_it_leaves() ->
         await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
 
 
-async def test_a_stream_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_stream_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "UNREAD_SECONDS", 0.2)
     canned = CannedServer(
         endless={"message": {"messageId": "m", "parts": [{"text": "x" * 1_000_000}]}}
@@ -511,7 +516,7 @@ async def test_a_stream_that_nobody_reads_is_given_up(monkeypatch: pytest.Monkey
         assert (await client.get_task(pb.GetTaskRequest(id="t"))).id == "t1"
 
 
-async def test_a_caller_has_so_many_calls_and_no_more_while_another_has_its_own() -> None:
+async def test_running_calls_are_bounded_per_principal() -> None:
     canned = CannedServer(endless={})
     async with serving(canned, authenticate=with_key, max_of_caller=2) as client:
         stub = A2AServiceStub(client.channel)
@@ -533,7 +538,7 @@ async def test_a_caller_has_so_many_calls_and_no_more_while_another_has_its_own(
         assert (await opened("one").read()).task.id == "t1"
 
 
-async def test_calls_over_the_bound_are_refused_at_once() -> None:
+async def test_calls_over_the_limit_are_refused_at_once() -> None:
     canned = CannedServer(endless={})
     async with serving(canned, max_calls=1) as client:
         stub = A2AServiceStub(client.channel)
@@ -548,7 +553,7 @@ async def test_stopping_ends_the_streams_that_are_open() -> None:
     canned = CannedServer(endless={})
     server = A2aGrpcServer(
         canned,  # type: ignore[arg-type]
-        anybody,
+        permit_all,
         "127.0.0.1",
         0,
         base="http://hub",
@@ -566,7 +571,7 @@ async def test_stopping_ends_the_streams_that_are_open() -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def made(host: str, port: int, authenticate: Any = anybody) -> A2aGrpcServer:
+def made(host: str, port: int, authenticate: Any = permit_all) -> A2aGrpcServer:
     return A2aGrpcServer(
         CannedServer(),  # type: ignore[arg-type]
         authenticate,
@@ -577,14 +582,14 @@ def made(host: str, port: int, authenticate: Any = anybody) -> A2aGrpcServer:
     )
 
 
-async def test_a_port_that_is_taken_is_said_to_be() -> None:
+async def test_used_grpc_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port} for gRPC.*grpc_port"):
             await made("127.0.0.1", port).start()
 
 
-async def test_two_hubs_do_not_share_a_port() -> None:
+async def test_second_hub_cannot_share_a_grpc_port() -> None:
     first = made("127.0.0.1", 0)
     port = await first.start()
     with pytest.raises(ConfigError):
@@ -592,7 +597,7 @@ async def test_two_hubs_do_not_share_a_port() -> None:
     await first.stop(0)
 
 
-async def test_an_address_that_others_reach_needs_a_key() -> None:
+async def test_public_grpc_address_needs_a_key() -> None:
     with pytest.raises(ConfigError, match="needs a key"):
         await made("0.0.0.0", 0).start()
     guarded = made("0.0.0.0", 0, with_key)
@@ -631,7 +636,7 @@ async def test_without_the_extra_the_message_says_how_to_install_it(missing: str
     assert "pip install 'dragoman-hub[grpc]'" in out and "grpc_port" in out
 
 
-async def test_it_works_under_uvloop_beside_child_processes() -> None:
+async def test_grpc_works_under_uvloop_beside_child_processes() -> None:
     pytest.importorskip("uvloop")
     code, out, err = await _run(
         """

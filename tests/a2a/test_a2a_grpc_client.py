@@ -1,4 +1,4 @@
-"""The client's side of gRPC: where it connects, whom it trusts, and what an agent's errors are."""
+"""The gRPC client: where it connects, what it trusts, how it maps an agent's errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def text_in(answer: Any) -> str:
     return str(answer["message"]["parts"][0]["text"])
 
 
-async def test_names_are_looked_up_by_the_hub_and_every_address_is_judged() -> None:
+async def test_grpc_client_resolves_names_and_checks_every_address() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return {"good.test": ["127.0.0.1"], "metadata.test": ["169.254.169.254"]}[host]
 
@@ -106,7 +106,7 @@ async def test_names_are_looked_up_by_the_hub_and_every_address_is_judged() -> N
                 await client.send_message(url, SAID)
 
 
-async def test_tls_is_verified_by_the_name_in_the_card(
+async def test_grpc_tls_is_verified_by_the_name_in_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -138,7 +138,7 @@ async def test_tls_is_verified_by_the_name_in_the_card(
         (grpc.StatusCode.UNIMPLEMENTED, A2aError),
     ],
 )
-async def test_a_status_is_the_error_it_stands_for(code: Any, kind: type[Exception]) -> None:
+async def test_grpc_status_maps_to_its_error(code: Any, kind: type[Exception]) -> None:
     async def fail(context: Any) -> None:
         await context.abort(code, "failed to connect to all addresses of the database")
 
@@ -149,7 +149,7 @@ async def test_a_status_is_the_error_it_stands_for(code: Any, kind: type[Excepti
             assert caught.value.sent, "it may have been done"
 
 
-async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> None:
+async def test_unavailable_operation_does_not_disable_the_agent() -> None:
     begun, refused = asyncio.Event(), asyncio.Event()
 
     async def answer(context: Any) -> Any:
@@ -168,7 +168,7 @@ async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> No
         assert (await asyncio.wait_for(slow, 10))["message"]["messageId"] == "m"
 
 
-async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_channel_is_not_closed_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_channels, "MAX_CHANNELS", 2)
     begun, released = asyncio.Event(), asyncio.Event()
     slow_at = 0
@@ -220,7 +220,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
         async with asyncio.timeout(10):
             while len(channels._channels) > 2:
                 await asyncio.sleep(0.01)
-        # One that is closed because the agent is removed says so; nobody is cancelled for it.
+        # A channel closed because its agent is removed says so; no call is cancelled for it.
         begun.clear()
         released.clear()
         slow = asyncio.create_task(send(0))
@@ -237,7 +237,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
             await asyncio.wait_for(slow, 10)
 
 
-async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> None:
+async def test_silent_or_oversized_grpc_agent_fails() -> None:
     large = False
 
     async def hang(context: Any) -> Any:
@@ -268,5 +268,5 @@ async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> N
         ("https://a.example:9000/x", "http://a.example/card", "https://a.example:9000"),
     ],
 )
-def test_an_address_on_a_card_is_read_in_all_its_forms(said: str, found_at: str, url: str) -> None:
+def test_grpc_address_on_a_card_is_parsed_in_all_forms(said: str, found_at: str, url: str) -> None:
     assert normalize_grpc_url(said, found_at) == url

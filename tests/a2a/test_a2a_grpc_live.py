@@ -1,4 +1,4 @@
-"""The whole way over gRPC: the official SDK's clients, the real face, a function as agent."""
+"""gRPC end to end: official SDK clients, the real server, a function agent."""
 
 from __future__ import annotations
 
@@ -82,17 +82,22 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
         find_grpc_port=lambda: ports[0],
     )
     push = PushNotifier(tasks, store, _NoWay(), settings, check=_nothing_wrong)
-    face = A2aServer(hub, tasks, targets, cards, push, 60)
+    a2a_server = A2aServer(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")
     server = A2aGrpcServer(
-        face, lambda *_: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
+        a2a_server,
+        lambda *_: known,
+        "127.0.0.1",
+        0,
+        base="http://127.0.0.1:1",
+        require_version=False,
     )
     ports.append(await server.start())
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
             yield channel
     finally:
-        face.close()
+        a2a_server.close()
         await push.close()
         await server.stop(0)
 
@@ -106,7 +111,7 @@ def sent(text: str, **more: Any) -> pb.SendMessageRequest:
 
 @pytest.mark.promise("J3", "J5")
 @pytest.mark.parametrize("transport", [GrpcTransport, CompatGrpcTransport])
-async def test_a_client_sends_answers_follows_and_cancels(transport: Any) -> None:
+async def test_grpc_client_sends_answers_subscribes_and_cancels(transport: Any) -> None:
     async with serving() as channel:
         client = transport(channel, None)
         assert (await client.send_message(sent("direct"))).message.parts[0].text == "hi"
@@ -159,7 +164,7 @@ async def test_a_client_sends_answers_follows_and_cancels(transport: Any) -> Non
 
 @pytest.mark.promise("J3")
 @pytest.mark.parametrize("transport", [GrpcTransport, CompatGrpcTransport])
-async def test_a_client_sets_and_deletes_webhooks(transport: Any) -> None:
+async def test_grpc_client_sets_and_deletes_webhooks(transport: Any) -> None:
     async with serving() as channel:
         client = transport(channel, None)
         task = (await client.send_message(sent("ask"))).task.id
@@ -180,7 +185,7 @@ async def test_a_client_sets_and_deletes_webhooks(transport: Any) -> None:
         assert not (await client.list_task_push_notification_configs(every)).configs
 
 
-async def test_tasks_are_listed_by_page_and_a_send_with_a_key_is_done_once() -> None:
+async def test_grpc_lists_pages_and_deduplicates_sends_by_key() -> None:
     async with serving() as channel:
         client = GrpcTransport(channel, None)
         once = ClientCallContext(service_parameters={"Idempotency-Key": "k1"})
@@ -199,7 +204,7 @@ async def test_tasks_are_listed_by_page_and_a_send_with_a_key_is_done_once() -> 
 
 
 @pytest.mark.promise("I3")
-async def test_a_card_got_over_gRPC_is_signed_as_the_sdk_checks_it() -> None:
+async def test_grpc_card_signature_verifies_with_the_sdk() -> None:
     async with serving() as channel:
         client = GrpcTransport(channel, None)
         card = await client.get_extended_agent_card(pb.GetExtendedAgentCardRequest())

@@ -82,7 +82,7 @@ def fields_of(descriptor: Any) -> dict[str, Any]:
 
 
 @pytest.mark.promise("J3")
-def test_every_message_has_the_fields_that_the_official_sdk_generated() -> None:
+def test_every_grpc_message_has_the_fields_of_the_official_sdk() -> None:
     theirs = a2a_pb2.DESCRIPTOR.message_types_by_name
     assert len(theirs) > 40
     for name, descriptor in theirs.items():
@@ -90,7 +90,7 @@ def test_every_message_has_the_fields_that_the_official_sdk_generated() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_every_method_takes_and_gives_what_the_official_service_does() -> None:
+def test_every_grpc_method_matches_the_official_service() -> None:
     service = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
     theirs = {m.name: (m.input_type.name, m.output_type.name) for m in service.methods}
     methods = SERVICES_BY_VERSION["1.0"].methods
@@ -99,7 +99,7 @@ def test_every_method_takes_and_gives_what_the_official_service_does() -> None:
 
 
 @pytest.mark.parametrize(("name", "plain"), [("Task", TASK), ("AgentCard", CARD)])
-def test_what_is_written_is_read_the_same_by_us_and_by_the_sdk(
+def test_encoded_messages_decode_equally_in_both_implementations(
     name: str, plain: dict[str, Any]
 ) -> None:
     ours = TYPES_10.encode(name, plain)
@@ -109,19 +109,19 @@ def test_what_is_written_is_read_the_same_by_us_and_by_the_sdk(
     assert TYPES_10.decode(name, ParseDict(plain, theirs()).SerializeToString()) == plain
 
 
-def test_a_whole_number_is_an_integer_as_long_as_that_is_certain() -> None:
+def test_whole_numbers_decode_as_integers_within_safe_range() -> None:
     values = [3.0, -2.0, 2.5, 2.0**53, 2.0**54]
     read = TYPES_10.decode("Part", TYPES_10.encode("Part", {"data": values}))["data"]
     assert [type(value) for value in read] == [int, int, float, int, float]
 
 
-def test_an_optional_zero_is_told_from_nothing_and_other_defaults_are_left_out() -> None:
+def test_optional_zero_is_kept_and_other_defaults_are_omitted() -> None:
     asked = a2a_pb2.ListTasksRequest(page_size=0, page_token="", include_artifacts=False)
     read = TYPES_10.decode("ListTasksRequest", asked.SerializeToString())
     assert read == {"pageSize": 0, "includeArtifacts": False}
 
 
-def test_members_that_the_message_does_not_know_are_left_out() -> None:
+def test_unknown_members_are_omitted() -> None:
     data = TYPES_10.encode("Task", {"id": "t", "kind": "task", "_own": {"x": 1}})
     assert TYPES_10.decode("Task", data) == {"id": "t"}
 
@@ -161,7 +161,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
-def test_what_cannot_be_read_is_no_message(why: str) -> None:
+def test_undecodable_bytes_are_refused(why: str) -> None:
     with pytest.raises(InvalidMessage):
         TYPES_10.decode(*UNREADABLE[why])
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_no_message(why: str) -> None:
         {"metadata": {"x": object()}},
     ],
 )
-def test_what_cannot_be_written_is_no_message(plain: dict[str, Any]) -> None:
+def test_unencodable_value_is_refused(plain: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         TYPES_10.encode("Task", plain)
 
@@ -200,25 +200,25 @@ def _sized(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("data", [_many_parts(), _many_nulls(), b"\x08\x01" * (MAX_VALUES + 1)])
-def test_more_values_than_a_message_may_have_are_refused(data: bytes) -> None:
+def test_value_count_of_a_message_is_bounded(data: bytes) -> None:
     assert a2a_pb2.SendMessageRequest.FromString(data)
     with pytest.raises(InvalidMessage, match="more than 200000 values"):
         TYPES_10.decode("SendMessageRequest", data)
 
 
-def test_a_group_in_a_large_message_is_refused() -> None:
+def test_deprecated_group_in_a_large_message_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="does not have"):
         TYPES_10.decode("SendMessageRequest", b"\x2b\x2c" * (MAX_VALUES + 1))
 
 
-def test_a_large_file_is_few_values() -> None:
+def test_large_file_counts_as_few_values() -> None:
     asked = {"message": {"messageId": "m", "parts": [{"raw": "QUFB" * 500_000}]}}
     assert (
         TYPES_10.decode("SendMessageRequest", TYPES_10.encode("SendMessageRequest", asked)) == asked
     )
 
 
-def test_a_status_carries_details_that_googles_own_types_read() -> None:
+def test_grpc_status_details_match_googles_types() -> None:
     data = encode_status(
         5,
         "no such täsk",

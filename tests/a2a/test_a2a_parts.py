@@ -1,4 +1,4 @@
-"""Parts to blocks and back."""
+"""Conversion between A2A parts and MCP blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REST = st.fixed_dictionaries(
 
 @pytest.mark.promise("K4")
 @given(CONTENT, REST)
-def test_a_part_comes_back_as_it_was(content: dict[str, Any], rest: dict[str, Any]) -> None:
+def test_part_round_trips(content: dict[str, Any], rest: dict[str, Any]) -> None:
     part = {**content, **rest}
     assert part_from_block(block_from_part(part)) == part
 
@@ -69,13 +69,11 @@ def test_a_part_comes_back_as_it_was(content: dict[str, Any], rest: dict[str, An
         ),
     ],
 )
-def test_a_part_is_the_block_that_a_model_knows(
-    part: dict[str, Any], block: dict[str, Any]
-) -> None:
+def test_part_becomes_the_mcp_block(part: dict[str, Any], block: dict[str, Any]) -> None:
     assert block_from_part(part) == block
 
 
-def test_a_file_is_a_resource_with_its_name() -> None:
+def test_file_becomes_a_named_resource() -> None:
     block = block_from_part({"raw": "dGNr", "filename": "a b.txt", "mediaType": "text/plain"})
     assert block["resource"] == {
         "uri": "file:///a%20b.txt",
@@ -112,12 +110,12 @@ def test_a_file_is_a_resource_with_its_name() -> None:
         ({"type": "image", "data": 1}, {"data": {"type": "image", "data": 1}}),
     ],
 )
-def test_a_block_of_a_tool_is_a_part(block: Any, part: dict[str, Any]) -> None:
+def test_tool_block_becomes_a_part(block: Any, part: dict[str, Any]) -> None:
     assert part_from_block(block) == part
     assert validate_part(part, "part") == part, "which fits"
 
 
-def test_a_result_is_all_of_its_content() -> None:
+def test_result_parts_cover_all_content() -> None:
     result = Result(content=[{"type": "text", "text": "1"}], structured={"a": 1})
     assert parts_from_result(result) == [
         {"text": "1"},
@@ -131,10 +129,10 @@ def test_a_result_is_all_of_its_content() -> None:
     assert parts_from_result(said) == [{"data": {"a": 1}}]
 
 
-def test_a_result_of_nothing_is_an_empty_text() -> None:
+def test_empty_result_becomes_an_empty_text() -> None:
     assert parts_from_result(Result()) == [{"text": ""}]
 
 
-def test_the_text_of_parts_is_their_texts_a_line_each() -> None:
+def test_text_of_parts_joins_texts_by_line() -> None:
     assert join_texts([{"text": "a"}, {"data": 1}, {"text": "b"}]) == "a\nb"
     assert join_texts([]) == ""

@@ -1,4 +1,4 @@
-"""What comes in: what fits goes on, what does not is refused with its field."""
+"""Request validation: valid requests pass, invalid ones are refused with their field."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def refused(read: Callable[[Any], Any], params: Any) -> tuple[str, str]:
     return caught.value.violations[0]
 
 
-def test_a_request_that_fits_is_handed_on_as_it_is() -> None:
+def test_valid_request_is_passed_unchanged() -> None:
     request: dict[str, Any] = {"message": dict(MESSAGE)}
     assert validation.validate_send(request) is request
     request = {"message": {**MESSAGE, "contextId": "c", "metadata": {"a": 1}}}
     assert validation.validate_send(request)["message"] is request["message"]
 
 
-def test_unknown_and_null_members_are_left_behind() -> None:
+def test_unknown_and_null_members_are_dropped() -> None:
     found = validation.validate_send(
         {
             "message": {
@@ -85,9 +85,7 @@ def test_unknown_and_null_members_are_left_behind() -> None:
         ({"referenceTaskIds": ["x"] * 101}, "message.referenceTaskIds"),
     ],
 )
-def test_a_message_that_does_not_fit_is_refused_with_its_field(
-    change: dict[str, Any], field: str
-) -> None:
+def test_invalid_message_is_refused_with_its_field(change: dict[str, Any], field: str) -> None:
     message = {**MESSAGE, **change}
     assert refused(validation.validate_send, {"message": message})[0] == field
 
@@ -118,14 +116,12 @@ def test_a_message_that_does_not_fit_is_refused_with_its_field(
         ),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused_with_its_field(
-    params: dict[str, Any], field: str
-) -> None:
+def test_invalid_request_is_refused_with_its_field(params: dict[str, Any], field: str) -> None:
     assert refused(validation.validate_send, params)[0] == field
 
 
 @pytest.mark.parametrize("params", [None, [], "x", 7])
-def test_parameters_are_an_object(params: Any) -> None:
+def test_parameters_must_be_an_object(params: Any) -> None:
     with pytest.raises(A2aError) as caught:
         validation.validate_send(params)
     assert caught.value.reason == "INVALID_PARAMS"
@@ -141,18 +137,18 @@ def test_parameters_are_an_object(params: Any) -> None:
         ("", ""),
     ],
 )
-def test_every_base64_of_proto_json_is_taken_and_kept_in_one_form(given: str, kept: str) -> None:
+def test_every_proto_json_base64_is_accepted_and_normalized(given: str, kept: str) -> None:
     parts = [{"raw": given, "mediaType": "text/plain"}]
     found = validation.validate_send({"message": {**MESSAGE, "parts": parts}})
     assert found["message"]["parts"] == [{"raw": kept, "mediaType": "text/plain"}]
 
 
-def test_null_is_a_value_of_data() -> None:
+def test_null_is_valid_data() -> None:
     request = {"message": {**MESSAGE, "parts": [{"data": None}]}}
     assert validation.validate_send(request)["message"]["parts"] == [{"data": None}]
 
 
-def test_the_configuration_is_kept_as_far_as_it_says_something() -> None:
+def test_configuration_keeps_only_set_members() -> None:
     found = validation.validate_send(
         {
             "message": MESSAGE,
@@ -192,11 +188,11 @@ def test_the_configuration_is_kept_as_far_as_it_says_something() -> None:
         ({"contextId": "\x00"}, "contextId"),
     ],
 )
-def test_a_list_that_does_not_fit_is_refused(params: dict[str, Any], field: str) -> None:
+def test_invalid_list_request_is_refused(params: dict[str, Any], field: str) -> None:
     assert refused(validation.validate_list, params)[0] == field
 
 
-def test_a_list_without_wishes_has_none() -> None:
+def test_list_request_without_options_has_none() -> None:
     assert (
         validation.validate_list({"status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "x": 1})
         == {}
@@ -225,7 +221,7 @@ def test_a_list_without_wishes_has_none() -> None:
         ({"id": "x\ty"}, "id"),
     ],
 )
-def test_a_webhook_that_does_not_fit_is_refused(change: dict[str, Any], field: str) -> None:
+def test_invalid_webhook_config_is_refused(change: dict[str, Any], field: str) -> None:
     config = {"taskId": "t", "url": "https://a.example/hook", **change}
     assert refused(validation.validate_push_set, config)[0] == field
 
@@ -243,11 +239,11 @@ def test_a_webhook_that_does_not_fit_is_refused(change: dict[str, Any], field: s
         (validation.validate_card_request, {"tenant": []}),
     ],
 )
-def test_the_other_requests_need_their_ids(read: Callable[[Any], Any], params: Any) -> None:
+def test_other_requests_need_their_ids(read: Callable[[Any], Any], params: Any) -> None:
     refused(read, params)
 
 
-def test_a_time_is_read_with_its_zone() -> None:
+def test_timestamp_is_parsed_with_its_zone() -> None:
     assert validation.seconds_from_timestamp("1970-01-01T00:00:01Z") == 1.0
     assert validation.seconds_from_timestamp("1970-01-01T01:00:01.5+01:00") == 1.5
     assert validation.seconds_from_timestamp("1970-01-01T00:00:00.123456789Z") == 0.123456

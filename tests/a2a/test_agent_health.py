@@ -1,4 +1,4 @@
-"""How agents are looked at, and what comes of that for their tools."""
+"""Health probes of agents, and their effect on the agents' tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.a2a.registry_fixture import Moody, external, ground, moody, skill
+from tests.a2a.registry_fixture import (
+    ChangeableAgent,
+    external,
+    run_changeable_agent,
+    run_registry,
+    skill,
+)
 from tests.a2a.scripted_agent import OLD_PLACE, Request, scripted_agent
 
 from dragoman.a2a.remote import health_watch
@@ -16,7 +22,7 @@ from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACH
 pytestmark = pytest.mark.promise("R10")
 
 
-def test_the_states_follow_what_the_looks_come_to() -> None:
+def test_health_state_follows_probe_results() -> None:
     agent = AgentHealth()
     assert agent.state == UNKNOWN
     agent.record_failure("not there")
@@ -37,7 +43,7 @@ def test_the_states_follow_what_the_looks_come_to() -> None:
     assert (agent.state, agent.reason) == (DEGRADED, "it is odd")
 
 
-def test_the_pauses_grow_to_five_minutes_while_it_is_unreachable() -> None:
+def test_probe_backoff_grows_to_five_minutes_while_unreachable() -> None:
     agent = AgentHealth()
     agent.record_answer(0.1)
     assert agent.next_pause(30) == 30
@@ -53,13 +59,13 @@ def test_the_pauses_grow_to_five_minutes_while_it_is_unreachable() -> None:
 
 
 @pytest.mark.promise("M2", "R9")
-async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_nothing(
+async def test_unreachable_agent_has_no_tools_and_delays_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "dragoman.a2a.remote.health_watch")
-    async with moody("deploy") as agent:
+    async with run_changeable_agent("deploy") as agent:
         agent.mode = "gone"
-        async with ground(tmp_path, external("Vercel Ops", agent.url), every=0.05) as here:
+        async with run_registry(tmp_path, external("Vercel Ops", agent.url), every=0.05) as here:
             assert here.one("vercel_ops")["health"] == UNKNOWN  # the start has waited for nothing
             await here.until(lambda: here.one("vercel_ops")["health"] == UNREACHABLE)
             gone = here.one("vercel_ops")
@@ -80,8 +86,11 @@ async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_no
 
 
 @pytest.mark.promise("R9")
-async def test_three_failures_in_a_row_take_its_tools_away_and_one_does_not(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_three_consecutive_failures_remove_the_tools(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         agent.mode = "gone"
         for _ in range(2):
@@ -107,10 +116,13 @@ async def test_three_failures_in_a_row_take_its_tools_away_and_one_does_not(tmp_
         ("deaf", "HTTP 503"),
     ],
 )
-async def test_an_agent_whose_card_is_fine_must_also_answer(
+async def test_probe_needs_a_response_besides_the_card(
     tmp_path: Path, mode: str, said: str
 ) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         agent.mode = mode
         await here.registry.refetch("ops")
@@ -119,8 +131,11 @@ async def test_an_agent_whose_card_is_fine_must_also_answer(
         assert told["reachable"] and len(here.tools()) == 2
 
 
-async def test_a_look_is_a_card_by_its_tag_and_one_question_without_effect(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_probe_is_a_conditional_card_request_and_one_safe_query(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         agent.served.requests.clear()
         await here.registry.refetch("ops")
@@ -131,39 +146,45 @@ async def test_a_look_is_a_card_by_its_tag_and_one_question_without_effect(tmp_p
         assert agent.served.requests[3].params["id"] != question.params["id"]
 
 
-async def test_it_is_looked_at_again_and_again_by_itself(tmp_path: Path) -> None:
+async def test_agent_is_probed_periodically(tmp_path: Path) -> None:
     config = external("ops", "URL")
-    async with moody("deploy") as agent:
+    async with run_changeable_agent("deploy") as agent:
         config = config.replace("URL", agent.url)
-        async with ground(tmp_path, config, every=0.02), asyncio.timeout(5):
+        async with run_registry(tmp_path, config, every=0.02), asyncio.timeout(5):
             while len(agent.served.sent("GetTask")) < 5:
                 await asyncio.sleep(0.01)
 
 
-async def test_looks_at_the_same_time_are_one_look(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_concurrent_probes_are_merged(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         agent.served.requests.clear()
         await asyncio.gather(*(here.registry.refetch("ops") for _ in range(20)))
         assert len(agent.served.requests) == 2
 
 
-async def test_an_agent_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
+async def test_hanging_probe_times_out(tmp_path: Path) -> None:
     release = asyncio.Event()
 
     async def hang(request: Request) -> None:
         await release.wait()
 
     async with scripted_agent(hang) as silent:
-        async with ground(tmp_path, external("ops", silent.url, timeout_secs="0.1")) as here:
+        async with run_registry(tmp_path, external("ops", silent.url, timeout_secs="0.1")) as here:
             await here.until(lambda: here.one("ops")["health"] == UNREACHABLE)
             assert "0.1 s" in here.one("ops")["reason"]
         release.set()
 
 
 @pytest.mark.promise("R9")
-async def test_a_card_that_changes_while_it_serves_changes_the_tools(tmp_path: Path) -> None:
-    async with moody("deploy", "old") as agent, ground(tmp_path, external("o", agent.url)) as here:
+async def test_changed_card_changes_the_tools(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy", "old") as agent,
+        run_registry(tmp_path, external("o", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("o")["health"] == HEALTHY)
         assert here.tools() == ["o.deploy", "o.message", "o.old"]
         agent.card["skills"] = [skill("deploy"), skill("new")]
@@ -173,12 +194,12 @@ async def test_a_card_that_changes_while_it_serves_changes_the_tools(tmp_path: P
 
 
 @pytest.mark.promise("R9")
-async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_points(
+async def test_quarantined_card_is_not_used_and_its_url_receives_nothing(
     tmp_path: Path,
 ) -> None:
-    async with moody("deploy") as agent, moody("steal") as thief:
+    async with run_changeable_agent("deploy") as agent, run_changeable_agent("steal") as thief:
         entry = external("ops", agent.url, allow_private="true")
-        async with ground(tmp_path, entry) as here:
+        async with run_registry(tmp_path, entry) as here:
             await here.until(lambda: here.one("ops")["health"] == HEALTHY)
             interface = {"url": thief.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
             agent.card["supportedInterfaces"] = [interface]
@@ -190,15 +211,18 @@ async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_p
             assert not thief.served.requests
             watch = here.registry.agents.find("ops").watch
             assert watch is not None and not watch.agent.traits.facts.pinned
-            here.pins.holds = lambda raw: None  # somebody has approved it
+            here.pins.holds = lambda raw: None  # it is approved
             here.registry.agents.recheck("ops")
             await here.until(lambda: bool(here.tools()))
             assert thief.served.sent("GetTask") and here.one("ops")["held"] == ""
         assert {mode for _, mode in here.pins.asked} == {"first"}
 
 
-async def test_what_is_decided_during_a_look_counts_after_it(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_decision_during_a_probe_applies_after_it(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         asked = len(here.pins.asked)
 
@@ -213,12 +237,15 @@ async def test_what_is_decided_during_a_look_counts_after_it(tmp_path: Path) -> 
         assert here.tools()
 
 
-def _leads(raw: object, thief: Moody) -> bool:
+def _leads(raw: object, thief: ChangeableAgent) -> bool:
     return thief.url in str(raw)
 
 
-async def test_a_good_look_closes_the_breaker(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_successful_probe_closes_the_circuit_breaker(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         watch = here.registry.agents.find("ops").watch
         assert watch is not None
@@ -229,17 +256,21 @@ async def test_a_good_look_closes_the_breaker(tmp_path: Path) -> None:
         assert not watch.agent.breaker.is_open
 
 
-async def test_an_agent_that_answers_slowly_is_degraded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_agent_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_watch, "SLOW_SECONDS", 0.0)
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == DEGRADED)
         assert "to answer" in here.one("ops")["reason"] and len(here.tools()) == 2
 
 
-async def test_a_card_that_has_moved_to_the_old_place_is_found_there(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
+async def test_card_moved_to_the_legacy_path_is_found(tmp_path: Path) -> None:
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url)) as here,
+    ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         agent.place = OLD_PLACE
         await here.registry.refetch("ops")
@@ -249,10 +280,10 @@ async def test_a_card_that_has_moved_to_the_old_place_is_found_there(tmp_path: P
         assert agent.served.requests[-2].path == OLD_PLACE
 
 
-async def test_a_refresh_reports_what_is_there_now_and_not_what_an_earlier_look_saw(
+async def test_refresh_reports_the_current_state(
     tmp_path: Path,
 ) -> None:
-    agent = Moody("deploy")
+    agent = ChangeableAgent("deploy")
     looking, go_on = asyncio.Event(), asyncio.Event()
     go_on.set()
 
@@ -266,7 +297,7 @@ async def test_a_refresh_reports_what_is_there_now_and_not_what_an_earlier_look_
 
     async with (
         scripted_agent(handle) as served,
-        ground(tmp_path, external("ops", served.url)) as here,
+        run_registry(tmp_path, external("ops", served.url)) as here,
     ):
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         go_on.clear()

@@ -1,5 +1,6 @@
-"""The conformance agent behind a running hub: what the official kits lean on, and what of 1.0.1
-they do not ask for, over every binding."""
+"""The conformance agent behind a running hub: what the official kits rely on, and the parts of
+1.0.1 that they do not test, over every binding.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceStub
 from google.protobuf.json_format import MessageToDict, ParseDict
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub
+from tests.live.module_hub import run_module_hub
 from tests.peers import wire
 from tests.peers.conformance_profiles import KEY, REQUIRED_EXTENSION, settings
 
@@ -24,7 +25,7 @@ MEDIA = "application/a2a+json"
 BINDINGS = ("jsonrpc", "http", "grpc")
 
 
-class Said(NamedTuple):
+class Reply(NamedTuple):
     """An answer in the words of its binding: a status, and the object or the error's reason."""
 
     status: Any
@@ -55,24 +56,24 @@ def ask(
     operation: str,
     params: Mapping[str, Any],
     headers: Mapping[str, str] = V1,
-) -> Said:
+) -> Reply:
     over = {"jsonrpc": over_jsonrpc, "http": over_http, "grpc": over_grpc}[binding]
     return over(hub, operation, params, {**V1, **hub.headers, **headers})
 
 
 def over_jsonrpc(
     hub: RunningHub, operation: str, params: Mapping[str, Any], headers: Mapping[str, str]
-) -> Said:
+) -> Reply:
     answer = wire.post(f"{hub.url}/a2a", wire.request(1, operation, params), headers)
     body = answer.messages()[0]
     if "error" in body:
-        return Said(body["error"]["code"], {}, reason_in(body["error"].get("data")))
-    return Said(answer.status, body["result"])
+        return Reply(body["error"]["code"], {}, reason_in(body["error"].get("data")))
+    return Reply(answer.status, body["result"])
 
 
 def over_http(
     hub: RunningHub, operation: str, params: Mapping[str, Any], headers: Mapping[str, str]
-) -> Said:
+) -> Reply:
     method, path = ROUTES[operation]
     url = f"{hub.url}/a2a{path.format_map(params)}"
     answer = (
@@ -81,18 +82,18 @@ def over_http(
         else wire.post(url, params, {"Content-Type": MEDIA, **headers})
     )
     if answer.headers["content-type"].startswith("text/event-stream"):
-        return Said(answer.status, answer.events()[0].json())
+        return Reply(answer.status, answer.events()[0].json())
     assert answer.headers["content-type"] == MEDIA, answer
     body = answer.json()
     if "error" in body:
         assert body["error"]["code"] == answer.status
-        return Said(answer.status, {}, reason_in(body["error"].get("details")))
-    return Said(answer.status, body)
+        return Reply(answer.status, {}, reason_in(body["error"].get("details")))
+    return Reply(answer.status, body)
 
 
 def over_grpc(
     hub: RunningHub, operation: str, params: Mapping[str, Any], headers: Mapping[str, str]
-) -> Said:
+) -> Reply:
     card = hub.get("/.well-known/agent-card.json", V1).json()
     (where,) = {i["url"] for i in card["supportedInterfaces"] if i["protocolBinding"] == "GRPC"}
     kind = REQUESTS.get(operation) or getattr(pb, f"{operation}Request")
@@ -104,8 +105,8 @@ def over_grpc(
             if isinstance(answer, grpc.Call):  # a stream
                 answer = next(answer)
         except grpc.RpcError as error:
-            return Said(error.code().name, {}, grpc_reason(error))
-    return Said("OK", MessageToDict(answer))
+            return Reply(error.code().name, {}, grpc_reason(error))
+    return Reply("OK", MessageToDict(answer))
 
 
 def reason_in(details: Any) -> str | None:
@@ -142,7 +143,7 @@ def send(hub: RunningHub, params: Mapping[str, Any]) -> Any:
 
 
 def running(profile: str) -> Iterator[RunningHub]:
-    with lasting_hub([], settings(profile, grpc_port=0), {"PYTHONPATH": ROOT}) as hub:
+    with run_module_hub([], settings(profile, grpc_port=0), {"PYTHONPATH": ROOT}) as hub:
         yield hub
 
 
@@ -173,7 +174,7 @@ STATES = {
 
 @pytest.mark.promise("K1")
 @pytest.mark.parametrize("by", ["id", "text"])
-def test_a_trigger_works_by_message_id_and_by_text(full: RunningHub, by: str) -> None:
+def test_conformance_trigger_works_by_message_id_and_text(full: RunningHub, by: str) -> None:
     for word, state in STATES.items():
         given = message(id=f"{word}-{uuid.uuid4()}") if by == "id" else message(f"{word} please")
         task = send(full, given)["task"]
@@ -181,7 +182,7 @@ def test_a_trigger_works_by_message_id_and_by_text(full: RunningHub, by: str) ->
 
 
 @pytest.mark.promise("K4")
-def test_each_kind_of_artifact_comes_as_it_was_made(full: RunningHub) -> None:
+def test_each_artifact_kind_is_returned_unchanged(full: RunningHub) -> None:
     parts = {
         kind: send(full, message(f"tck-artifact-{kind}"))["task"]["artifacts"][0]["parts"][0]
         for kind in ("text", "file", "file-url", "data")
@@ -197,7 +198,7 @@ def test_each_kind_of_artifact_comes_as_it_was_made(full: RunningHub) -> None:
 
 
 @pytest.mark.promise("J3")
-def test_an_answer_of_words_is_a_message_and_no_task(full: RunningHub) -> None:
+def test_text_reply_is_a_message_without_a_task(full: RunningHub) -> None:
     for binding in BINDINGS:
         said = ask(full, binding, "SendMessage", message("tck-message-response"))
         assert list(said.body) == ["message"], (binding, said)
@@ -205,7 +206,7 @@ def test_an_answer_of_words_is_a_message_and_no_task(full: RunningHub) -> None:
 
 
 @pytest.mark.promise("K1")
-def test_a_conversation_goes_on_until_it_is_done(full: RunningHub) -> None:
+def test_conversation_continues_until_done(full: RunningHub) -> None:
     task = send(full, message("tck-multi-turn start"))["task"]
     states = [task["status"]["state"]]
     for words in ("here is more", "done"):
@@ -218,7 +219,7 @@ def test_a_conversation_goes_on_until_it_is_done(full: RunningHub) -> None:
 # --- what 1.0.1 says and the kit's branch does not ------------------------------------------------
 
 
-def provoke(hub: RunningHub, binding: str, reason: str) -> Said:
+def provoke(hub: RunningHub, binding: str, reason: str) -> Reply:
     """The error of that name, by what a client of the full profile can do."""
     done = send(hub, message("tck-complete-task"))["task"]["id"]
     foreign = [{"raw": "dGNr", "mediaType": "application/x-nobody-has-this"}]
@@ -253,7 +254,7 @@ def test_an_error_has_the_codes_of_1_0_1_over_every_binding(
 
 
 @pytest.mark.promise("I3", "J3")
-def test_what_a_card_does_not_declare_is_refused_over_every_binding(bare: RunningHub) -> None:
+def test_undeclared_capability_is_refused_over_every_binding(bare: RunningHub) -> None:
     task = send(bare, message("tck-input-required"))["task"]["id"]
     hook = {"taskId": task, "url": "http://127.0.0.1:9/hook"}
     asked = {
@@ -268,7 +269,7 @@ def test_what_a_card_does_not_declare_is_refused_over_every_binding(bare: Runnin
 
 
 @pytest.mark.promise("J3")
-def test_http_json_answers_in_its_own_media_type_also_where_the_answer_is_an_error(
+def test_http_json_uses_its_media_type_for_errors_too(
     full: RunningHub,
 ) -> None:
     good = ask(full, "http", "SendMessage", message())  # asserts the media type
@@ -278,7 +279,7 @@ def test_http_json_answers_in_its_own_media_type_also_where_the_answer_is_an_err
 
 
 @pytest.mark.promise("J3")
-def test_a_required_extension_is_asked_for_over_every_binding() -> None:
+def test_required_extension_is_enforced_over_every_binding() -> None:
     for hub in running("extension"):
         for binding in BINDINGS:
             without = ask(hub, binding, "SendMessage", message())
@@ -290,7 +291,7 @@ def test_a_required_extension_is_asked_for_over_every_binding() -> None:
 
 
 @pytest.mark.promise("J3", "I3")
-def test_the_extended_card_is_for_those_who_show_a_key() -> None:
+def test_extended_card_needs_a_key() -> None:
     for hub in running("extended"):
         public = wire.get(f"{hub.url}/.well-known/agent-card.json", V1)
         assert public.status == 200
@@ -305,7 +306,7 @@ def test_the_extended_card_is_for_those_who_show_a_key() -> None:
 
 
 @pytest.mark.promise("K1")
-def test_two_messages_of_one_id_are_two_tasks_where_nothing_says_otherwise(
+def test_repeated_message_id_makes_two_tasks_without_a_key(
     full: RunningHub,
 ) -> None:
     """The kit gives the same id to many messages."""

@@ -1,4 +1,4 @@
-"""What other agents really answer, read whatever they call themselves."""
+"""Lenient parsing of what real agents return, whatever version they claim."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.protocol.dialects import (
+from dragoman.a2a.protocol.dialects import v01, v03, v10
+from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
+from dragoman.a2a.protocol.dialects.operations import (
     CARD,
     GET,
     LIST,
@@ -14,11 +16,7 @@ from dragoman.a2a.protocol.dialects import (
     PUSH_GET,
     PUSH_LIST,
     SEND,
-    v01,
-    v03,
-    v10,
 )
-from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
 from dragoman.a2a.protocol.errors import A2aError
 
 ALL = [v01, v03, v10]
@@ -26,7 +24,7 @@ ALL = [v01, v03, v10]
 
 @pytest.mark.promise("L1")
 @pytest.mark.parametrize("dialect", ALL)
-def test_a_hybrid_is_read(dialect: Any) -> None:
+def test_hybrid_of_dialects_is_parsed(dialect: Any) -> None:
     """fasta2a: 1.0's wrapper, states in lower case, no kind, times without a zone."""
     answer = {
         "task": {
@@ -57,7 +55,7 @@ def test_a_hybrid_is_read(dialect: Any) -> None:
 
 @pytest.mark.promise("L1")
 @pytest.mark.parametrize("dialect", ALL)
-def test_a_bare_task_has_its_reply_as_an_artifact(dialect: Any) -> None:
+def test_bare_task_reply_becomes_an_artifact(dialect: Any) -> None:
     answer = {
         "id": "t",
         "sessionId": "s",
@@ -81,7 +79,7 @@ def test_a_bare_task_has_its_reply_as_an_artifact(dialect: Any) -> None:
 
 @pytest.mark.promise("L1")
 @pytest.mark.parametrize("dialect", ALL)
-def test_the_task_of_python_a2a_is_read(dialect: Any) -> None:
+def test_python_a2a_task_is_parsed(dialect: Any) -> None:
     answer = {
         "id": "t",
         "sessionId": "s",
@@ -118,7 +116,7 @@ def test_the_task_of_python_a2a_is_read(dialect: Any) -> None:
         (None, "TASK_STATE_UNSPECIFIED"),
     ],
 )
-def test_every_spelling_of_a_state_is_known(said: Any, state: str) -> None:
+def test_every_spelling_of_a_state_is_parsed(said: Any, state: str) -> None:
     for status in ({"state": said}, {"state": said, "timestamp": 7}):
         assert v10.parse_result(GET, {"id": "t", "status": status})["status"] == {"state": state}
 
@@ -134,7 +132,7 @@ def test_every_spelling_of_a_state_is_known(said: Any, state: str) -> None:
         (1, None),
     ],
 )
-def test_a_time_is_utcs(said: Any, time: str | None) -> None:
+def test_timestamp_is_utc(said: Any, time: str | None) -> None:
     status = {"state": "working", "timestamp": said}
     found = v10.parse_result(GET, {"id": "t", "status": status})
     assert found["status"].get("timestamp") == time
@@ -167,7 +165,7 @@ def test_a_time_is_utcs(said: Any, time: str | None) -> None:
         ),
     ],
 )
-def test_a_part_that_is_odd_is_read_or_kept_as_data(part: Any, found: Any) -> None:
+def test_unusual_part_is_parsed_or_kept_as_data(part: Any, found: Any) -> None:
     message = {"role": "agent", "parts": [part]}
     assert v10.parse_result(SEND, message)["message"]["parts"] == [found]
 
@@ -191,14 +189,14 @@ def test_a_part_that_is_odd_is_read_or_kept_as_data(part: Any, found: Any) -> No
         ({"role": "agent", "content": "hi"}, "message"),
     ],
 )
-def test_an_event_is_known_by_what_is_in_it(value: Any, kind: str) -> None:
+def test_event_kind_is_inferred_from_its_members(value: Any, kind: str) -> None:
     for dialect in ALL:
         found = dialect.parse_event(value)
         assert list(found) == [kind]
 
 
 @pytest.mark.promise("L1")
-def test_chunks_of_0_1_are_pieces_of_one_artifact() -> None:
+def test_chunks_of_0_1_form_one_artifact() -> None:
     artifact = {"parts": [{"type": "text", "text": "a"}], "index": 2, "append": True}
     update = v01.parse_event({"id": "t", "artifact": artifact})["artifactUpdate"]
     assert update["artifact"]["artifactId"] == "artifact-2"
@@ -208,7 +206,7 @@ def test_chunks_of_0_1_are_pieces_of_one_artifact() -> None:
     assert last["artifactUpdate"]["artifact"]["artifactId"] == "artifact-2"
 
 
-def test_an_event_that_says_it_is_the_last_is_heard() -> None:
+def test_final_event_flag_is_read() -> None:
     assert ends_stream({"kind": "status-update", "final": True})
     assert ends_stream({"statusUpdate": {"final": True}})
     assert ends_stream({"status_update": {"final": True}})
@@ -218,7 +216,7 @@ def test_an_event_that_says_it_is_the_last_is_heard() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], "x", 7, {}, {"x": 1}, {"id": 7.5, "kind": "task"}])
-def test_what_is_no_answer_is_refused(value: Any) -> None:
+def test_non_response_is_refused(value: Any) -> None:
     for dialect in ALL:
         for op in (SEND, GET):
             with pytest.raises(A2aError) as caught:
@@ -226,12 +224,12 @@ def test_what_is_no_answer_is_refused(value: Any) -> None:
             assert caught.value.reason == "INVALID_AGENT_RESPONSE"
 
 
-def test_an_artifact_is_no_answer_to_a_message() -> None:
+def test_artifact_is_not_a_response_to_a_message() -> None:
     with pytest.raises(A2aError):
         v10.parse_result(SEND, {"artifactUpdate": {"taskId": "t", "artifact": {}}})
 
 
-def test_lists_cards_and_webhooks_are_read() -> None:
+def test_lists_cards_and_webhooks_are_parsed() -> None:
     task = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
     page = {"tasks": [task], "nextPageToken": "n", "pageSize": 1, "totalSize": 9}
     assert v10.parse_result(LIST, page) == page

@@ -1,4 +1,4 @@
-"""0.1, its bare task, and what python-a2a's clients need."""
+"""Dialect 0.1, its bare task, and what python-a2a clients need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.protocol.dialects import (
+from dragoman.a2a.protocol.dialects import python_a2a, v01
+from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     GET,
     LIST,
@@ -15,8 +16,6 @@ from dragoman.a2a.protocol.dialects import (
     SEND,
     STREAM,
     SUBSCRIBE,
-    python_a2a,
-    v01,
 )
 from dragoman.a2a.protocol.errors import A2aError
 
@@ -54,7 +53,7 @@ def in_state(state: str, words: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.promise("J2")
-def test_a_bare_request_is_understood() -> None:
+def test_request_0_1_is_parsed() -> None:
     found = v01.parse_params(
         SEND,
         {
@@ -84,7 +83,7 @@ def test_a_bare_request_is_understood() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_the_clients_id_comes_along() -> None:
+def test_client_task_id_is_kept() -> None:
     found = v01.parse_params(
         SEND,
         {
@@ -137,7 +136,7 @@ def test_the_clients_id_comes_along() -> None:
         },
     ],
 )
-def test_what_does_not_fit_is_refused(params: Any) -> None:
+def test_invalid_request_is_refused(params: Any) -> None:
     for op in (SEND, STREAM):
         with pytest.raises(A2aError) as caught:
             v01.parse_params(op, params)
@@ -169,7 +168,7 @@ def test_a_task_has_the_shape_of_0_1_and_the_bare_messages() -> None:
 
 
 @pytest.mark.promise("J2")
-def test_a_bare_task_is_rendered() -> None:
+def test_bare_task_is_rendered_for_0_1() -> None:
     assert v01.render_bare_task({**TASK, "artifacts": [REPLY]}) == {
         "id": "t",
         "sessionId": "s",
@@ -215,7 +214,7 @@ def test_bare_parts_have_their_own_members() -> None:
         ("TASK_STATE_REJECTED", "failed", "failed"),
     ],
 )
-def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, bare_state: str) -> None:
+def test_missing_state_maps_to_the_nearest(state: str, said: str, bare_state: str) -> None:
     task = in_state(state, "why")
     assert v01.render_result(GET, task)["status"]["state"] == said
     bare = v01.render_bare_task(task)
@@ -224,7 +223,7 @@ def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, bare_stat
 
 
 @pytest.mark.promise("J3")
-def test_a_message_is_the_answer_of_a_completed_task() -> None:
+def test_message_response_becomes_a_completed_task() -> None:
     message = {"messageId": "n", "role": "ROLE_AGENT", "parts": [{"text": "hello"}]}
     out = v01.render_result(SEND, {"message": message, "_taskId": "mine"})
     assert out["id"] == "mine"
@@ -243,7 +242,7 @@ def test_a_message_is_the_answer_of_a_completed_task() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_events_are_a_status_or_an_artifact() -> None:
+def test_events_0_1_are_status_or_artifact() -> None:
     status = {"state": "TASK_STATE_WORKING"}
     event = {"statusUpdate": {"taskId": "t", "contextId": "s", "status": status}}
     assert v01.render_event(event, final=False) == {
@@ -262,7 +261,7 @@ def test_events_are_a_status_or_an_artifact() -> None:
     assert v01.render_result(GET, TASK)["artifacts"][0]["index"] == first["artifact"]["index"]
 
 
-def test_webhooks_have_the_tasks_id_and_none_of_their_own() -> None:
+def test_webhooks_0_1_use_the_task_id() -> None:
     config = {"url": "https://a.example/h", "token": "x"}
     params = {"id": "t", "pushNotificationConfig": config}
     flat = {"taskId": "t", **config}
@@ -275,7 +274,7 @@ def test_webhooks_have_the_tasks_id_and_none_of_their_own() -> None:
 
 
 @pytest.mark.promise("L1")
-def test_a_request_of_ours_has_an_id_for_the_task() -> None:
+def test_request_to_0_1_has_a_task_id() -> None:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}], "contextId": "s"}
     method, params = v01.build_request(SEND, {"message": message, "_taskId": "mine"})
     assert method == "tasks/send"
@@ -312,7 +311,7 @@ MESSAGE = {
         ([], None),
     ],
 )
-def test_a_bare_body_is_known_by_what_is_in_it(body: Any, form: str | None) -> None:
+def test_bare_body_is_detected_by_its_members(body: Any, form: str | None) -> None:
     assert python_a2a.find_form(body) == form
 
 
@@ -330,7 +329,7 @@ def test_a_bare_body_is_known_by_what_is_in_it(body: Any, form: str | None) -> N
         },
     ],
 )
-def test_a_bare_body_is_a_request(body: Any) -> None:
+def test_bare_body_is_parsed_as_a_request(body: Any) -> None:
     found = python_a2a.parse_params(SEND, body)
     assert found["message"]["parts"] == [{"text": "hi"}]
     assert found["message"]["messageId"] == "m"
@@ -338,7 +337,7 @@ def test_a_bare_body_is_a_request(body: Any) -> None:
     assert found.get("_taskId") == body.get("id")
 
 
-def test_a_call_of_a_function_is_data() -> None:
+def test_function_call_part_becomes_data() -> None:
     content = {"type": "function_call", "name": "f", "parameters": [{"name": "x", "value": 1}]}
     found = python_a2a.parse_params(SEND, {**MESSAGE, "content": content})
     assert found["message"]["parts"] == [
@@ -347,7 +346,7 @@ def test_a_call_of_a_function_is_data() -> None:
 
 
 @pytest.mark.parametrize("body", [{"messages": []}, {"messages": [1]}, {"message": 7}, {}])
-def test_a_bare_body_that_is_nothing_is_refused(body: Any) -> None:
+def test_empty_bare_body_is_refused(body: Any) -> None:
     with pytest.raises(A2aError):
         python_a2a.parse_params(SEND, body)
 
@@ -363,20 +362,20 @@ def test_a_bare_body_that_is_nothing_is_refused(body: Any) -> None:
         ({**TASK, "artifacts": [{"artifactId": "a", "parts": [{"data": {"a": 1}}]}]}, ""),
     ],
 )
-def test_its_client_always_finds_a_text(task: dict[str, Any], text: str) -> None:
+def test_python_a2a_client_always_gets_a_text(task: dict[str, Any], text: str) -> None:
     """Or it sends the same again to the next address."""
     out = python_a2a.render_result(SEND, {"task": task})
     last = [part for part in out["artifacts"][-1]["parts"] if part["type"] == "text"]
     assert last == [{"type": "text", "text": text}]
 
 
-def test_a_task_under_way_is_not_taken_for_a_completed_one() -> None:
+def test_running_task_is_not_read_as_completed() -> None:
     out = python_a2a.render_result(GET, in_state("TASK_STATE_WORKING"))
     assert out["status"]["state"] == "waiting"
 
 
 @pytest.mark.promise("J3")
-def test_a_message_or_a_conversation_is_answered_with_one() -> None:
+def test_message_and_conversation_get_their_own_kind_back() -> None:
     value = {"task": TASK}
     reply = python_a2a.render_rest_answer(python_a2a.MESSAGE, MESSAGE, value)
     assert reply["content"] == {"type": "text", "text": "I found 2 potential issues..."}
@@ -396,7 +395,7 @@ def test_a_message_or_a_conversation_is_answered_with_one() -> None:
     assert python_a2a.render_rest_answer(python_a2a.TASK, {}, value) == python_a2a.render_task(TASK)
 
 
-def test_its_streams_are_tasks_or_pieces_of_text() -> None:
+def test_python_a2a_streams_are_tasks_or_text_chunks() -> None:
     assert python_a2a.render_event(TASK, final=False)[0] == "update"
     assert python_a2a.render_event(TASK, final=True) == ("complete", python_a2a.render_task(TASK))
     update = {"taskId": "t", "contextId": "s", "artifact": REPLY}
@@ -417,13 +416,13 @@ def test_its_streams_are_tasks_or_pieces_of_text() -> None:
     assert python_a2a.render_chunk(done, final=True) is None, "its client shows what has no text"
 
 
-def test_its_errors_have_a_status_that_says_so() -> None:
+def test_python_a2a_errors_have_an_error_status() -> None:
     status, error = python_a2a.render_error(A2aError("TASK_NOT_FOUND", "no such task"))
     assert status == 404
     assert error["code"] == -32001
 
 
-def test_its_parameters_are_told_from_others() -> None:
+def test_python_a2a_parameters_are_distinguished() -> None:
     assert python_a2a.is_python_a2a(
         {"id": "t", "status": {"state": "submitted"}, "message": MESSAGE}
     )

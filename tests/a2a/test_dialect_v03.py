@@ -1,4 +1,4 @@
-"""0.2 and 0.3 over JSON-RPC, against the models of the official SDK."""
+"""Dialects 0.2 and 0.3 over JSON-RPC, checked against the official SDK's models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from a2a.compat.v0_3 import types
 
-from dragoman.a2a.protocol.dialects import (
+from dragoman.a2a.protocol.dialects import v03
+from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
     GET,
@@ -19,7 +20,6 @@ from dragoman.a2a.protocol.dialects import (
     SEND,
     STREAM,
     SUBSCRIBE,
-    v03,
 )
 from dragoman.a2a.protocol.errors import A2aError
 
@@ -56,7 +56,7 @@ def message(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.promise("J3")
-def test_a_message_comes_in_with_all_of_its_parts() -> None:
+def test_message_is_parsed_with_all_parts() -> None:
     parts = [
         {"kind": "text", "text": "hi", "metadata": {"a": 1}},
         {"kind": "file", "file": {"bytes": "dGNr", "name": "a", "mimeType": "text/plain"}},
@@ -108,13 +108,13 @@ def test_a_message_comes_in_with_all_of_its_parts() -> None:
     }
 
 
-def test_to_wait_is_what_not_saying_means() -> None:
+def test_blocking_is_the_default() -> None:
     for configuration in ({}, {"blocking": True}, {"blocking": None}):
         found = v03.parse_params(SEND, {"message": message(), "configuration": configuration})
         assert "returnImmediately" not in found["configuration"]
 
 
-def test_the_skill_of_a_message_goes_into_its_metadata() -> None:
+def test_message_skill_moves_to_metadata() -> None:
     found = v03.parse_params(SEND, {"message": message(skill={"skillId": "s"}, metadata={"a": 1})})
     assert found["message"]["metadata"] == {"a": 1, "skillId": "s"}
 
@@ -148,9 +148,7 @@ def test_the_skill_of_a_message_goes_into_its_metadata() -> None:
         ),
     ],
 )
-def test_a_message_that_does_not_fit_is_refused_as_invalid(
-    params: dict[str, Any], field: str
-) -> None:
+def test_invalid_message_is_refused_as_invalid_params(params: dict[str, Any], field: str) -> None:
     with pytest.raises(A2aError) as caught:
         v03.parse_params(SEND, params)
     assert v03.render_error(caught.value)["code"] == -32602
@@ -159,14 +157,14 @@ def test_a_message_that_does_not_fit_is_refused_as_invalid(
 
 @pytest.mark.parametrize("op", [SEND, GET, CANCEL, SUBSCRIBE, PUSH_SET, PUSH_GET, PUSH_DELETE])
 @pytest.mark.parametrize("params", [None, [], "x", {}, {"id": 7}, {"id": ""}])
-def test_parameters_that_do_not_fit_are_refused(op: str, params: Any) -> None:
+def test_invalid_parameters_are_refused(op: str, params: Any) -> None:
     with pytest.raises(A2aError) as caught:
         v03.parse_params(op, params)
     assert caught.value.reason == "INVALID_PARAMS"
 
 
 @pytest.mark.promise("J3")
-def test_a_task_is_one_of_the_sdks() -> None:
+def test_tasks_match_the_sdk_model() -> None:
     out = v03.render_result(GET, TASK)
     task = types.Task.model_validate(out)
     assert out["kind"] == "task"
@@ -194,7 +192,7 @@ def test_a_task_is_one_of_the_sdks() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_an_answer_is_a_task_or_a_message_with_its_kind() -> None:
+def test_response_is_a_task_or_message_with_its_kind() -> None:
     assert v03.render_result(SEND, {"task": TASK}) == v03.render_result(CANCEL, TASK)
     out = v03.render_result(SEND, {"message": TASK["history"][0]})  # type: ignore[index]
     assert types.Message.model_validate(out).role is types.Role.user
@@ -203,7 +201,7 @@ def test_an_answer_is_a_task_or_a_message_with_its_kind() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_the_last_status_of_a_stream_is_final() -> None:
+def test_last_stream_status_is_final() -> None:
     event = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": TASK["status"]}}
     for final in (True, False):
         out = v03.render_event(event, final=final)
@@ -219,12 +217,12 @@ def test_the_last_status_of_a_stream_is_final() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_a_webhook_gets_the_task() -> None:
+def test_webhook_receives_the_task() -> None:
     assert v03.render_push({"statusUpdate": {}}, TASK) == v03.render_result(GET, TASK)
 
 
 @pytest.mark.promise("J3")
-def test_push_configurations_stand_in_an_object_of_their_own() -> None:
+def test_push_configurations_are_nested_objects() -> None:
     flat = {
         "taskId": "t",
         "id": "c",
@@ -249,7 +247,7 @@ def test_push_configurations_stand_in_an_object_of_their_own() -> None:
     assert v03.render_result(PUSH_DELETE, {}) is None
 
 
-def test_the_id_of_a_request_about_a_webhook_is_the_tasks() -> None:
+def test_webhook_request_id_is_the_task_id() -> None:
     assert v03.parse_params(PUSH_GET, {"id": "t"}) == {"taskId": "t"}
     key = {"id": "t", "pushNotificationConfigId": "c"}
     assert v03.parse_params(PUSH_GET, key) == {"taskId": "t", "id": "c"}
@@ -297,13 +295,13 @@ def test_a_webhook_without_a_scheme_has_no_authentication() -> None:
         ),
     ],
 )
-def test_a_request_of_ours_is_understood(op: str, request_: dict[str, Any]) -> None:
+def test_sent_requests_are_parsed(op: str, request_: dict[str, Any]) -> None:
     method, params = v03.build_request(op, request_)
     assert v03.METHODS[method] == op
     assert v03.parse_params(op, params) == request_
 
 
-def test_there_is_no_list_of_tasks_to_ask_for() -> None:
+def test_list_tasks_is_unknown_in_0_3() -> None:
     with pytest.raises(A2aError) as caught:
         v03.build_request(LIST, {})
     assert caught.value.reason == "UNSUPPORTED_OPERATION"

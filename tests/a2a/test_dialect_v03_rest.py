@@ -1,4 +1,6 @@
-"""0.3 over HTTP, against the proto of the official SDK, which refuses members that it has not."""
+"""Dialect 0.3 over HTTP, checked against the official SDK's proto, which rejects
+unknown members.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from a2a.compat.v0_3 import a2a_v0_3_pb2 as proto
 from a2a.compat.v0_3 import proto_utils, types
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from dragoman.a2a.protocol.dialects import (
+from dragoman.a2a.protocol.dialects import v03
+from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
     GET,
@@ -21,7 +24,6 @@ from dragoman.a2a.protocol.dialects import (
     SEND,
     STREAM,
     SUBSCRIBE,
-    v03,
 )
 from dragoman.a2a.protocol.errors import A2aError
 
@@ -67,7 +69,7 @@ def sent_by_the_sdk(message: types.Message, **configuration: Any) -> Any:
 
 
 @pytest.mark.promise("J3")
-def test_what_the_sdks_client_sends_is_understood() -> None:
+def test_sdk_client_requests_are_parsed() -> None:
     file = types.FileWithBytes(bytes="iVBORw==", name="o.png", mime_type="image/png")
     body = sent_by_the_sdk(
         types.Message(
@@ -105,7 +107,7 @@ def test_what_the_sdks_client_sends_is_understood() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_what_the_kit_sends_is_understood() -> None:
+def test_tck_requests_are_parsed() -> None:
     body = {
         "message": {
             "message_id": "m",
@@ -137,7 +139,7 @@ def test_what_the_kit_sends_is_understood() -> None:
     ]
 
 
-def test_the_form_of_json_rpc_is_taken_too() -> None:
+def test_json_rpc_form_is_accepted_over_http() -> None:
     message = {"messageId": "m", "role": "user", "parts": [{"kind": "text", "text": "hi"}]}
     found = v03.parse_rest_params(SEND, {}, {}, {"message": message})
     assert found["message"]["parts"] == [{"text": "hi"}]
@@ -158,7 +160,7 @@ def test_the_form_of_json_rpc_is_taken_too() -> None:
         {"message": {"message_id": "m", "role": "ROLE_AGENT", "content": [{"text": "x"}]}},
     ],
 )
-def test_a_message_that_does_not_fit_is_a_bad_request(body: Any) -> None:
+def test_invalid_message_is_a_bad_request(body: Any) -> None:
     with pytest.raises(A2aError) as caught:
         v03.parse_rest_params(SEND, {}, {}, body)
     status, out = v03.render_rest_error(caught.value)
@@ -166,7 +168,7 @@ def test_a_message_that_does_not_fit_is_a_bad_request(body: Any) -> None:
 
 
 @pytest.mark.promise("J3")
-def test_a_task_is_one_that_the_sdks_client_takes() -> None:
+def test_tasks_parse_in_the_sdk_client() -> None:
     parsed = ParseDict(v03.render_rest_result(GET, TASK), proto.Task())
     task = proto_utils.FromProto.task(parsed)
     assert task.status.state is types.TaskState.canceled
@@ -183,7 +185,7 @@ def test_a_task_is_one_that_the_sdks_client_takes() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_events_are_those_that_the_sdks_client_takes() -> None:
+def test_events_parse_in_the_sdk_client() -> None:
     status = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": TASK["status"]}}
     for final in (True, False):
         out = v03.render_rest_event(status, final=final)
@@ -196,7 +198,7 @@ def test_events_are_those_that_the_sdks_client_takes() -> None:
 
 
 @pytest.mark.promise("J3")
-def test_a_list_is_an_array_of_tasks_as_json_rpc_has_them() -> None:
+def test_task_list_is_an_array_in_json_rpc_form() -> None:
     out = v03.render_rest_result(LIST, {"tasks": [TASK], "nextPageToken": ""})
     assert [(each["kind"], each["contextId"]) for each in out] == [("task", "c")]
     assert v03.parse_rest_params(LIST, {}, {"page_size": "5", "filter": "x"}, None) == {
@@ -231,12 +233,12 @@ def test_a_list_is_an_array_of_tasks_as_json_rpc_has_them() -> None:
         {"id": "c", "url": "https://a.example/h"},
     ],
 )
-def test_a_webhook_is_set_in_any_of_the_forms(body: Any) -> None:
+def test_webhook_is_accepted_in_every_form(body: Any) -> None:
     found = v03.parse_rest_params(PUSH_SET, {"taskId": "t"}, {}, body)
     assert found == {"taskId": "t", "id": "c", "url": "https://a.example/h"}
 
 
-def test_webhooks_are_those_that_the_sdks_client_takes() -> None:
+def test_webhooks_parse_in_the_sdk_client() -> None:
     config = {
         "taskId": "t",
         "id": "c",
@@ -268,14 +270,14 @@ def test_webhooks_are_those_that_the_sdks_client_takes() -> None:
         (CARD, {}, {}, {}),
     ],
 )
-def test_the_other_requests_are_understood(
+def test_other_requests_are_parsed(
     op: str, path: dict[str, str], query: dict[str, str], found: Any
 ) -> None:
     assert v03.parse_rest_params(op, path, query, None) == found
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "9" * 100])
-def test_a_length_that_is_none_is_refused(length: str) -> None:
+def test_invalid_history_length_is_refused(length: str) -> None:
     with pytest.raises(A2aError):
         v03.parse_rest_params(GET, {"id": "t"}, {"historyLength": length}, None)
 
@@ -298,13 +300,13 @@ def test_a_length_that_is_none_is_refused(length: str) -> None:
         ("INTERNAL", 500, "InternalError"),
     ],
 )
-def test_errors_have_the_names_of_0_3(reason: str, status: int, name: str) -> None:
+def test_errors_have_0_3_names(reason: str, status: int, name: str) -> None:
     seen, body = v03.render_rest_error(A2aError(reason, "because"))
     assert (seen, body["error"], body["message"]) == (status, name, "because")
 
 
 @pytest.mark.promise("L1")
-def test_what_we_send_is_what_an_sdks_server_takes_and_back() -> None:
+def test_sent_requests_parse_in_the_sdk_server() -> None:
     request = {
         "message": {"messageId": "m", "role": "ROLE_USER", "parts": PARTS, "contextId": "c"},
         "configuration": {"taskPushNotificationConfig": {"id": "p", "url": "https://a.example/"}},
@@ -327,7 +329,7 @@ def test_what_we_send_is_what_an_sdks_server_takes_and_back() -> None:
 
 
 @pytest.mark.promise("L1")
-def test_what_an_sdks_server_answers_is_read() -> None:
+def test_sdk_server_responses_are_parsed() -> None:
     """With the names of the proto, too."""
     for preserving in (False, True):
         answer = MessageToDict(

@@ -1,4 +1,4 @@
-"""1.0: requests and answers go through, in JSON-RPC and over HTTP."""
+"""Dialect 1.0: requests and responses in JSON-RPC and over HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from a2a import types
-from dragoman.a2a.protocol.dialects import (
+from dragoman.a2a.protocol.dialects import v10
+from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
     GET,
@@ -20,7 +21,6 @@ from dragoman.a2a.protocol.dialects import (
     SEND,
     STREAM,
     SUBSCRIBE,
-    v10,
 )
 from dragoman.a2a.protocol.errors import A2aError
 
@@ -28,7 +28,7 @@ MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
 
 
 @pytest.mark.promise("J3")
-def test_a_request_is_not_copied_and_a_result_goes_out_as_it_is() -> None:
+def test_request_and_result_of_1_0_are_not_copied() -> None:
     request = {"message": MESSAGE}
     assert v10.parse_params(SEND, request) is request
     value: dict[str, Any]
@@ -39,7 +39,7 @@ def test_a_request_is_not_copied_and_a_result_goes_out_as_it_is() -> None:
         assert v10.render_rest_event(value, final=False) is value
 
 
-def test_the_names_of_the_proto_are_taken_too() -> None:
+def test_proto_field_names_are_accepted() -> None:
     """proto-JSON has a parser accept both."""
     found = v10.parse_params(
         SEND,
@@ -113,7 +113,7 @@ REQUESTS: list[tuple[str, dict[str, Any], Any]] = [
 
 @pytest.mark.promise("J3")
 @pytest.mark.parametrize(("op", "request_", "proto"), REQUESTS)
-def test_every_request_of_ours_is_one_of_the_protos_and_is_understood(
+def test_every_sent_request_matches_the_proto_and_parses(
     op: str, request_: dict[str, Any], proto: Any
 ) -> None:
     ParseDict(request_, proto())
@@ -124,9 +124,7 @@ def test_every_request_of_ours_is_one_of_the_protos_and_is_understood(
 
 @pytest.mark.promise("J3")
 @pytest.mark.parametrize(("op", "request_", "proto"), REQUESTS)
-def test_every_request_goes_over_http_and_comes_in_as_it_was(
-    op: str, request_: dict[str, Any], proto: Any
-) -> None:
+def test_every_request_round_trips_over_http(op: str, request_: dict[str, Any], proto: Any) -> None:
     http, path, query, body = v10.build_rest_request(op, request_)
     if tenant := request_.get("tenant"):
         assert path.startswith(f"/{tenant}/")
@@ -155,7 +153,7 @@ def test_every_request_goes_over_http_and_comes_in_as_it_was(
         (SEND, {}, {}, None),
     ],
 )
-def test_what_does_not_fit_over_http_is_refused(
+def test_invalid_http_request_is_refused(
     op: str, path: dict[str, str], query: dict[str, str], body: Any
 ) -> None:
     with pytest.raises(A2aError) as caught:
@@ -163,7 +161,7 @@ def test_what_does_not_fit_over_http_is_refused(
     assert caught.value.reason == "INVALID_PARAMS"
 
 
-def test_a_query_says_numbers_and_flags_as_text() -> None:
+def test_query_numbers_and_booleans_are_parsed_from_text() -> None:
     found = v10.parse_rest_params(
         LIST, {}, {"pageSize": "10", "include_artifacts": "TRUE", "A2A-Version": "1.0"}, None
     )

@@ -1,4 +1,4 @@
-"""What agents are shown to prove who asks: by reference, to the registered origin, never told."""
+"""Agent credentials: by reference, sent only to the registered origin, never revealed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.a2a.registry_fixture import anybody, external, ground, moody
+from tests.a2a.registry_fixture import external, permit_all, run_changeable_agent, run_registry
 from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
@@ -31,13 +31,13 @@ def private(path: Path, text: str = SECRET) -> Path:
     return path
 
 
-async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_else(
+async def test_token_from_the_environment_is_sent_only_to_its_agent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with moody("deploy") as agent, moody("other") as elsewhere:
+    async with run_changeable_agent("deploy") as agent, run_changeable_agent("other") as elsewhere:
         agent.wants = SECRET
         interface = {"url": elsewhere.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
-        async with ground(tmp_path, lookup={"DRAGOMAN_AGENT_OPS": SECRET}) as here:
+        async with run_registry(tmp_path, lookup={"DRAGOMAN_AGENT_OPS": SECRET}) as here:
             body = {"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS", "allow_private": True}
             row = await here.listed.add(body)
             assert row["health"] == "healthy"
@@ -49,23 +49,23 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
             assert elsewhere.served.requests
             assert not any("authorization" in one.headers for one in elsewhere.served.requests)
             told = [
-                here.listed.list_agents(anybody, secret=True),
+                here.listed.list_agents(permit_all, secret=True),
                 row,
                 here.listed.list_status(),
                 here.reasons,
             ]
             assert SECRET not in json.dumps(told) and SECRET not in caplog.text
             assert "env:DRAGOMAN_AGENT_OPS" in json.dumps(
-                here.listed.list_agents(anybody, secret=True)
+                here.listed.list_agents(permit_all, secret=True)
             )
-            assert "AGENT_OPS" not in json.dumps(here.listed.list_agents(anybody, secret=False))
+            assert "AGENT_OPS" not in json.dumps(here.listed.list_agents(permit_all, secret=False))
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
     assert SECRET.encode() not in kept and b"env:DRAGOMAN_AGENT_OPS" in kept
 
 
-async def test_a_file_is_read_at_every_use(tmp_path: Path) -> None:
+async def test_token_file_is_read_at_every_use(tmp_path: Path) -> None:
     private(tmp_path / "tokens" / "ops", "first")
-    async with moody("deploy") as agent, ground(tmp_path) as here:
+    async with run_changeable_agent("deploy") as agent, run_registry(tmp_path) as here:
         agent.wants = "first"
         row = await here.listed.add({"url": agent.url, "token": "file:tokens/ops"})
         assert row["health"] == "healthy"
@@ -78,10 +78,10 @@ async def test_a_file_is_read_at_every_use(tmp_path: Path) -> None:
         assert gone["health"] == "degraded" and "chmod 600" in gone["reason"]
 
 
-async def test_headers_are_filled_in_on_the_way_out(tmp_path: Path) -> None:
+async def test_headers_are_expanded_when_sent(tmp_path: Path) -> None:
     async with (
-        moody("deploy") as agent,
-        ground(tmp_path, lookup={"DRAGOMAN_AGENT_KEY": SECRET}) as here,
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, lookup={"DRAGOMAN_AGENT_KEY": SECRET}) as here,
     ):
         headers = {
             "X-Api-Key": "${DRAGOMAN_AGENT_KEY}",
@@ -91,23 +91,23 @@ async def test_headers_are_filled_in_on_the_way_out(tmp_path: Path) -> None:
         for request in agent.served.requests:
             assert request.headers["x-api-key"] == SECRET
             assert request.headers["authorization"] == f"Custom {SECRET}"
-        row = here.listed.get_agent("moody", anybody, secret=True)
+        row = here.listed.get_agent("moody", permit_all, secret=True)
         assert row["credentials"] == {"token": None, "headers": ["x-api-key", "authorization"]}
 
 
-async def test_a_secret_that_is_not_there_is_said_before_anything_is_kept(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path) as here:
+async def test_missing_secret_is_reported_before_storing(tmp_path: Path) -> None:
+    async with run_changeable_agent("deploy") as agent, run_registry(tmp_path) as here:
         with pytest.raises(InvalidInput, match="variable DRAGOMAN_AGENT_ABSENT, which is not set"):
             await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_ABSENT"})
         assert not agent.served.requests and not here.registry.agents.list_agents()
 
 
-async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out(
+async def test_configured_agent_with_a_missing_secret_is_omitted(
     tmp_path: Path,
 ) -> None:
-    async with moody("deploy") as agent:
+    async with run_changeable_agent("deploy") as agent:
         config = external("ops", agent.url, token='"env:ABSENT"')
-        async with ground(tmp_path, config) as here:
+        async with run_registry(tmp_path, config) as here:
             assert "environment variable ABSENT" in here.agents.failures["ops"]
             assert not here.registry.agents.list_agents()
 
@@ -134,7 +134,7 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
         ),
     ],
 )
-def test_a_file_that_is_not_private_or_not_a_file_of_tokens_is_no_token(
+def test_unsafe_or_invalid_token_file_is_refused(
     tmp_path: Path, make: Callable[[Path], object], name: str, said: str
 ) -> None:
     home = tmp_path / "home"
@@ -163,9 +163,7 @@ def test_a_file_that_is_not_private_or_not_a_file_of_tokens_is_no_token(
         ("file:/etc/hostname", "file:tokens/NAME"),
     ],
 )
-def test_the_api_may_refer_only_to_what_is_meant_for_agents(
-    tmp_path: Path, reference: str, said: str
-) -> None:
+def test_api_references_only_agent_credentials(tmp_path: Path, reference: str, said: str) -> None:
     rules = ReferenceRules(["LISTED"], tmp_path)
     for allowed in ("env:LISTED", "env:DRAGOMAN_AGENT_X", "file:tokens/a/b", "file:tokens/x"):
         rules.check(allowed)
@@ -173,7 +171,7 @@ def test_the_api_may_refer_only_to_what_is_meant_for_agents(
         rules.check(reference)
 
 
-def test_the_operator_may_refer_to_any_file(tmp_path: Path) -> None:
+def test_operator_may_reference_any_file(tmp_path: Path) -> None:
     outside = private(tmp_path / "outside")
     home = tmp_path / "home"
     home.mkdir()
@@ -187,11 +185,11 @@ def test_the_operator_may_refer_to_any_file(tmp_path: Path) -> None:
             own.resolve()
 
 
-async def test_a_refused_reference_sends_nothing_and_tells_nothing(tmp_path: Path) -> None:
+async def test_refused_reference_sends_and_reveals_nothing(tmp_path: Path) -> None:
     """By registering, by registering again and by changing."""
     async with (
-        moody("deploy") as agent,
-        ground(tmp_path, lookup={"VENDOR": SECRET, "DRAGOMAN_AGENT_A": "a"}) as here,
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, lookup={"VENDOR": SECRET, "DRAGOMAN_AGENT_A": "a"}) as here,
     ):
         refused = []
         for name in ("VENDOR", "NOT_SET"):
@@ -213,20 +211,20 @@ async def test_a_refused_reference_sends_nothing_and_tells_nothing(tmp_path: Pat
         assert SECRET not in str([one.headers for one in agent.served.requests])
 
 
-async def test_a_reference_goes_only_to_the_origin_it_was_first_registered_for(
+async def test_credential_reference_is_bound_to_its_first_origin(
     tmp_path: Path,
 ) -> None:
     """Also after the agent was removed and the hub was started again."""
     variables = {"DRAGOMAN_AGENT_OPS": SECRET}
     private(tmp_path / "tokens" / "ops")
-    async with moody("deploy") as agent, moody("steal") as thief:
-        async with ground(tmp_path, lookup=variables) as here:
+    async with run_changeable_agent("deploy") as agent, run_changeable_agent("steal") as thief:
+        async with run_registry(tmp_path, lookup=variables) as here:
             body = {"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS"}
             await here.listed.add({**body, "headers": {"X-Key": "${DRAGOMAN_AGENT_OPS}"}})
             await here.listed.remove("moody")
             await here.listed.add({"url": agent.url, "token": "file:tokens/ops"})
             await here.listed.remove("moody")
-        async with ground(tmp_path, lookup=variables) as here:
+        async with run_registry(tmp_path, lookup=variables) as here:
             for given in (
                 {"token": "env:DRAGOMAN_AGENT_OPS"},
                 {"headers": {"X-Key": "${DRAGOMAN_AGENT_OPS}"}},
@@ -241,22 +239,25 @@ async def test_a_reference_goes_only_to_the_origin_it_was_first_registered_for(
         assert not thief.served.requests
         # The operator says otherwise in config.toml.
         written = external("thief", thief.url, token='"env:DRAGOMAN_AGENT_OPS"')
-        async with ground(tmp_path, written, lookup=variables) as here:
+        async with run_registry(tmp_path, written, lookup=variables) as here:
             await here.registry.wait_until_checked()
             assert thief.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
 
 
-async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_used(
+async def test_stored_agent_with_a_forbidden_reference_is_kept_unused(
     tmp_path: Path,
 ) -> None:
     """As a version of the hub that allowed every variable has stored it."""
-    async with moody("deploy", name="Ops") as agent, moody("b", name="Other") as other:
+    async with (
+        run_changeable_agent("deploy", name="Ops") as agent,
+        run_changeable_agent("b", name="Other") as other,
+    ):
         store = RegistryStore(tmp_path)
         for name, url in (("Ops", agent.url), ("Other", other.url)):
             entry = ExternalAgent(name=name, url=url, token="env:VENDOR")
             store.save_agent(encode_registration(create_registration(entry, 1.0)))
         store.close()
-        async with ground(tmp_path, lookup={"VENDOR": SECRET}) as here:
+        async with run_registry(tmp_path, lookup={"VENDOR": SECRET}) as here:
             row = here.one("ops")
             assert (row["health"], row["enabled"]) == ("unknown", True) and not row["tools"]
             assert "is not used" in row["reason"] and "credential_env" in row["reason"]
@@ -268,7 +269,7 @@ async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_use
             assert again["health"] == "healthy" and agent.served.requests
             assert "authorization" not in agent.served.requests[-1].headers
         allowed = 'credential_env = ["VENDOR"]\n'
-        async with ground(tmp_path, bridge=allowed, lookup={"VENDOR": SECRET}) as here:
+        async with run_registry(tmp_path, bridge=allowed, lookup={"VENDOR": SECRET}) as here:
             await here.registry.wait_until_checked()
             assert here.one("other")["health"] == "healthy"
             assert other.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"

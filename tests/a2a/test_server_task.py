@@ -1,4 +1,4 @@
-"""A task as A2A knows it, by itself: what happens to it, what is shown of it, what is kept."""
+"""The A2A task alone: transitions, rendering, storage."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_tasks_are_inserted_found_moved_completed_failed_and_cancelled() -
 
 @pytest.mark.promise("K1")
 @pytest.mark.parametrize("end", [COMPLETED, FAILED, CANCELLED])
-async def test_a_move_that_the_table_does_not_allow_is_refused_and_leaves_no_trace(
+async def test_invalid_transition_is_refused_without_effect(
     end: str,
 ) -> None:
     task = made()
@@ -71,7 +71,7 @@ async def test_a_move_that_the_table_does_not_allow_is_refused_and_leaves_no_tra
 
 
 @pytest.mark.promise("K1")
-def test_the_history_has_what_was_said_in_order_the_question_before_its_answer() -> None:
+def test_history_is_ordered_with_questions_before_answers() -> None:
     task = made()
     task.update_status(WORKING, "", "looking")
     task.update_status(INPUT_REQUIRED, "", "which colour?")
@@ -88,7 +88,7 @@ def test_the_history_has_what_was_said_in_order_the_question_before_its_answer()
     assert render_task(again) == shown, "what is read from the log is what was shown"
 
 
-def test_pieces_of_an_artifact_are_one_and_what_was_told_stays_as_it_was() -> None:
+def test_artifact_chunks_merge_and_sent_events_stay_unchanged() -> None:
     task = made()
     task.update_status(WORKING, "")
     first = Artifact(id="a", name="report", content=[{"type": "text", "text": "x"}], last=False)
@@ -102,7 +102,7 @@ def test_pieces_of_an_artifact_are_one_and_what_was_told_stays_as_it_was() -> No
     assert render_task(task)["artifacts"][0]["parts"] == [{"text": "z"}]
 
 
-async def test_a_finished_task_is_in_memory_until_the_next_sweep_and_shows_the_same_later() -> None:
+async def test_finished_task_leaves_memory_at_the_next_sweep_and_reloads_equal() -> None:
     tasks = build_registry(sweep_seconds=0.05)
     task = made()
     tasks.insert(task)
@@ -122,7 +122,7 @@ async def test_a_finished_task_is_in_memory_until_the_next_sweep_and_shows_the_s
     await tasks.close()
 
 
-async def test_finished_tasks_take_a_bounded_amount_of_memory() -> None:
+async def test_finished_tasks_take_bounded_memory() -> None:
     tasks = build_registry(held_bytes=3_000)
     finished = [made(id=f"t{n}") for n in range(20)]
     watched = finished[0]
@@ -140,7 +140,7 @@ async def test_finished_tasks_take_a_bounded_amount_of_memory() -> None:
     assert all(render_task(task)["status"]["state"] == "TASK_STATE_COMPLETED" for task in finished)
 
 
-def test_times_and_ids_have_the_form_of_the_protocol() -> None:
+def test_timestamps_and_ids_follow_the_protocol() -> None:
     assert format_time(0.9996) == "1970-01-01T00:00:00.999Z"
     assert format_time(1_794_805_549.25) == "2026-11-16T05:05:49.250Z"
     ids = {new_id() for _ in range(1000)}

@@ -1,4 +1,4 @@
-"""Skills as tools: what they are called, take and say."""
+"""Skills as tools: names, input schemas, descriptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.validate import compile_schema
 
 
-class Somebody:
+class FakeTarget:
     traits = DEFAULT_TRAITS
 
     def __init__(self, name: str) -> None:
@@ -37,7 +37,7 @@ def tools_of(name: str, skills: list[Any], odd: list[str] | None = None, **more:
     card = parse_card(decode_card(json.dumps(raw).encode()), "http://a.example")
     labels = frozenset({"external_network"})
     owner = SkillOwner(
-        Somebody(name),
+        FakeTarget(name),
         slug_from_name(name),
         "agent-1",
         "http://a.example",
@@ -62,9 +62,7 @@ def tools_of(name: str, skills: list[Any], odd: list[str] | None = None, **more:
         ),
     ],
 )
-def test_a_skill_is_called_by_all_of_its_names(
-    agent: str, skill: str, name: str, alias: str
-) -> None:
+def test_skill_is_callable_by_all_its_names(agent: str, skill: str, name: str, alias: str) -> None:
     (tool,) = tools_of(agent, [{"id": skill, "name": "A skill"}])
     identity = name.replace("-", "_")
     assert tool.name == identity and tool.bridged is not None and tool.bridged.alias == alias
@@ -78,21 +76,21 @@ def test_a_skill_is_called_by_all_of_its_names(
         assert catalog.find(called) is tool
 
 
-def test_what_the_card_says_of_a_skill_follows_what_it_is() -> None:
+def test_skill_description_follows_a_fixed_sentence() -> None:
     (tool,) = tools_of("a", [{"id": "x", "name": "X", "description": "Does x"}])
     assert tool.description == "Invokes the x skill on remote A2A agent a. Does x"
     assert tool.definition["description"] == tool.description
 
 
 @pytest.mark.parametrize("name", ["", "---", "日本", "!?"])
-def test_a_name_without_letters_or_digits_makes_no_slug(name: str) -> None:
+def test_name_without_letters_or_digits_has_no_slug(name: str) -> None:
     assert slug_from_name(name) == ""
 
 
 @pytest.mark.parametrize(
     "skill", ["x" * 200, "a b/c", "日本", "run\nme", "..", "-", "é", "a" * 63 + "b"]
 )
-def test_any_id_makes_names_that_every_revision_and_model_takes(skill: str) -> None:
+def test_any_skill_id_gives_valid_tool_names(skill: str) -> None:
     (tool,) = tools_of("Some Agent", [{"id": skill, "name": "n"}])
     assert re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", tool.name)
     assert tool.name.startswith("some_agent.") and tool.remote_name == skill
@@ -104,7 +102,7 @@ def test_any_id_makes_names_that_every_revision_and_model_takes(skill: str) -> N
     assert catalog.find(f"some_agent.{skill}") is tool
 
 
-def test_one_spelling_of_a_skill_is_offered_and_none_is_the_agent_itself() -> None:
+def test_one_spelling_of_a_skill_is_listed_and_none_shadows_the_agent() -> None:
     ids = ["a b", "a_b", "A/B", "message", "Message"]
     tools = tools_of("ag", [{"id": id} for id in ids])
     names = [tool.name for tool in tools]
@@ -120,14 +118,14 @@ def test_one_spelling_of_a_skill_is_offered_and_none_is_the_agent_itself() -> No
 
 
 @pytest.mark.promise("R2")
-def test_the_schema_of_a_skill_is_the_tools_to_the_byte() -> None:
+def test_skill_schema_is_passed_byte_for_byte() -> None:
     text = (
         '{"required": ["z", "a"], "$schema": "https://json-schema.org/draft/2020-12/schema",'
         ' "type":"object","properties":{"z":{"type":"number","minimum":1e2},"a":{"x-own":[1.0]}}}'
     )
     card = f'{{"name":"W","url":"http://a.example","skills":[{{"id":"s","inputSchema":{text}}}]}}'
     raw = decode_card(card.encode())
-    owner = SkillOwner(Somebody("w"), "w", "1", "http://a.example", frozenset(), frozenset())
+    owner = SkillOwner(FakeTarget("w"), "w", "1", "http://a.example", frozenset(), frozenset())
     (tool,) = build_skill_tools(
         owner, parse_card(raw, "http://a.example"), compile_schema, set(), []
     )
@@ -152,16 +150,14 @@ def test_a_skill_without_a_schema_takes_any_object() -> None:
         ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "is invalid"),
     ],
 )
-def test_a_schema_that_cannot_be_used_leaves_its_skill_out_and_no_other(
-    schema: Any, why: str
-) -> None:
+def test_unusable_schema_omits_only_its_skill(schema: Any, why: str) -> None:
     odd: list[str] = []
     tools = tools_of("a", [{"id": "bad", "inputSchema": schema}, {"id": "good"}], odd)
     assert [tool.remote_name for tool in tools] == ["good"]
     assert len(odd) == 1 and '"bad" is not offered' in odd[0] and why in odd[0]
 
 
-def test_arguments_are_sent_in_the_form_that_the_card_says_the_skill_takes() -> None:
+def test_arguments_are_sent_in_the_declared_input_mode() -> None:
     skills = [
         {"id": "plain"},
         {"id": "json", "inputModes": ["application/json"]},

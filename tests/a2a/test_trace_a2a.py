@@ -1,4 +1,4 @@
-"""What A2A clients bring of a trace is read in every dialect and binding, and a task has one."""
+"""Traces of A2A clients are read in every dialect and binding, and a task has one trace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from tests.a2a.task_builders import build_registry
-from tests.live.a2a_hub import REST03, REST10, SEND, V01, V03, V10, Way
+from tests.live.a2a_hub import REST03, REST10, SEND, V01, V03, V10, DialectBinding
 from tests.permissive_hub import build_permissive_hub
-from tests.web.serving import Sources
+from tests.web.mcp_http_fixture import Sources
 
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.server.card_service import CardService
@@ -48,7 +48,7 @@ from dragoman.web.peer_process import ALONE
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ID = PARENT[3:35]
-WAYS = (V01, V03, REST03, V10, REST10)
+BINDINGS = (V01, V03, REST03, V10, REST10)
 ANN = Principal("key", "ann")
 
 
@@ -78,15 +78,15 @@ async def _nothing_wrong(url: str) -> str | None:
     return None
 
 
-class Place:
+class HubRig:
     def __init__(self, hub: Hub, agent: Mirror, port: int, channel: Any) -> None:
         self.hub = hub
         self.agent = agent
         self.port = port
         self.channel = channel
 
-    def under_way(self) -> RunningCall:
-        """A call that somebody else's target is serving just now."""
+    def start_call(self) -> RunningCall:
+        """A running call of another principal."""
         call = Call(
             principal=ANN,
             tool=Tool(name="far.run", alias="far", remote_name="run", target=self.agent),
@@ -113,19 +113,19 @@ class Place:
         return json.loads(found)
 
     async def send(
-        self, way: Way, metadata: Mapping[str, Any], headers: Mapping[str, str]
+        self, binding: DialectBinding, metadata: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Trace:
-        params = way.params("hi")
+        params = binding.params("hi")
         if metadata:
             params["message"]["metadata"] = dict(metadata)
-        _, path, body, own = way.request(SEND, params)
+        _, path, body, own = binding.request(SEND, params)
         answer = await self.post(path, body, {**own, **headers})
         assert "error" not in answer, answer
         return self.agent.calls[-1].trace
 
 
 @contextlib.asynccontextmanager
-async def place() -> AsyncIterator[Place]:
+async def run_rig() -> AsyncIterator[HubRig]:
     settings = A2aSettings(enabled=True)
     catalog, store, agent = Catalog(review=admit_all), MemoryTaskStore(), Mirror()
     hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
@@ -135,8 +135,8 @@ async def place() -> AsyncIterator[Place]:
     targets = MessageRouter(hub, "mirror")
     cards = CardService(targets, settings, dict)
     push = PushNotifier(tasks, store, Nowhere(), settings, check=_nothing_wrong)
-    face = A2aServer(hub, tasks, targets, cards, push, 60)
-    http = A2aHttpTransport(face, settings, lambda request: "http://localhost")
+    a2a_server = A2aServer(hub, tasks, targets, cards, push, 60)
+    http = A2aHttpTransport(a2a_server, settings, lambda request: "http://localhost")
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: None, lambda: False)
@@ -146,14 +146,14 @@ async def place() -> AsyncIterator[Place]:
     await listener.start()
     known = Principal("key", "one")
     server = A2aGrpcServer(
-        face, lambda *_: known, "127.0.0.1", 0, base="http://localhost", require_version=False
+        a2a_server, lambda *_: known, "127.0.0.1", 0, base="http://localhost", require_version=False
     )
     where = f"127.0.0.1:{await server.start()}"
     try:
         async with grpc.aio.insecure_channel(where) as channel:
-            yield Place(hub, agent, sock.getsockname()[1], channel)
+            yield HubRig(hub, agent, sock.getsockname()[1], channel)
     finally:
-        face.close()
+        a2a_server.close()
         await push.close()
         await server.stop(0)
         await listener.drain(0.5)
@@ -161,40 +161,43 @@ async def place() -> AsyncIterator[Place]:
 
 
 @pytest.mark.promise("Q6")
-@pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_a_trace_is_gone_on_with_in_every_dialect_and_binding(way: Way) -> None:
-    async with place() as here:
-        assert (await here.send(way, {"traceparent": PARENT}, {})).id == ID
-        assert (await here.send(way, {"X-OpenStarry-Trace-ID": ID}, {})).id == ID
-        assert (await here.send(way, {}, {"Traceparent": PARENT})).id == ID
-        assert (await here.send(way, {}, {"X-OpenStarry-Trace-ID": ID})).id == ID
-        assert (await here.send(way, {"other": 1}, {"Traceparent": PARENT})).id == ID
+@pytest.mark.parametrize("binding", BINDINGS, ids=str)
+async def test_trace_is_continued_in_every_dialect_and_binding(binding: DialectBinding) -> None:
+    async with run_rig() as here:
+        assert (await here.send(binding, {"traceparent": PARENT}, {})).id == ID
+        assert (await here.send(binding, {"X-OpenStarry-Trace-ID": ID}, {})).id == ID
+        assert (await here.send(binding, {}, {"Traceparent": PARENT})).id == ID
+        assert (await here.send(binding, {}, {"X-OpenStarry-Trace-ID": ID})).id == ID
+        assert (await here.send(binding, {"other": 1}, {"Traceparent": PARENT})).id == ID
         other = PARENT.replace(ID, "5e" * 16)
-        assert (await here.send(way, {"traceparent": other}, {"traceparent": PARENT})).id != ID
-        first, second = await here.send(way, {}, {}), await here.send(way, {"traceparent": 1}, {})
+        assert (await here.send(binding, {"traceparent": other}, {"traceparent": PARENT})).id != ID
+        first, second = (
+            await here.send(binding, {}, {}),
+            await here.send(binding, {"traceparent": 1}, {}),
+        )
         assert len({ID, first.id, second.id}) == 3
 
 
 @pytest.mark.promise("Q6", "Q7")
-@pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_a_message_that_comes_back_belongs_to_the_call_it_was_sent_for(way: Way) -> None:
-    async with place() as here:
-        flight = here.under_way()
+@pytest.mark.parametrize("binding", BINDINGS, ids=str)
+async def test_returning_message_joins_the_call_it_was_sent_for(binding: DialectBinding) -> None:
+    async with run_rig() as here:
+        flight = here.start_call()
         for metadata, headers in (
             (flight.trace.build_context(), {}),
             ({}, flight.trace.build_headers()),
             ({"traceparent": PARENT}, flight.trace.build_headers()),  # its agent's library was busy
         ):
-            trace = await here.send(way, metadata, headers)
+            trace = await here.send(binding, metadata, headers)
             assert trace.parent is flight and trace.chain == ("far.run",)
             assert trace.id == flight.trace.id and trace.origin == "key:ann"
 
 
 @pytest.mark.promise("Q6", "Q7")
 @pytest.mark.parametrize("body", ["message", "params"])
-async def test_the_metadata_of_the_request_counts_too(body: str) -> None:
-    async with place() as here:
-        flight = here.under_way()
+async def test_trace_in_request_metadata_is_read(body: str) -> None:
+    async with run_rig() as here:
+        flight = here.start_call()
         params = V10.params("hi")
         params["metadata"] = flight.trace.build_context()
         params["message"]["metadata"] = {"own": 1} if body == "message" else {}
@@ -214,19 +217,19 @@ async def test_the_metadata_of_the_request_counts_too(body: str) -> None:
         ("/a2a", {"content": {"type": "text", "text": "x"}, "role": "user"}),
     ],
 )
-async def test_the_routes_of_the_first_dialect_are_read_too(path: str, body: Any) -> None:
-    async with place() as here:
-        flight = here.under_way()
+async def test_trace_is_read_on_legacy_routes(path: str, body: Any) -> None:
+    async with run_rig() as here:
+        flight = here.start_call()
         await here.post(path, body, flight.trace.build_headers())
         assert here.agent.calls[-1].trace.parent is flight
 
 
 @pytest.mark.promise("Q6", "Q7")
 @pytest.mark.parametrize("transport", [GrpcTransport, CompatGrpcTransport])
-async def test_a_trace_comes_over_grpc_as_metadata_of_both_kinds(transport: Any) -> None:
-    async with place() as here:
+async def test_trace_is_read_from_both_kinds_of_grpc_metadata(transport: Any) -> None:
+    async with run_rig() as here:
         client = transport(here.channel, None)
-        flight = here.under_way()
+        flight = here.start_call()
 
         async def send(metadata: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
             message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
@@ -243,8 +246,8 @@ async def test_a_trace_comes_over_grpc_as_metadata_of_both_kinds(transport: Any)
 
 
 @pytest.mark.promise("Q6")
-async def test_the_answer_to_a_question_is_in_the_trace_of_its_task() -> None:
-    async with place() as here:
+async def test_answer_to_a_question_stays_in_the_trace_of_its_task() -> None:
+    async with run_rig() as here:
         params = V10.params("ask")
         _, path, body, own = V10.request(SEND, params)
         task = (await here.post(path, body, {**own, "traceparent": PARENT}))["result"]["task"]

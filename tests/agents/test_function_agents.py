@@ -42,7 +42,7 @@ def call(to: FunctionAgent, arguments: dict[str, Any], answers: Any = None) -> C
     )
 
 
-async def test_a_question_that_is_not_answered_is_declined() -> None:
+async def test_unanswered_question_is_declined() -> None:
     own = agent("asking", "text/plain")
     asked = await own.run(call(own, {"message": "ask"}))
     assert asked.questions is not None
@@ -58,7 +58,7 @@ async def test_a_question_that_is_not_answered_is_declined() -> None:
         {"message": "x", "parts": [{"type": "image", "data": "AA==", "mimeType": "image/png"}]},
     ],
 )
-async def test_what_an_agent_does_not_take_is_refused(arguments: dict[str, Any]) -> None:
+async def test_unsupported_input_of_a_function_agent_is_refused(arguments: dict[str, Any]) -> None:
     own = agent("listing", "text/plain")
     with pytest.raises(InvalidInput, match="it accepts text/plain"):
         await own.run(call(own, arguments))

@@ -1,4 +1,4 @@
-"""Gives tests of the command line somebody who types."""
+"""The `terminal` fixture: a user at the command line."""
 
 from __future__ import annotations
 

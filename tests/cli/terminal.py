@@ -23,7 +23,7 @@ WAIT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandOutput:
     code: int
     out: str
     err: str
@@ -54,7 +54,7 @@ class Terminal:
 
     def run(
         self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 30.0
-    ) -> Done:
+    ) -> CommandOutput:
         """Runs a command to its end and checks that it reports no unexpected error."""
         done = subprocess.run(
             [*DRAGOMAN, *args],
@@ -67,9 +67,9 @@ class Terminal:
         )
         err = done.stderr.decode()
         assert "Traceback" not in err and "DRAGOMAN_DEBUG=1" not in err, err
-        return Done(done.returncode, done.stdout.decode(), err)
+        return CommandOutput(done.returncode, done.stdout.decode(), err)
 
-    def quick(self, *args: str, input: str = "") -> Done:
+    def quick(self, *args: str, input: str = "") -> CommandOutput:
         """The same inside this process, which is ten times faster: beside a hub that runs, or for
         what needs none."""
         out, err = io.StringIO(), io.StringIO()
@@ -88,7 +88,7 @@ class Terminal:
             except SystemExit as ended:
                 code = ended.code if isinstance(ended.code, int) else 0
         assert "DRAGOMAN_DEBUG=1" not in err.getvalue(), err.getvalue()
-        return Done(code, out.getvalue(), err.getvalue())
+        return CommandOutput(code, out.getvalue(), err.getvalue())
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(

@@ -59,9 +59,7 @@ def hub(terminal: Terminal, config: str = CONFIG) -> None:
 
 
 @pytest.mark.promise("L1")
-def test_discover_shows_a_card_and_what_its_agent_really_speaks(
-    terminal: Terminal, sdk: HttpPeer
-) -> None:
+def test_discover_prints_card_and_actual_protocol(terminal: Terminal, sdk: HttpPeer) -> None:
     done = terminal.run("a2a", "discover", sdk.url)
     assert done.code == 0 and done.err == ""
     assert done.out.startswith("SDK agent  (version 1.2.3)\n  Does what the first word says.\n")
@@ -73,9 +71,7 @@ def test_discover_shows_a_card_and_what_its_agent_really_speaks(
     assert not terminal.home.exists(), "an agent by its URL needs no hub"
 
 
-def test_send_prints_the_answer_and_tells_on_stderr_how_it_goes(
-    terminal: Terminal, sdk: HttpPeer
-) -> None:
+def test_send_prints_the_answer_and_progress_on_stderr(terminal: Terminal, sdk: HttpPeer) -> None:
     assert terminal.run("a2a", "send", sdk.url, "say hello").out == "echo: hello\n"
     assert terminal.run("a2a", "send", sdk.url, "direct hi").out == "hi\n"
     slow = terminal.run("a2a", "send", sdk.url, "slow")
@@ -91,7 +87,7 @@ def test_send_prints_the_answer_and_tells_on_stderr_how_it_goes(
     assert file.out == "[a.thing, application/x-thing, 2 bytes; --json has it]\n"
 
 
-def test_an_agent_without_a_stream_is_asked_until_it_is_done(terminal: Terminal) -> None:
+def test_send_polls_an_agent_without_streaming(terminal: Terminal) -> None:
     with HttpPeer("a2a_sdk_agent", "--no-streaming") as peer:
         slow = terminal.run("a2a", "send", peer.url, "slow", "--timeout", "5")
         assert (slow.code, slow.out) == (0, "all steps done\n")
@@ -99,7 +95,7 @@ def test_an_agent_without_a_stream_is_asked_until_it_is_done(terminal: Terminal)
         assert terminal.run("a2a", "watch", peer.url, begun).out == "all steps done\n"
 
 
-def test_what_a_task_comes_to_has_its_exit_code(terminal: Terminal, sdk: HttpPeer) -> None:
+def test_task_outcomes_have_their_exit_codes(terminal: Terminal, sdk: HttpPeer) -> None:
     cases: list[tuple[int, list[str], str]] = [
         (1, ["send", sdk.url, "fail"], "the task failed: the disk is full"),
         (1, ["send", sdk.url, "reject"], "the task was rejected: not with me"),
@@ -121,7 +117,7 @@ def test_what_a_task_comes_to_has_its_exit_code(terminal: Terminal, sdk: HttpPee
         assert words in done.err.splitlines()[-1], (args, done)
 
 
-def test_what_an_agent_asked_is_answered_by_the_command_that_was_named(
+def test_agent_question_is_answered_by_the_printed_command(
     terminal: Terminal, sdk: HttpPeer
 ) -> None:
     asked = terminal.run("a2a", "send", sdk.url, "ask")
@@ -130,7 +126,7 @@ def test_what_an_agent_asked_is_answered_by_the_command_that_was_named(
     assert terminal.run(*args).out == "you said: blue\n"
 
 
-def test_on_a_terminal_what_an_agent_asks_is_asked_there(terminal: Terminal, sdk: HttpPeer) -> None:
+def test_agent_question_is_prompted_on_a_terminal(terminal: Terminal, sdk: HttpPeer) -> None:
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [*DRAGOMAN, "a2a", "send", sdk.url, "ask"],
@@ -183,7 +179,7 @@ def test_a_task_is_listed_shown_watched_and_cancelled(terminal: Terminal, tmp_pa
 
 @pytest.mark.promise("L1", "M1")
 @pytest.mark.parametrize("runs", [True, False])
-def test_an_agent_of_the_hub_is_reached_by_its_name(terminal: Terminal, runs: bool) -> None:
+def test_hub_agent_is_addressed_by_name(terminal: Terminal, runs: bool) -> None:
     hub(terminal)
     if runs:
         terminal.up()
@@ -197,7 +193,7 @@ def test_an_agent_of_the_hub_is_reached_by_its_name(terminal: Terminal, runs: bo
     assert [task["status"]["state"] for task in listed["tasks"]] == ["TASK_STATE_COMPLETED"]
 
 
-def test_parts_and_skills_reach_an_agent_of_the_hub(terminal: Terminal, tmp_path: Path) -> None:
+def test_parts_and_skills_reach_a_hub_agent(terminal: Terminal, tmp_path: Path) -> None:
     hub(terminal)
     terminal.up()
     file = tmp_path / "a.bin"
@@ -211,7 +207,7 @@ def test_parts_and_skills_reach_an_agent_of_the_hub(terminal: Terminal, tmp_path
     assert rejected.code == 1 and "never" in rejected.err
 
 
-def test_a_question_of_a_hubs_agent_is_answered_by_its_task(terminal: Terminal) -> None:
+def test_question_of_a_hub_agent_is_answered_by_task_id(terminal: Terminal) -> None:
     hub(terminal)
     terminal.up()
     asked = terminal.run("a2a", "send", "echo", "ask", "--json")
@@ -233,7 +229,7 @@ def test_a_hub_without_a2a_says_which_setting_enables_it(terminal: Terminal) -> 
 
 @pytest.mark.promise("M2")
 @pytest.mark.parametrize("runs", [True, False])
-def test_an_agent_of_others_is_called_through_the_hub(
+def test_external_agent_is_called_through_the_hub(
     terminal: Terminal, sdk: HttpPeer, runs: bool
 ) -> None:
     config = f'[a2a]\nenabled = true\n[[a2a.external_agents]]\nname = "far"\nurl = "{sdk.url}"\n'

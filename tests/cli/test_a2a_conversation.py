@@ -43,7 +43,7 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def test_what_was_heard_is_printed_and_not_what_is_said_later(terminal: Terminal) -> None:
+async def test_conversation_prints_streamed_text_and_not_the_later_task(terminal: Terminal) -> None:
     """Half of the agents keep no tasks, the others answer without what they made."""
     events: list[dict[str, Any]] = []
     keeps = False

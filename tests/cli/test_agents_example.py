@@ -15,7 +15,7 @@ AGENTS = ROOT / "examples" / "agents"
 
 
 @pytest.mark.promise("F3")
-def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
+def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
     steps = typed_and_seen((AGENTS / "README.md").read_text(encoding="utf-8"))
     assert len(steps) > 8
     terminal.env["DRAGOMAN_HOME"] = str(terminal.home)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -41,7 +43,7 @@ HOMELESS = {("completion",), ("docs",), ("service", "status"), ("service", "unin
 """Commands that need no home."""
 
 
-def test_every_command_and_every_option_says_what_it_is_for() -> None:
+def test_every_command_and_option_has_help() -> None:
     assert len(EVERY) > 15
     for words in EVERY:
         command = found(words)
@@ -57,7 +59,30 @@ def test_every_command_and_every_option_says_what_it_is_for() -> None:
             assert "home" in {parameter.name for parameter in command.params}, words
 
 
-def test_help_is_shown_in_the_words_of_each_command(terminal: Terminal) -> None:
+PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `dragoman (.+?)` +\| ", PAGE, re.MULTILINE)
+
+
+def test_every_command_is_in_the_documentation_and_no_other() -> None:
+    documented = [set(re.findall(r"[\w-]+", row)) for row in ROWS]
+    missing = [words for words in EVERY if not any(row.issuperset(words) for row in documented)]
+    assert not missing
+    assert {re.split(r"\W", row)[0] for row in ROWS} == set(COMMANDS)
+
+
+def test_the_documentation_names_the_commands_without_json() -> None:
+    listed = re.search(r"for programs; (.+?) do not have it", PAGE)
+    assert listed is not None
+    without = {
+        " ".join(words)
+        for words in (*EVERY, ("mcp",))
+        if not isinstance(command := found(words), click.Group)
+        and "as_json" not in {parameter.name for parameter in command.params}
+    }
+    assert set(re.findall(r"`(.+?)`", listed[1])) == without
+
+
+def test_help_is_printed_for_each_command(terminal: Terminal) -> None:
     for words in ([], ["call"], ["audit", "tail"], ["mcp"]):
         long, short = terminal.run(*words, "--help"), terminal.run(*words, "-h")
         assert long.code == short.code == 0 and long.out == short.out and not long.err
@@ -126,7 +151,7 @@ BAD: dict[str, tuple[int, list[str], str]] = {
 }
 
 
-def test_a_mistake_is_one_sentence_with_its_exit_code_and_never_a_traceback(
+def test_usage_error_is_one_sentence_with_its_exit_code(
     terminal: Terminal,
 ) -> None:
     places = {name: terminal.user / name.lower() for name in ("FOLDER", "FILE", "BROKEN", "EMPTY")}
@@ -144,7 +169,7 @@ def test_a_mistake_is_one_sentence_with_its_exit_code_and_never_a_traceback(
         assert "\x1b" not in done.err
 
 
-def test_arguments_that_are_no_text_are_refused(terminal: Terminal) -> None:
+def test_arguments_that_are_not_utf8_are_refused(terminal: Terminal) -> None:
     done = terminal.run("call", "a.b", "-", input=b"\xff\xfe\x00")
     assert done.code == 2 and "not valid JSON" in done.err
     assert terminal.run("call", "a.b", "-", input=b'{"a": ' + b"1" * 11_000_000).code == 2
@@ -156,7 +181,7 @@ def test_a_group_alone_shows_its_commands(terminal: Terminal, name: str) -> None
     assert done.code == 2 and not done.out and "Commands:" in done.err
 
 
-def test_nothing_at_all_shows_the_first_steps(terminal: Terminal) -> None:
+def test_no_arguments_print_the_first_steps(terminal: Terminal) -> None:
     done = terminal.run()
     assert done.code == 2 and "First steps:" in done.err and "dragoman import" in done.err
 
@@ -164,8 +189,8 @@ def test_nothing_at_all_shows_the_first_steps(terminal: Terminal) -> None:
 @pytest.mark.parametrize(
     "words", [["tools"], ["audit", "tail", "--json", "-n", "100000"], ["doctor"], ["--help"]]
 )
-def test_a_reader_that_has_enough_is_left_quietly(terminal: Terminal, words: list[str]) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+def test_closed_stdout_ends_the_command_quietly(terminal: Terminal, words: list[str]) -> None:
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.run("call", "peer.echo", "text=x")
     child = subprocess.Popen(
         [*DRAGOMAN, *words],
@@ -180,7 +205,7 @@ def test_a_reader_that_has_enough_is_left_quietly(terminal: Terminal, words: lis
     child.stderr.close()
 
 
-def test_colours_are_for_terminals_that_want_them(terminal: Terminal) -> None:
+def test_colours_are_printed_only_on_terminals(terminal: Terminal) -> None:
     script = ["script", "-qec", " ".join([*DRAGOMAN, "doctor"]), "/dev/null"]
     for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         done = subprocess.run(

@@ -13,15 +13,15 @@ from dragoman.stores.audit.log import SqliteAuditLog
 
 
 @pytest.mark.promise("R12")
-async def test_tail_shows_for_whom_a_call_was_and_what_was_decided(terminal: Terminal) -> None:
+async def test_tail_prints_principal_and_decision(terminal: Terminal) -> None:
     terminal.home.mkdir(mode=0o700)
     log = SqliteAuditLog(terminal.home)
-    road = SkillHub(before=[Audit(log)])
-    await road.call(who=Principal("key", "ci", behalf="carol"))
-    await road.call("files.read")
-    road.judge.denied.add("vercel_ops.deploy")
+    skill_hub = SkillHub(before=[Audit(log)])
+    await skill_hub.call(who=Principal("key", "ci", behalf="carol"))
+    await skill_hub.call("files.read")
+    skill_hub.judge.denied.add("vercel_ops.deploy")
     with pytest.raises(AuthorizationError):
-        await road.call()
+        await skill_hub.call()
     log.close()
 
     lines = terminal.run("audit", "tail").out.splitlines()

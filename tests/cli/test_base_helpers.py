@@ -27,7 +27,7 @@ os.execv(sys.executable, [sys.executable, sys.argv[3]])
 HELLO = EXAMPLE.parent / "hello" / "hello_server.py"
 
 
-def test_addresses_agents_columns_and_keys_read_as_they_are(terminal: Terminal) -> None:
+def test_table_output_renders_urls_agents_and_keys(terminal: Terminal) -> None:
     config = (EXAMPLE / "config.toml").read_text()
     terminal.configure(server_entry("hello", "stdio", sys.executable, HELLO), config=config)
     (terminal.home / "greeters.py").write_text((EXAMPLE / "greeters.py").read_text())
@@ -83,7 +83,7 @@ def test_addresses_agents_columns_and_keys_read_as_they_are(terminal: Terminal) 
     assert up.code == 7 and f"process {os.getpid()} (" in up.err
 
 
-def test_approval_is_asked_for_on_a_terminal(terminal: Terminal) -> None:
+def test_approval_prompts_on_a_terminal(terminal: Terminal) -> None:
     form = terminal.user / "form"
     terminal.configure(
         server_entry("changing", "stdio", sys.executable, CHANGING, form, pin="strict"),
@@ -109,7 +109,7 @@ def test_approval_is_asked_for_on_a_terminal(terminal: Terminal) -> None:
     assert terminal.quick("pins", "approve", "--all", "--yes").code == 0
 
 
-def test_a_server_that_never_connected_is_tried_when_it_is_called(terminal: Terminal) -> None:
+def test_disconnected_server_is_retried_when_called(terminal: Terminal) -> None:
     tries, there = terminal.user / "tries", terminal.user / "there"
     terminal.configure(
         server_entry("late", "stdio", sys.executable, "-c", LATE, tries, there, HELLO),
@@ -129,7 +129,7 @@ def test_a_server_that_never_connected_is_tried_when_it_is_called(terminal: Term
     assert done.out == "3\n" and len(tries.read_text()) == 3
 
 
-def test_a_reader_that_has_enough_is_no_error(terminal: Terminal) -> None:
+def test_closed_stdout_is_not_an_error(terminal: Terminal) -> None:
     terminal.configure("comand = 1\n")  # so that doctor exits with 1
     doctor = subprocess.Popen(
         [*DRAGOMAN, "doctor"],

@@ -71,7 +71,7 @@ def typed(line: str, env: dict[str, str]) -> str:
 
 
 @pytest.mark.promise("F3")
-def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
+def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
     page = (BRIDGE / "README.md").read_text(encoding="utf-8")
     with print_shop(terminal.home) as url:
         ours = page.replace("http://127.0.0.1:9310", url).replace("9311", str(free_port()))
@@ -94,7 +94,7 @@ def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("R4")
-def test_what_the_agent_asks_is_asked_on_the_terminal_as_the_readme_shows(
+def test_agent_question_is_prompted_as_the_readme_shows(
     terminal: Terminal,
 ) -> None:
     page = (BRIDGE / "README.md").read_text(encoding="utf-8")
@@ -127,7 +127,7 @@ def test_what_the_agent_asks_is_asked_on_the_terminal_as_the_readme_shows(
     assert (child.returncode, out.decode()) == (0, f"{printed}\n"), seen
 
 
-def test_a_command_that_runs_a_hub_of_its_own_waits_for_the_agents(terminal: Terminal) -> None:
+def test_in_process_command_waits_for_agents(terminal: Terminal) -> None:
     with print_shop(terminal.user / "shop") as url:
         assert terminal.run("agents", "add", f"{url}/").code == 0
         again = terminal.run("agents", "add", url)  # a slash at the end makes no other agent
@@ -145,7 +145,7 @@ def test_a_command_that_runs_a_hub_of_its_own_waits_for_the_agents(terminal: Ter
     assert nothing.out == "no tools\n" and "nothing listens there" in nothing.err
 
 
-def test_what_was_asked_of_agents_is_listed(terminal: Terminal) -> None:
+def test_dispatches_command_lists_skill_calls(terminal: Terminal) -> None:
     with print_shop(terminal.user / "shop") as url:
         terminal.run("agents", "add", url)
         terminal.up()
@@ -165,7 +165,7 @@ def test_what_was_asked_of_agents_is_listed(terminal: Terminal) -> None:
         assert len(changes) == 1 and changes[0].endswith(f"agent.add  {url}")
 
 
-def test_doctor_and_status_tell_what_guards_the_road_and_is_not_as_it_should_be(
+def test_doctor_and_status_report_missing_guards(
     terminal: Terminal,
 ) -> None:
     with print_shop(terminal.user / "shop") as url:
@@ -202,7 +202,9 @@ def test_doctor_and_status_tell_what_guards_the_road_and_is_not_as_it_should_be(
             assert time.monotonic() < until, said
 
 
-def test_the_first_words_of_a_hub_name_agents_policies_and_what_is_held(terminal: Terminal) -> None:
+def test_startup_message_names_agents_policies_and_quarantined_definitions(
+    terminal: Terminal,
+) -> None:
     with print_shop(terminal.user / "shop") as url:
         terminal.run("agents", "add", url)
         card = terminal.user / "shop" / "card.json"
@@ -226,7 +228,7 @@ def test_the_first_words_of_a_hub_name_agents_policies_and_what_is_held(terminal
     assert "WARNING" not in words  # an agent that was not found yet is no slip in a policy
 
 
-def test_a_policy_that_is_decided_anew_each_time_is_told_with_what_it_reads(
+def test_uncacheable_policy_is_reported_with_what_it_reads(
     terminal: Terminal,
 ) -> None:
     done = terminal.run("policy", "check", str(ROOT / "examples" / "policies" / "careful"))
@@ -237,7 +239,7 @@ def test_a_policy_that_is_decided_anew_each_time_is_told_with_what_it_reads(
     )
 
 
-def test_an_owner_whom_the_policies_lock_out_is_told_so_by_every_command(
+def test_locked_out_owner_is_warned_by_every_command(
     terminal: Terminal,
 ) -> None:
     terminal.configure()

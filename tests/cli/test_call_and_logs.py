@@ -24,7 +24,7 @@ OFFERING = Path(__file__).parent / "prompt_server.py"
 
 @pytest.fixture(scope="module")
 def offered() -> Iterator[Terminal]:
-    """Somebody beside a hub with one server that offers something of every kind."""
+    """A terminal beside a hub with one server that has an entry of every kind."""
     folder = Path(tempfile.mkdtemp(prefix="dg", dir="/tmp"))
     terminal = Terminal(folder)
     entry = server_entry("of-fer", "stdio", sys.executable, OFFERING)
@@ -74,7 +74,7 @@ def test_prompts_and_resources_are_listed_and_used(offered: Terminal) -> None:
     assert "greeting" in verbs and verbs.count("api") >= 5
 
 
-def test_tools_are_searched_and_their_schemas_shown_whole(offered: Terminal) -> None:
+def test_tools_are_searched_and_schemas_shown_completely(offered: Terminal) -> None:
     terminal = offered
     names = [tool["id"] for tool in terminal.quick("tools", "Entities", "--json").json()]
     assert names == ["of-fer.graph"]
@@ -119,7 +119,7 @@ def typed_at(terminal: Terminal, columns: int, *args: str) -> list[str]:
     return shown.decode().replace("\r", "").splitlines()
 
 
-def test_a_call_takes_files_shows_progress_and_names_what_is_wrong(offered: Terminal) -> None:
+def test_call_command_takes_files_shows_progress_and_explains_errors(offered: Terminal) -> None:
     terminal = offered
     letter = terminal.user / "letter.txt"
     letter.write_text("Dear “all”,\n")
@@ -176,7 +176,7 @@ def typed_err(terminal: Terminal, *args: str) -> list[str]:
 
 
 def completed(terminal: Terminal, *words: str) -> list[str]:
-    """What a shell is told at the end of these words."""
+    """The completions of these words."""
     terminal.env = {
         "_DRAGOMAN_COMPLETE": "zsh_complete",
         "COMP_WORDS": " ".join(words),
@@ -190,7 +190,7 @@ def completed(terminal: Terminal, *words: str) -> list[str]:
     return done.out.splitlines()[1::3]
 
 
-def test_a_shell_completes_names_and_is_told_nothing_without_a_hub(
+def test_completion_offers_names_and_nothing_without_a_hub(
     offered: Terminal, terminal: Terminal
 ) -> None:
     assert completed(offered, "dragoman", "prom") == ["prompts"]
@@ -218,7 +218,7 @@ call files.read by owner:owner -> completed
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_the_log_is_read_in_both_formats(terminal: Terminal, form: str) -> None:
+def test_log_command_reads_both_formats(terminal: Terminal, form: str) -> None:
     terminal.configure()
     file = terminal.home / "hub.log"
     assert terminal.quick("logs").code == 5
@@ -243,7 +243,7 @@ def test_the_log_is_read_in_both_formats(terminal: Terminal, form: str) -> None:
     assert [json.loads(line)["level"] for line in grave] == ["warning", "error"]
 
 
-def test_the_log_is_followed_through_a_rotation(terminal: Terminal) -> None:
+def test_log_command_follows_a_rotation(terminal: Terminal) -> None:
     terminal.configure()
     file = terminal.home / "hub.log"
     file.write_text("2026-01-31T12:00:00.123Z INFO one\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sqlite3
@@ -31,7 +30,9 @@ def findings(terminal: Terminal, *args: str) -> dict[str, dict[str, Any]]:
     return {one["check"]: one for one in reversed(found["checks"])}
 
 
-def test_an_empty_machine_has_no_problem_and_stays_empty(terminal: Terminal) -> None:
+def test_doctor_finds_no_problem_on_an_empty_machine_and_changes_nothing(
+    terminal: Terminal,
+) -> None:
     found = findings(terminal)
     assert found["home"]["level"] == "info" and "dragoman up" in found["home"]["fix"]
     assert found["hub"]["level"] == found["audit"]["level"] == found["client"]["level"] == "info"
@@ -39,9 +40,9 @@ def test_an_empty_machine_has_no_problem_and_stays_empty(terminal: Terminal) -> 
     assert not terminal.home.exists()
 
 
-def test_a_hub_that_is_well_is_well(terminal: Terminal) -> None:
+def test_doctor_finds_no_problem_on_a_healthy_hub(terminal: Terminal) -> None:
     terminal.configure(
-        server_entry("peer", "rude_server", "ok"), config='[mcp]\nstdio_expose = ["*"]\n'
+        server_entry("peer", "faulty_server", "ok"), config='[mcp]\nstdio_expose = ["*"]\n'
     )
     hub = terminal.up()
     terminal.run("call", "peer.pid")
@@ -53,7 +54,7 @@ def test_a_hub_that_is_well_is_well(terminal: Terminal) -> None:
     assert {line[:4] for line in done.out.splitlines()[:-2]} <= {"ok  ", "info", "    "}
 
 
-def test_marks_fixes_and_the_sum_are_for_people(terminal: Terminal) -> None:
+def test_doctor_prints_marks_fixes_and_a_summary(terminal: Terminal) -> None:
     terminal.configure(server_entry("a", "stdio", "npx-is-not-here"))
     done = terminal.run("doctor")
     assert done.code == 1
@@ -64,14 +65,14 @@ def test_marks_fixes_and_the_sum_are_for_people(terminal: Terminal) -> None:
     assert lines[-1] == "1 problem, 1 warning"
 
 
-def test_a_broken_configuration_is_explained(terminal: Terminal) -> None:
+def test_doctor_explains_a_broken_configuration(terminal: Terminal) -> None:
     terminal.configure(config="[servr]\n")
     found = findings(terminal)
     assert found["config"]["level"] == "problem"
     assert 'line 1: unknown key "servr"' in found["config"]["said"]
 
 
-def test_no_servers_and_nothing_exposed_are_warnings(terminal: Terminal) -> None:
+def test_doctor_warns_without_servers_or_exposed_tools(terminal: Terminal) -> None:
     terminal.configure(config="[server]\nport = 0\n")
     found = findings(terminal)
     assert found["servers"]["level"] == "warning" and "dragoman import" in found["servers"]["fix"]
@@ -80,7 +81,7 @@ def test_no_servers_and_nothing_exposed_are_warnings(terminal: Terminal) -> None
     )
 
 
-def test_a_home_that_others_can_write_or_enter(terminal: Terminal) -> None:
+def test_doctor_reports_a_home_open_to_others(terminal: Terminal) -> None:
     terminal.configure()
     terminal.home.chmod(0o777)
     found = findings(terminal)
@@ -90,18 +91,18 @@ def test_a_home_that_others_can_write_or_enter(terminal: Terminal) -> None:
     assert found["home"]["level"] == "warning" and "chmod 700" in found["home"]["fix"]
 
 
-def test_a_home_that_is_a_file(terminal: Terminal) -> None:
+def test_doctor_reports_a_home_that_is_a_file(terminal: Terminal) -> None:
     terminal.home.write_text("")
     found = findings(terminal)
     assert found["home"]["level"] == "problem" and "DRAGOMAN_HOME" in found["home"]["fix"]
 
 
-def test_the_env_file_is_private_readable_and_without_quotes(terminal: Terminal) -> None:
+def test_doctor_checks_the_env_file(terminal: Terminal) -> None:
     terminal.configure()
     env = terminal.home / "env"
     env.write_text('TOKEN="x"\n')
     env.chmod(0o644)
-    assert findings(terminal)["modes"]["level"] == "info"  # nobody else can enter the home
+    assert findings(terminal)["modes"]["level"] == "info"  # other users cannot enter the home
     assert "chmod go-rwx" in findings(terminal)["modes"]["fix"]
     env.chmod(0o600)
     found = findings(terminal)["env file"]
@@ -112,7 +113,7 @@ def test_the_env_file_is_private_readable_and_without_quotes(terminal: Terminal)
     assert "UTF-8" in findings(terminal)["env file"]["said"]
 
 
-def test_a_hub_that_was_killed_is_told_from_one_that_hangs(terminal: Terminal) -> None:
+def test_doctor_distinguishes_a_killed_hub_from_a_hanging_one(terminal: Terminal) -> None:
     hub = terminal.up()
     os.kill(hub["pid"], signal.SIGSTOP)
     try:
@@ -127,7 +128,7 @@ def test_a_hub_that_was_killed_is_told_from_one_that_hangs(terminal: Terminal) -
     (terminal.home / "daemon.json").unlink()
 
 
-def test_a_hub_of_another_version_is_named(terminal: Terminal) -> None:
+def test_doctor_reports_a_hub_of_another_version(terminal: Terminal) -> None:
     terminal.up()
     record = terminal.home / "daemon.json"
     record.write_text(json.dumps({**json.loads(record.read_bytes()), "version": "0.0.9"}))
@@ -135,7 +136,7 @@ def test_a_hub_of_another_version_is_named(terminal: Terminal) -> None:
     assert found["level"] == "warning" and "0.0.9" in found["said"] and "stop" in found["fix"]
 
 
-def test_a_port_that_is_taken_names_who_has_it(terminal: Terminal) -> None:
+def test_doctor_names_the_owner_of_a_used_port(terminal: Terminal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         terminal.configure(config=f"[server]\nport = {taken.getsockname()[1]}\n")
         found = findings(terminal)["port"]
@@ -143,14 +144,14 @@ def test_a_port_that_is_taken_names_who_has_it(terminal: Terminal) -> None:
     assert "another [server] port" in found["fix"]
 
 
-def test_a_running_hub_on_another_port_than_configured(terminal: Terminal) -> None:
+def test_doctor_reports_a_running_hub_on_another_port(terminal: Terminal) -> None:
     terminal.up()
     found = findings(terminal)["port"]
     assert found["level"] == "info" and "50051" in found["said"]
 
 
 @pytest.mark.promise("O1")
-def test_an_address_for_all_without_a_key_is_a_problem(terminal: Terminal) -> None:
+def test_doctor_reports_a_public_address_without_a_key(terminal: Terminal) -> None:
     terminal.configure(config='[server]\nhost = "0.0.0.0"\nport = 0\n')
     found = findings(terminal)["keys"]
     assert found["level"] == "problem" and "dragoman keys create" in found["fix"]
@@ -189,7 +190,7 @@ ENTRIES: dict[str, tuple[list[str], dict[str, Any], str, str]] = {
 }
 
 
-def test_what_is_wrong_with_the_entry_of_a_server_is_found(terminal: Terminal) -> None:
+def test_doctor_reports_invalid_server_entries(terminal: Terminal) -> None:
     path, more = terminal.user / "path", terminal.user / "bin"
     for program in (path / "sh", more / "npx", more / "docker"):
         program.parent.mkdir(exist_ok=True)
@@ -206,7 +207,7 @@ def test_what_is_wrong_with_the_entry_of_a_server_is_found(terminal: Terminal) -
         assert one["level"] == level and fix in one["fix"], one
 
 
-def test_values_in_the_env_file_or_the_environment_count_as_set(terminal: Terminal) -> None:
+def test_doctor_counts_env_file_and_environment_variables_as_set(terminal: Terminal) -> None:
     terminal.configure(server_entry("s", "stdio", "sh", env=["IN_FILE", "IN_ENV"]))
     (terminal.home / "env").write_text("IN_FILE=1\n")
     terminal.env["IN_ENV"] = "1"
@@ -214,7 +215,7 @@ def test_values_in_the_env_file_or_the_environment_count_as_set(terminal: Termin
     assert findings(terminal)["server s"]["level"] == "ok"
 
 
-def test_the_state_of_a_server_comes_from_the_running_hub(terminal: Terminal) -> None:
+def test_doctor_reads_server_state_from_the_running_hub(terminal: Terminal) -> None:
     bad = "import sys; sys.exit('no token')"
     tools = [{"name": "x", "inputSchema": {"type": "object"}}, {"name": 5}]
     dropping = f"""
@@ -244,7 +245,7 @@ for line in sys.stdin:
     assert "dragoman servers logs bad" in found["server bad"]["fix"]
 
 
-def test_an_audit_that_was_changed_or_lost_its_key_is_a_problem(terminal: Terminal) -> None:
+def test_doctor_reports_a_changed_audit_or_lost_key(terminal: Terminal) -> None:
     terminal.run("call", "nobody")
     assert findings(terminal)["audit"]["level"] == "ok"
     db = sqlite3.connect(terminal.home / "audit.db")
@@ -257,7 +258,7 @@ def test_an_audit_that_was_changed_or_lost_its_key_is_a_problem(terminal: Termin
     assert "audit.key is missing" in findings(terminal)["audit"]["said"]
 
 
-def test_each_damaged_or_lost_database_is_a_problem_and_the_hub_says_how_to_go_on(
+def test_doctor_reports_each_damaged_or_lost_database_with_a_remedy(
     terminal: Terminal,
 ) -> None:
     terminal.configure(config="[a2a]\nenabled = true\n")
@@ -290,7 +291,7 @@ def test_each_damaged_or_lost_database_is_a_problem_and_the_hub_says_how_to_go_o
     assert failed.code == 7 and "accept-loss audit" in failed.err and "space" not in failed.err
 
 
-def test_a_long_audit_is_proved_only_when_asked_to(terminal: Terminal) -> None:
+def test_doctor_verifies_a_long_audit_only_on_request(terminal: Terminal) -> None:
     terminal.run("call", "nobody")
     db = sqlite3.connect(terminal.home / "audit.db")
     db.execute("UPDATE entries SET seq = 200001 WHERE seq = (SELECT max(seq) FROM entries)")
@@ -301,12 +302,12 @@ def test_a_long_audit_is_proved_only_when_asked_to(terminal: Terminal) -> None:
     assert findings(terminal, "--deep")["audit"]["level"] == "problem"
 
 
-def test_little_room_is_a_problem(tmp_path: Path) -> None:
+def test_doctor_reports_low_disk_space(tmp_path: Path) -> None:
     assert check_space(LEAST_DISK - 1, tmp_path).level == "problem"
     assert check_space(LEAST_DISK, tmp_path).level == "ok"
 
 
-def test_few_open_files_are_a_warning(terminal: Terminal) -> None:
+def test_doctor_warns_of_a_low_open_file_limit(terminal: Terminal) -> None:
     words = " ".join([*DRAGOMAN, "doctor", "--json"])
     done = subprocess.run(
         ["bash", "-c", f"ulimit -n 500; {words}"],
@@ -318,20 +319,32 @@ def test_few_open_files_are_a_warning(terminal: Terminal) -> None:
     assert checks["open files"]["level"] == "warning" and "500" in checks["open files"]["said"]
 
 
-def test_a_home_from_the_future_casts_doubt_on_the_clock(terminal: Terminal) -> None:
+def test_doctor_questions_the_clock_for_a_home_from_the_future(terminal: Terminal) -> None:
     terminal.run("call", "nobody")
     later = time.time() + 86_400
     os.utime(terminal.home / "audit.db", (later, later))
     assert findings(terminal)["clock"]["level"] == "warning"
 
 
-def test_isolation_says_what_is_in_force(terminal: Terminal) -> None:
-    said = findings(terminal)["isolation"]["said"]
-    assert "cleared environment" in said and "no sandbox yet" in said
-    assert ("bubblewrap is installed" in said) is (shutil.which("bwrap") is not None)
+def test_doctor_reports_the_active_isolation(terminal: Terminal) -> None:
+    server = server_entry("open", "faulty_server", "ok")
+    terminal.configure(config=f"[server]\nport = 0\n{server}")
+    found = findings(terminal)
+    said = found["isolation"]["said"]
+    assert "cleared environment" in said and 'home = "user"' in said
+    assert "1 of 1 programs run without one (open)" in found["sandbox"]["said"]
+    assert "no sandbox" in found["server open"]["said"]
+    server = server_entry("closed", "faulty_server", "ok", sandbox="strict")
+    terminal.configure(config=f"[server]\nport = 0\n{server}")
+    (terminal.user / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (terminal.user / "bwrap").chmod(0o755)
+    terminal.env["PATH"] = f"{terminal.user}:{os.environ['PATH']}"
+    found = findings(terminal)
+    assert found["server closed"]["level"] == "problem"
+    assert 'its sandbox is "strict": bubblewrap cannot' in found["server closed"]["said"]
 
 
-def test_clients_of_this_machine_are_named_with_the_way_in(terminal: Terminal) -> None:
+def test_doctor_names_installed_clients_and_their_configuration(terminal: Terminal) -> None:
     (terminal.user / ".cursor").mkdir()
     (terminal.user / ".codeium" / "windsurf").mkdir(parents=True)
     gone = {"mcpServers": {"dragoman": {"command": "/gone/dragoman", "args": ["mcp"]}}}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.terminal import DRAGOMAN, Terminal
-from tests.live.lasting import until
+from tests.live.module_hub import until
 
 from dragoman.cli.doctor import checks
 from dragoman.cli.doctor.command import run_checks
@@ -91,9 +91,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return terminal.home
 
 
-def test_doctor_finds_each_situation_in_which_the_hub_does_not_start(
-    base: Path, short_tmp: Path
-) -> None:
+def test_doctor_finds_each_cause_of_a_failed_start(base: Path, short_tmp: Path) -> None:
     homes = {}
     for number, (situation, (change, _)) in enumerate(SITUATIONS.items()):
         homes[situation] = short_tmp / f"h{number}"
@@ -119,8 +117,8 @@ def test_doctor_finds_each_situation_in_which_the_hub_does_not_start(
     assert not [one for one in run_checks(gather_context(base, False)) if one.level == "problem"]
 
 
-def test_a_home_that_cannot_be_written_is_a_problem() -> None:
-    # Root may write everywhere, so root asks as somebody else.
+def test_doctor_reports_an_unwritable_home() -> None:
+    # Root may write everywhere, so root runs it as another user.
     other = 12346 if os.geteuid() == 0 else os.geteuid()
     home = Path("/tmp") / f"dg-unwritable-{os.getpid()}"
     home.mkdir(mode=0o700)
@@ -147,7 +145,7 @@ def test_a_home_that_cannot_be_written_is_a_problem() -> None:
     assert "chmod u+rwx" in done.stdout
 
 
-def test_a_port_in_time_wait_is_not_called_taken(tmp_path: Path) -> None:
+def test_port_in_time_wait_is_not_reported_as_used(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         port = near.getsockname()[1]
@@ -193,9 +191,7 @@ def answers() -> Iterator[str]:
         server.shutdown()
 
 
-def test_each_answer_of_a_server_over_http_has_a_fix_of_its_own(
-    terminal: Terminal, answers: str
-) -> None:
+def test_each_http_server_response_has_its_own_fix(terminal: Terminal, answers: str) -> None:
     expected = {
         "401": "set credentials under headers",
         "oauth": "personal access token",
@@ -225,7 +221,7 @@ def test_each_answer_of_a_server_over_http_has_a_fix_of_its_own(
     )
 
 
-def test_open_files_are_counted_when_there_are_no_more() -> None:
+def test_open_files_are_counted_at_the_limit() -> None:
     code = (
         "import os, resource\nfrom dragoman.app.process import count_files\n"
         "before = count_files()\nos.open('/dev/null', 0)\nassert count_files() == before + 1\n"

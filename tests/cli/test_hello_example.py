@@ -25,7 +25,7 @@ def typed_and_seen(page: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
+def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
     steps = typed_and_seen((HELLO / "README.md").read_text(encoding="utf-8"))
     assert len(steps) > 10
     terminal.env["DRAGOMAN_HOME"] = str(terminal.home)
@@ -40,7 +40,7 @@ def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
-def test_the_server_speaks_the_revisions_of_the_handshake(revision: str) -> None:
+def test_hello_server_speaks_the_handshake_revisions(revision: str) -> None:
     asked: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": {"protocolVersion": revision}},
         {"method": "notifications/initialized"},

@@ -34,7 +34,7 @@ def test_init_writes_a_commented_file_once_and_it_loads(terminal: Terminal) -> N
     assert terminal.run("config", "check").code == 0
 
 
-def test_what_the_first_file_has_as_comments_loads_too(terminal: Terminal) -> None:
+def test_commented_examples_of_the_first_file_load(terminal: Terminal) -> None:
     terminal.run("init")
     file = terminal.home / "config.toml"
     head, _, examples = file.read_text().partition("# One block per server.")
@@ -45,7 +45,7 @@ def test_what_the_first_file_has_as_comments_loads_too(terminal: Terminal) -> No
     assert [each["name"] for each in done.json()["servers"]] == ["github", "remote-tools"]
 
 
-def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
+def test_config_check_summarizes_the_file(terminal: Terminal) -> None:
     off = server_entry("off", "stdio", "x", enabled=False)
     files = server_entry("files", "stdio", "npx", "-y", "x")
     terminal.configure(files, off, config="api_key = 'k123456789012345'")
@@ -58,7 +58,7 @@ def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
     assert found["ok"] is True and found["servers"][1]["enabled"] is False
 
 
-def test_config_check_without_a_file_says_that_defaults_are_used(terminal: Terminal) -> None:
+def test_config_check_reports_defaults_without_a_file(terminal: Terminal) -> None:
     done = terminal.run("config", "check")
     assert done.code == 0 and "using defaults" in done.out
     assert not terminal.home.exists()
@@ -88,7 +88,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_config_check_says_what_is_wrong_and_where(terminal: Terminal, what: str) -> None:
+def test_config_check_reports_errors_with_their_place(terminal: Terminal, what: str) -> None:
     text, expected = WRONG[what]
     terminal.configure(config=text)
     done = terminal.run("config", "check")
@@ -99,7 +99,7 @@ def test_config_check_says_what_is_wrong_and_where(terminal: Terminal, what: str
     assert expected in as_json.json()["problem"]
 
 
-def test_the_first_up_writes_the_configuration_and_shows_the_way(terminal: Terminal) -> None:
+def test_first_up_writes_the_configuration_and_prints_next_steps(terminal: Terminal) -> None:
     child = terminal.start("up", "--port", "0")
     assert child.stderr is not None
     said = ""
@@ -120,7 +120,7 @@ def test_the_first_up_writes_the_configuration_and_shows_the_way(terminal: Termi
     assert "Traceback" not in said + child.stderr.read()
 
 
-def test_a_second_up_names_the_one_that_holds_the_home(terminal: Terminal) -> None:
+def test_second_up_names_the_holder_of_the_home(terminal: Terminal) -> None:
     hub = terminal.up()
     for args in (["up"], ["up", "--detach"]):
         done = terminal.run(*args)
@@ -129,7 +129,7 @@ def test_a_second_up_names_the_one_that_holds_the_home(terminal: Terminal) -> No
         assert len(done.err.splitlines()) == 1
 
 
-def test_up_refuses_a_bad_configuration_with_one_sentence(terminal: Terminal) -> None:
+def test_up_refuses_an_invalid_configuration_in_one_sentence(terminal: Terminal) -> None:
     terminal.configure(config="[servr]\n")
     for args in (["up"], ["up", "--detach"]):
         done = terminal.run(*args)
@@ -138,7 +138,7 @@ def test_up_refuses_a_bad_configuration_with_one_sentence(terminal: Terminal) ->
         assert len(done.err.splitlines()) == 1
 
 
-def test_up_refuses_a_port_that_is_taken(terminal: Terminal) -> None:
+def test_up_refuses_a_used_port(terminal: Terminal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for args in (["up", "--port", port], ["up", "--port", port, "--detach"]):
@@ -149,13 +149,13 @@ def test_up_refuses_a_port_that_is_taken(terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("O1")
-def test_up_refuses_to_be_reached_from_outside_without_a_key(terminal: Terminal) -> None:
+def test_up_refuses_a_public_address_without_a_key(terminal: Terminal) -> None:
     terminal.configure(config='[server]\nhost = "0.0.0.0"\nport = 0\n')
     done = terminal.run("up")
     assert done.code == 7 and "dragoman keys create NAME" in done.err
 
 
-def test_detach_status_and_stop_belong_together(terminal: Terminal) -> None:
+def test_detached_hub_is_reported_by_status_and_stopped(terminal: Terminal) -> None:
     done = terminal.run("up", "--detach", "--port", "0")
     assert done.code == 0 and "dragoman stop" in done.out
     state = terminal.run("status")
@@ -169,7 +169,7 @@ def test_detach_status_and_stop_belong_together(terminal: Terminal) -> None:
     assert "dragoman" in (terminal.home / "hub.log").read_text()
 
 
-def test_the_same_for_programs(terminal: Terminal) -> None:
+def test_detach_status_and_stop_print_json(terminal: Terminal) -> None:
     up = terminal.run("up", "--detach", "--port", "0", "--json").json()
     assert up["mcp_url"] == up["url"] + "/mcp" and Path(up["log"]).exists()
     state = terminal.run("status", "--json").json()
@@ -191,7 +191,7 @@ def test_status_and_stop_without_a_hub_exit_with_3(terminal: Terminal) -> None:
     assert not terminal.home.exists()
 
 
-def test_a_hub_that_does_not_answer_is_named(terminal: Terminal) -> None:
+def test_unresponsive_hub_is_reported(terminal: Terminal) -> None:
     hub = terminal.up()
     os.kill(hub["pid"], signal.SIGSTOP)
     try:
@@ -202,7 +202,7 @@ def test_a_hub_that_does_not_answer_is_named(terminal: Terminal) -> None:
     assert f"process {hub['pid']} holds" in done.err and "does not answer" in done.err
 
 
-def test_status_tells_of_a_configuration_that_is_not_used(terminal: Terminal) -> None:
+def test_status_reports_an_unapplied_configuration(terminal: Terminal) -> None:
     terminal.up()
     (terminal.home / "config.toml").write_text("[servr]\n")
     for _ in range(100):
@@ -212,7 +212,7 @@ def test_status_tells_of_a_configuration_that_is_not_used(terminal: Terminal) ->
     assert 'unknown key "servr"' in done.out
 
 
-def test_a_change_of_the_env_file_that_cannot_be_read_is_told_and_survived(
+def test_unreadable_env_file_change_is_reported_and_survived(
     terminal: Terminal,
 ) -> None:
     terminal.up()
@@ -230,7 +230,7 @@ def test_a_change_of_the_env_file_that_cannot_be_read_is_told_and_survived(
     assert state["config_problem"] is None
 
 
-def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> None:
+def test_stop_does_not_stop_a_hub_hosted_by_an_ide(terminal: Terminal) -> None:
     terminal.run("init")
     with wire.Stdio([*DRAGOMAN, "mcp", "--home", terminal.home]) as ide:
         ide.initialize()
@@ -246,7 +246,7 @@ def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> Non
         assert terminal.run("status").code == 0
 
 
-def test_the_log_of_a_detached_hub_is_rotated_and_loses_nothing(terminal: Terminal) -> None:
+def test_log_of_a_detached_hub_rotates_without_loss(terminal: Terminal) -> None:
     terminal.configure(config="[server]\nport = 0\n[log]\nmegabytes = 0.002\nfiles = 90\n")
     log = terminal.home / "hub.log"
     log.write_text("from before\n", encoding="utf-8")
@@ -255,6 +255,11 @@ def test_the_log_of_a_detached_hub_is_rotated_and_loses_nothing(terminal: Termin
     assert up["url"].startswith("http://[::1]:")
     for number in range(150):
         wire.modern_request(up["mcp_url"], "tools/call", {"name": f"nowhere.{number}"})
+        if number % 50 == 49:  # lines are written in batches, and a file is rotated between two
+            until = time.monotonic() + WAIT_SECONDS
+            while f"call nowhere.{number} " not in log.read_text(encoding="utf-8"):
+                assert time.monotonic() < until
+                time.sleep(0.02)
     assert terminal.run("stop").code == 0
     older = [int(one.suffix[1:]) for one in terminal.home.glob("hub.log.*")]
     assert len(older) >= 2  # one for what was there, and one at least for the calls

@@ -55,7 +55,7 @@ GITHUB = {
 
 
 @pytest.mark.promise("B1")
-def test_a_server_becomes_a_table_and_its_secret_goes_to_the_env_file(tmp_path: Path) -> None:
+def test_import_writes_a_table_and_moves_the_secret_to_the_env_file(tmp_path: Path) -> None:
     put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"github": GITHUB}})
     result = run(tmp_path, "cursor")
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ args = ["-y", "@modelcontextprotocol/server-github"]
     assert "ghp_very" not in result.output and "dragoman servers" in result.output
 
 
-def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+def test_import_is_idempotent(tmp_path: Path) -> None:
     put(
         tmp_path,
         ".cursor/mcp.json",
@@ -107,7 +107,7 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in home.iterdir()} == before
 
 
-def test_the_configuration_keeps_every_byte_and_has_a_backup(tmp_path: Path) -> None:
+def test_import_keeps_every_configuration_byte_and_makes_a_backup(tmp_path: Path) -> None:
     text = '# mine\r\n[server]\r\nport = 4300 # good\r\n\r\n[[mcp_servers]]\r\nname = "a"\r\n'
     text += '[mcp_servers.transport]\r\ntype = "stdio"\r\ncommand = "x"\r\n# end'
     config = tmp_path / ".dragoman" / "config.toml"
@@ -127,7 +127,7 @@ def test_the_configuration_keeps_every_byte_and_has_a_backup(tmp_path: Path) -> 
     assert not list(config.parent.glob("env.bak-*"))
 
 
-def test_a_value_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+def test_import_never_overwrites_an_existing_value(tmp_path: Path) -> None:
     put(tmp_path, ".dragoman/env", "API_KEY=mine\nSAME=1\n")
     entries = {
         "clash": {"command": "a", "env": {"API_KEY": "theirs", "NEW": "1"}},
@@ -194,7 +194,7 @@ def test_remote_servers_keep_their_secrets_out_of_the_configuration(tmp_path: Pa
     assert {skip["name"] for skip in answer["skipped"]} == {"mixed", "socket"}
 
 
-def test_references_are_translated_or_reported(tmp_path: Path) -> None:
+def test_import_translates_or_reports_variable_references(tmp_path: Path) -> None:
     entries = {
         "asks": {
             "type": "stdio",
@@ -222,7 +222,7 @@ def test_references_are_translated_or_reported(tmp_path: Path) -> None:
     assert skipped["name"] == "folder" and "${workspaceFolder}" in skipped["reason"]
 
 
-def test_each_client_writes_references_in_its_own_way() -> None:
+def test_import_reads_the_reference_syntax_of_each_client() -> None:
     def read(value: str, client: str) -> list[tuple[str, str]]:
         return split_references(value, CLIENTS[client])
 
@@ -258,7 +258,7 @@ FORMATS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", FORMATS)
-def test_every_format_is_read_as_a_client_and_as_a_file(tmp_path: Path, client: str) -> None:
+def test_import_reads_every_format_as_client_and_file(tmp_path: Path, client: str) -> None:
     place, content = FORMATS[client]
     path = put(tmp_path, place, content)
     for source in (client, str(path)):
@@ -324,7 +324,7 @@ enabled = false
     }
 
 
-def test_without_a_source_all_clients_are_looked_at(tmp_path: Path) -> None:
+def test_import_without_a_source_checks_all_clients(tmp_path: Path) -> None:
     put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"github": GITHUB}})
     put(tmp_path, ".kiro/settings/mcp.json", {"mcpServers": {"GitHub": {"command": "other"}}})
     put(tmp_path, ".lmstudio/mcp.json", "{ broken")
@@ -347,7 +347,7 @@ def test_without_a_source_all_clients_are_looked_at(tmp_path: Path) -> None:
     assert "line 1, column 3" in result.output and "YAML" in result.output
 
 
-def test_only_takes_the_named_ones(tmp_path: Path) -> None:
+def test_import_only_takes_the_named_servers(tmp_path: Path) -> None:
     put(
         tmp_path, ".cursor/mcp.json", {"mcpServers": {n: {"command": n} for n in ("a", "b-c", "d")}}
     )
@@ -358,7 +358,7 @@ def test_only_takes_the_named_ones(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "zzz" in result.output and "b-c" in result.output
 
 
-def test_what_the_hub_would_refuse_is_not_written(tmp_path: Path) -> None:
+def test_import_skips_what_the_hub_would_refuse(tmp_path: Path) -> None:
     entries = {
         "dots": {"command": "../x"},
         "lines": {"command": "x", "env": {"PEM": "a\nb"}},
@@ -378,7 +378,7 @@ def test_what_the_hub_would_refuse_is_not_written(tmp_path: Path) -> None:
     assert 'renamed from "io.github/x"' in result.output
 
 
-def test_secrets_in_arguments_are_pointed_out(tmp_path: Path) -> None:
+def test_import_warns_of_secrets_in_arguments(tmp_path: Path) -> None:
     entries = {
         "a": {"command": "x", "args": ["--api-key", "abc"]},
         "b": {"command": "x", "args": ["postgres://me:pw@host/db"]},
@@ -398,7 +398,7 @@ def test_secrets_in_arguments_are_pointed_out(tmp_path: Path) -> None:
         ("[mcp_servers.a]\nx = 1\n", "cannot add to mcp_servers"),
     ],
 )
-def test_a_configuration_that_cannot_be_added_to_is_not_touched(
+def test_import_leaves_an_uneditable_configuration_unchanged(
     tmp_path: Path, text: str, said: str
 ) -> None:
     config = put(tmp_path, ".dragoman/config.toml", text)
@@ -412,7 +412,7 @@ def test_a_configuration_that_cannot_be_added_to_is_not_touched(
     assert "error" in json.loads(run(tmp_path, "cursor", "--json").output)
 
 
-def test_a_home_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_home_writable_by_others_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "shared"
     home.mkdir()
     home.chmod(0o777)
@@ -422,7 +422,7 @@ def test_a_home_that_others_can_write_is_refused(tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_wrong_sources_are_explained(tmp_path: Path) -> None:
+def test_import_explains_invalid_sources(tmp_path: Path) -> None:
     result = run(tmp_path, "cursr")
     assert result.exit_code == 2 and "did you mean cursor?" in result.output
     result = run(tmp_path, "cursor")
@@ -455,7 +455,7 @@ def test_the_home_is_the_one_given_or_in_the_environment(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("answer", "added"), [("y", True), ("n", False)])
-def test_on_a_terminal_it_asks(tmp_path: Path, answer: str, added: bool) -> None:
+def test_import_asks_on_a_terminal(tmp_path: Path, answer: str, added: bool) -> None:
     put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"a": {"command": "x"}}})
     code = "from dragoman.cli.clients.import_command import import_command as c; c()"
     ours, theirs = pty.openpty()
@@ -482,7 +482,7 @@ def test_on_a_terminal_it_asks(tmp_path: Path, answer: str, added: bool) -> None
     assert (tmp_path / ".dragoman" / "config.toml").exists() is added
 
 
-def test_paths_of_a_project_become_full_ones(tmp_path: Path) -> None:
+def test_import_makes_project_paths_absolute(tmp_path: Path) -> None:
     put(tmp_path, "project/tools/server.py", "")
     put(tmp_path, "project/run.sh", "")
     entries = {
@@ -500,7 +500,7 @@ def test_paths_of_a_project_become_full_ones(tmp_path: Path) -> None:
     assert found["c"]["args"] == ["server.py"] and found["c"]["cwd"] == f"{project}/tools"
 
 
-def test_paths_in_a_client_s_own_file_stay_as_they_are(tmp_path: Path) -> None:
+def test_import_keeps_paths_of_user_level_files(tmp_path: Path) -> None:
     put(tmp_path, ".cursor/server.py", "")
     put(
         tmp_path, ".cursor/mcp.json", {"mcpServers": {"a": {"command": "x", "args": ["server.py"]}}}
@@ -509,7 +509,7 @@ def test_paths_in_a_client_s_own_file_stay_as_they_are(tmp_path: Path) -> None:
     assert servers(tmp_path)["a"]["transport"]["args"] == ["server.py"]
 
 
-def test_an_env_file_or_a_list_of_servers_that_is_none_stops_the_import(tmp_path: Path) -> None:
+def test_import_stops_at_an_invalid_env_file_or_server_list(tmp_path: Path) -> None:
     put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"github": GITHUB}})
     config = put(tmp_path, ".dragoman/config.toml", "mcp_servers = 5\n")
     config.parent.chmod(0o700)
@@ -533,7 +533,7 @@ def test_an_env_file_or_a_list_of_servers_that_is_none_stops_the_import(tmp_path
         (b'A="b"\nA=c\x0bd\n', {"A": "c\x0bd"}),
     ],
 )
-def test_the_env_file_is_names_and_values_as_they_stand(
+def test_env_file_holds_names_and_literal_values(
     data: bytes | None, expected: dict[str, str]
 ) -> None:
     assert read_env(data) == expected

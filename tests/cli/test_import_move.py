@@ -32,7 +32,7 @@ def cursor_file(terminal: Terminal, text: str = CURSOR) -> Path:
     return file
 
 
-def test_servers_that_connect_are_moved_and_put_back(terminal: Terminal) -> None:
+def test_import_move_moves_connecting_servers_and_restores_them(terminal: Terminal) -> None:
     file = cursor_file(terminal)
     terminal.configure(config="[server]\nport = 0\n")
     terminal.up()
@@ -63,7 +63,7 @@ def test_servers_that_connect_are_moved_and_put_back(terminal: Terminal) -> None
     assert "Changed since" in text and HELLO in text
 
 
-def test_a_toml_file_and_a_folder_of_claude_code_are_moved_without_a_hub(
+def test_import_move_works_offline_for_toml_and_claude_code(
     terminal: Terminal,
 ) -> None:
     codex = terminal.user / ".codex" / "config.toml"

@@ -90,7 +90,9 @@ FILES = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_a_file_keeps_every_byte_and_removal_gives_it_back(tmp_path: Path, content: bytes) -> None:
+def test_install_keeps_every_byte_and_removal_restores_the_file(
+    tmp_path: Path, content: bytes
+) -> None:
     path = cursor_file(tmp_path, content)
     before = parse_document("json", content)
 
@@ -106,7 +108,7 @@ def test_a_file_keeps_every_byte_and_removal_gives_it_back(tmp_path: Path, conte
     assert path.read_bytes() == content
 
 
-def test_the_entry_is_laid_out_as_the_file_is(tmp_path: Path) -> None:
+def test_install_follows_the_layout_of_the_file(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, FILES["tabs"])
     run(tmp_path, "cursor")
     assert path.read_text().splitlines()[2:9] == [
@@ -130,7 +132,9 @@ def test_the_entry_is_laid_out_as_the_file_is(tmp_path: Path) -> None:
     "content",
     [value for value in FILES.values() if b'"a": {' in value or b'"new"' in value],
 )
-def test_removal_needs_no_backup_where_other_servers_are(tmp_path: Path, content: bytes) -> None:
+def test_removal_works_without_a_backup_beside_other_servers(
+    tmp_path: Path, content: bytes
+) -> None:
     path = cursor_file(tmp_path, content)
     run(tmp_path, "cursor")
     for backup in list_backups(path):
@@ -160,7 +164,7 @@ def test_removal_needs_no_backup_where_other_servers_are(tmp_path: Path, content
         ),
     ],
 )
-def test_an_entry_written_by_hand_is_taken_out(
+def test_removal_takes_out_a_handwritten_entry(
     tmp_path: Path, content: bytes, expected: bytes
 ) -> None:
     hub = b'{"command": "dragoman", "args": ["mcp"]}'
@@ -192,7 +196,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("content", "said"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_file_that_cannot_be_understood_is_never_touched(
+def test_install_never_touches_an_unparseable_file(
     tmp_path: Path, content: bytes, said: str
 ) -> None:
     path = cursor_file(tmp_path, content)
@@ -206,7 +210,7 @@ def test_a_file_that_cannot_be_understood_is_never_touched(
 
 @pytest.mark.promise("F1")
 @pytest.mark.parametrize("name", [c.name for c in CLIENTS.values() if c.format != "yaml"])
-def test_each_client_is_installed_once_and_removed(tmp_path: Path, name: str) -> None:
+def test_install_and_removal_work_for_each_client(tmp_path: Path, name: str) -> None:
     client = CLIENTS[name]
     result = run(tmp_path, name)
     assert result.exit_code == 0, result.output
@@ -228,7 +232,7 @@ def test_each_client_is_installed_once_and_removed(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", [c.name for c in CLIENTS.values() if c.project])
-def test_a_project_has_its_own_file(tmp_path: Path, name: str) -> None:
+def test_install_writes_a_project_file(tmp_path: Path, name: str) -> None:
     project = tmp_path / "project"
     project.mkdir()
     result = run(tmp_path, name, "--project", str(project), "--json")
@@ -237,7 +241,7 @@ def test_a_project_has_its_own_file(tmp_path: Path, name: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["project"]
 
 
-def test_the_files_are_where_each_system_has_them() -> None:
+def test_client_files_follow_the_platform() -> None:
     def at(name: str, platform: str, **environ: str) -> str:
         return str(find_config_file(CLIENTS[name], platform=platform, environ=environ))
 
@@ -254,7 +258,7 @@ def test_the_files_are_where_each_system_has_them() -> None:
     assert at("claude-code", "linux", HOME="/h", CLAUDE_CONFIG_DIR="/c") == "/c/.claude.json"
 
 
-def test_of_several_places_the_one_that_exists_is_used(tmp_path: Path) -> None:
+def test_first_existing_client_file_is_used(tmp_path: Path) -> None:
     older = tmp_path / ".config" / "opencode" / "opencode.jsonc"
     older.parent.mkdir(parents=True)
     older.write_text('{\n  // newer form\n  "mcp": {"servers": {"a": {"type": "local"}}}\n}\n')
@@ -264,7 +268,7 @@ def test_of_several_places_the_one_that_exists_is_used(tmp_path: Path) -> None:
     assert mcp["servers"]["dragoman"]["command"][1:] == ["mcp"]
 
 
-def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
+def test_install_is_idempotent(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, FILES["comments and trailing commas"])
     run(tmp_path, "cursor")
     first, saved = path.stat(), list_backups(path)
@@ -276,7 +280,7 @@ def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--print", "--dry-run"])
-def test_print_and_dry_run_touch_nothing(tmp_path: Path, option: str) -> None:
+def test_print_and_dry_run_write_nothing(tmp_path: Path, option: str) -> None:
     result = run(tmp_path, "cursor", option)
     assert result.exit_code == 0 and str(tmp_path / ".cursor" / "mcp.json") in result.output
     assert list(tmp_path.iterdir()) == []
@@ -291,7 +295,7 @@ def test_print_and_dry_run_touch_nothing(tmp_path: Path, option: str) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_stale_entry_is_renewed_and_keeps_what_the_client_added(tmp_path: Path) -> None:
+def test_stale_entry_is_updated_and_keeps_client_additions(tmp_path: Path) -> None:
     old = {
         "command": "/gone/bin/dragoman",
         "args": ["mcp"],
@@ -311,7 +315,7 @@ def test_a_stale_entry_is_renewed_and_keeps_what_the_client_added(tmp_path: Path
     }
 
 
-def test_another_server_of_that_name_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_server_of_the_same_name_is_kept(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, b'{"mcpServers": {"dragoman": {"command": "other"}}}')
     content = path.read_bytes()
     for args in ((), ("--remove",)):
@@ -324,7 +328,7 @@ def test_another_server_of_that_name_is_left_alone(tmp_path: Path) -> None:
     assert (again["action"], again["name"]) == ("already", "hub")
 
 
-def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
+def test_read_only_file_is_not_changed(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, b"{}")
     path.chmod(0o444)
     result = run(tmp_path, "cursor")
@@ -332,7 +336,7 @@ def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"{}" and len(list(path.parent.iterdir())) == 1
 
 
-def test_a_link_is_followed_and_mode_stays(tmp_path: Path) -> None:
+def test_install_follows_links_and_keeps_the_mode(tmp_path: Path) -> None:
     real = tmp_path / "dotfiles" / "cursor.json"
     real.parent.mkdir()
     real.write_bytes(b"{}\n")
@@ -349,7 +353,7 @@ def test_a_link_is_followed_and_mode_stays(tmp_path: Path) -> None:
     assert real.read_bytes() == b"{}\n"
 
 
-def test_at_most_five_backups_are_kept_and_others_files_stay(tmp_path: Path) -> None:
+def test_at_most_five_backups_are_kept_and_other_files_stay(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, b"{}")
     theirs = path.with_name("mcp.json.bak-mine")
     theirs.write_text("theirs")
@@ -360,7 +364,7 @@ def test_at_most_five_backups_are_kept_and_others_files_stay(tmp_path: Path) -> 
     assert path.read_bytes() == b"{}"
 
 
-def test_what_another_program_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_concurrently_changed_file_is_not_overwritten(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, b'{"new": 1}')
     with pytest.raises(CommandFailed, match="changed by another program"):
         replace_file(path, b"ours", b"{}")
@@ -368,7 +372,7 @@ def test_what_another_program_changed_meanwhile_is_left_alone(tmp_path: Path) ->
     assert [p.name for p in path.parent.iterdir()] == ["mcp.json"]
 
 
-def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / ".cursor" / "mcp.json"
     path.parent.mkdir()
     os.mkfifo(path)
@@ -388,7 +392,7 @@ TOMLS = {
 
 
 @pytest.mark.parametrize("text", TOMLS.values(), ids=TOMLS.keys())
-def test_codex_gets_a_table_and_gives_it_back(tmp_path: Path, text: str) -> None:
+def test_codex_table_is_added_and_removed(tmp_path: Path, text: str) -> None:
     path = tmp_path / ".codex" / "config.toml"
     path.parent.mkdir()
     path.write_bytes(text.encode())
@@ -408,7 +412,7 @@ def test_codex_gets_a_table_and_gives_it_back(tmp_path: Path, text: str) -> None
     assert path.read_bytes() == text.encode()
 
 
-def test_codex_tables_below_ours_go_with_it_and_the_next_one_keeps_its_comment() -> None:
+def test_codex_subtables_are_removed_and_the_next_comment_stays() -> None:
     text = (
         '[mcp_servers.a]\ncommand = "y"\n\n[mcp_servers."dragoman"] # hub\ncommand = "dragoman"\n'
         'args = ["mcp"]\n\n[mcp_servers.dragoman.env]\nA = "1"\n\n# about x\n[x]\ny = 1\n'
@@ -421,9 +425,7 @@ def test_codex_tables_below_ours_go_with_it_and_the_next_one_keeps_its_comment()
     ("text", "said"),
     [("a = 1\nb = = 2\n", "line 2, column 5"), ("mcp_servers = {}\n", "cannot be edited safely")],
 )
-def test_a_toml_file_that_cannot_be_edited_is_not_touched(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_uneditable_toml_file_is_not_changed(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / ".codex" / "config.toml"
     path.parent.mkdir()
     path.write_text(text)
@@ -444,7 +446,7 @@ _TOML: st.SearchStrategy[Any] = st.deferred(
 
 
 @given(_TOML)
-def test_what_is_written_as_toml_reads_the_same(value: Any) -> None:
+def test_written_toml_reads_back_equal(value: Any) -> None:
     text = render_value({"key": value})
     try:
         text.encode()
@@ -453,7 +455,7 @@ def test_what_is_written_as_toml_reads_the_same(value: Any) -> None:
     assert tomllib.loads(f"x = {text}")["x"] == {"key": value}
 
 
-def test_goose_is_told_what_to_add(tmp_path: Path) -> None:
+def test_goose_install_prints_what_to_add(tmp_path: Path) -> None:
     path = tmp_path / ".config" / "goose" / "config.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("extensions: {}\n")
@@ -476,7 +478,7 @@ def test_an_unknown_client_names_the_nearest(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_list_says_where_the_hub_is_and_what_is_broken(tmp_path: Path) -> None:
+def test_client_list_shows_installations_and_broken_entries(tmp_path: Path) -> None:
     run(tmp_path, "zed", "--name", "hub")
     cursor_file(tmp_path, b"{")
     lines = {line.split()[0]: line for line in run(tmp_path).output.splitlines() if line}
@@ -486,7 +488,7 @@ def test_the_list_says_where_the_hub_is_and_what_is_broken(tmp_path: Path) -> No
     assert set(CLIENTS) <= set(lines)
 
 
-def test_terminal_clients_get_the_name_only_if_the_path_leads_here(tmp_path: Path) -> None:
+def test_terminal_clients_get_a_bare_command_only_if_on_path(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "dragoman"
     script.parent.mkdir()
     script.write_text(
@@ -513,7 +515,7 @@ def test_terminal_clients_get_the_name_only_if_the_path_leads_here(tmp_path: Pat
     assert command("cursor", f"{here}:/usr/bin") == str(script)
 
 
-def test_two_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+def test_concurrent_installs_leave_a_valid_file(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, FILES["tabs"])
     code = "from dragoman.cli.clients.install import install; install()"
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin"}
@@ -564,7 +566,7 @@ _KEYS = st.sampled_from(["mcpServers", "dragoman", "a", "//", "/*", "{", '"'])
     newline=st.sampled_from(["\n", "\r\n"]),
     end=st.sampled_from(["", "\n", "\n\n"]),
 )
-def test_any_document_survives_byte_for_byte(
+def test_any_json_document_survives_byte_for_byte(
     tmp_path: Path,
     document: Any,
     indent: Any,
@@ -594,7 +596,7 @@ def test_any_document_survives_byte_for_byte(
 
 
 @given(st.text(alphabet='{}[]",:/*\n\r\t \\a1', max_size=40))
-def test_our_reader_agrees_with_the_strict_one_and_never_breaks(text: str) -> None:
+def test_jsonc_reader_agrees_with_the_strict_parser(text: str) -> None:
     try:
         node = parse_jsonc(text)
     except UnreadableFile:
@@ -610,20 +612,20 @@ def test_our_reader_agrees_with_the_strict_one_and_never_breaks(text: str) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=4), st.sampled_from([None, 2, "\t"]))
-def test_removal_is_the_inverse_even_without_backups(servers: Any, indent: Any) -> None:
+def test_removal_inverts_install_without_backups(servers: Any, indent: Any) -> None:
     data = json.dumps({"x": 1, "mcpServers": servers}, indent=indent).encode()
     added = set_entry(CLIENTS["cursor"], data, "hub", {"command": "dragoman", "args": ["mcp"]})
     assert remove_entry(CLIENTS["cursor"], added, "hub") == data
 
 
-def test_the_home_that_is_asked_for_is_carried_by_the_entry(tmp_path: Path) -> None:
+def test_entry_carries_the_requested_home(tmp_path: Path) -> None:
     result = run(tmp_path, "cursor", "--home", "other", DRAGOMAN_HOME="/elsewhere")
     assert result.exit_code == 0
     entry = json.loads((tmp_path / ".cursor" / "mcp.json").read_bytes())["mcpServers"]["dragoman"]
     assert entry["env"] == {"DRAGOMAN_HOME": str(Path("other").absolute())}
 
 
-def test_it_is_told_when_there_would_be_nothing_to_see(tmp_path: Path) -> None:
+def test_install_warns_when_no_tool_is_exposed(tmp_path: Path) -> None:
     home = tmp_path / ".dragoman"
     home.mkdir(mode=0o700)
     server = '[[mcp_servers]]\nname = "a"\ntransport = { type = "stdio", command = "x" }\n'

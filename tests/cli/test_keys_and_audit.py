@@ -27,7 +27,7 @@ def status_of(url: str, key: str = "") -> int:
 
 
 @pytest.mark.promise("O1")
-def test_a_key_is_made_once_shown_once_and_revoked(terminal: Terminal) -> None:
+def test_key_is_created_shown_once_and_revoked(terminal: Terminal) -> None:
     made = terminal.run("keys", "create", "laptop", "--expires", "1y", "--owner", "ann")
     key = made.out.strip()
     assert made.code == 0 and re.fullmatch(r"dgm_\w{8}_[\w-]{43}", key)
@@ -42,7 +42,7 @@ def test_a_key_is_made_once_shown_once_and_revoked(terminal: Terminal) -> None:
     assert "revoked" in terminal.run("keys", "list").out
 
 
-def test_keys_for_programs(terminal: Terminal) -> None:
+def test_key_commands_print_json(terminal: Terminal) -> None:
     made = terminal.run("keys", "create", "ci", "--expires", "never", "--json").json()
     assert made["name"] == "ci" and made["key"].startswith("dgm_") and made["expires_at"] is None
     (row,) = terminal.run("keys", "list", "--json").json()
@@ -50,7 +50,7 @@ def test_keys_for_programs(terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("Q7")
-def test_a_key_for_an_agent_says_so_and_an_unknown_one_is_pointed_out(terminal: Terminal) -> None:
+def test_key_for_an_agent_names_it_and_an_unknown_agent_is_reported(terminal: Terminal) -> None:
     terminal.home.mkdir(mode=0o700)
     far = '[[a2a.external_agents]]\nname = "travel"\nurl = "https://t.example"\n'
     (terminal.home / "config.toml").write_text(far, encoding="utf-8")
@@ -71,7 +71,7 @@ def test_a_key_for_an_agent_says_so_and_an_unknown_one_is_pointed_out(terminal: 
         assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
 
 
-def test_to_look_at_keys_makes_nothing(terminal: Terminal) -> None:
+def test_listing_keys_creates_no_files(terminal: Terminal) -> None:
     assert "dragoman keys create" in terminal.run("keys", "list").out
     assert terminal.run("keys", "list", "--json").json() == []
     assert terminal.run("keys", "revoke", "x").code == 5
@@ -79,13 +79,13 @@ def test_to_look_at_keys_makes_nothing(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("expires", ["x", "90", "-1d", "1.5h", "0d", "999999y", "", "1d2h"])
-def test_an_expiry_that_is_none_is_refused(terminal: Terminal, expires: str) -> None:
+def test_invalid_expiry_is_refused(terminal: Terminal, expires: str) -> None:
     done = terminal.run("keys", "create", "a", f"--expires={expires}")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert "a" not in [row["name"] for row in terminal.run("keys", "list", "--json").json()]
 
 
-def test_a_name_is_used_once_and_an_unknown_one_suggests(terminal: Terminal) -> None:
+def test_key_names_are_unique_and_unknown_ones_get_a_suggestion(terminal: Terminal) -> None:
     terminal.run("keys", "create", "laptop")
     again = terminal.run("keys", "create", "laptop")
     assert again.code == 2 and "already" in again.err
@@ -100,7 +100,7 @@ def records(terminal: Terminal, *args: str) -> list[dict[str, object]]:
 
 
 def test_tail_shows_the_newest_records_and_filters_them(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.up()
     for text in ("a", "b"):
         terminal.run("call", "peer.echo", f"text={text}")
@@ -127,7 +127,7 @@ def test_tail_shows_the_newest_records_and_filters_them(terminal: Terminal) -> N
 
 
 def test_tail_follows_and_ends_at_ctrl_c(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.up()
     terminal.run("call", "peer.pid")
     child = terminal.start("audit", "tail", "-f", "--json", "--verb", "peer.echo", "-n", "1")
@@ -144,8 +144,8 @@ def test_tail_follows_and_ends_at_ctrl_c(terminal: Terminal) -> None:
         assert one.returncode == 0 and not err
 
 
-def test_verify_finds_a_record_that_was_edited(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+def test_verify_detects_an_edited_record(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.run("call", "peer.echo", "text=x")
     fine = terminal.run("audit", "verify")
     assert fine.code == 0 and fine.out.startswith("ok: ")
@@ -161,7 +161,7 @@ def test_verify_finds_a_record_that_was_edited(terminal: Terminal) -> None:
     assert as_json.code == 1 and as_json.json()["ok"] is False and as_json.json()["at_seq"] > 0
 
 
-def test_without_an_audit_tail_and_verify_say_so(terminal: Terminal) -> None:
+def test_audit_commands_report_a_missing_audit(terminal: Terminal) -> None:
     for command in ("tail", "verify"):
         done = terminal.run("audit", command)
         assert done.code == 5 and "no audit log in" in done.err and "at its first start" in done.err

@@ -23,7 +23,7 @@ def configured(terminal: Terminal, **keys: Any) -> Path:
 
 
 @pytest.mark.promise("R9")
-def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) -> None:
+def test_changed_definition_is_listed_compared_and_approved(terminal: Terminal) -> None:
     form = configured(terminal)
     assert terminal.run("pins", "list").out == "nothing is quarantined\n"
     form.write_text("described")
@@ -50,7 +50,7 @@ def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) ->
     assert terminal.run("pins", "approve", "--all").out == "nothing was approved\n"
 
 
-def test_what_is_rejected_stays_held_without_a_hub_too(terminal: Terminal) -> None:
+def test_rejected_definition_stays_quarantined_offline(terminal: Terminal) -> None:
     form = configured(terminal)
     terminal.run("pins", "list")
     form.write_text("schemed")
@@ -63,7 +63,7 @@ def test_what_is_rejected_stays_held_without_a_hub_too(terminal: Terminal) -> No
     assert terminal.run("pins", "list").out == "nothing is quarantined\n"
 
 
-def test_all_of_a_strict_server_is_approved_at_once(terminal: Terminal) -> None:
+def test_strict_server_is_approved_at_once(terminal: Terminal) -> None:
     configured(terminal, pin="strict")
     terminal.up()
     done = terminal.run("pins", "approve", "--target", "changing", "--json").json()
@@ -71,7 +71,7 @@ def test_all_of_a_strict_server_is_approved_at_once(terminal: Terminal) -> None:
     assert "changing.read" in terminal.run("tools", "--json").out
 
 
-def test_what_does_not_fit_is_one_sentence(terminal: Terminal) -> None:
+def test_invalid_pins_command_is_one_sentence(terminal: Terminal) -> None:
     configured(terminal)
     terminal.up()
     for args, code in (

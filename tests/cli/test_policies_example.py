@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 POLICIES = ROOT / "examples" / "policies"
 
 
-def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
+def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
     steps = typed_and_seen((POLICIES / "README.md").read_text(encoding="utf-8"))
     assert len(steps) > 6
     terminal.env["DRAGOMAN_HOME"] = str(terminal.home)

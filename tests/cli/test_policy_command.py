@@ -33,7 +33,7 @@ def until(terminal: Terminal, snapshot: str) -> None:
 
 
 @pytest.mark.promise("R11")
-def test_policies_are_written_out_checked_switched_and_listed_without_a_hub(
+def test_policies_are_exported_checked_switched_and_listed_offline(
     terminal: Terminal,
 ) -> None:
     first = terminal.run("policy", "list")
@@ -68,7 +68,7 @@ def test_policies_are_written_out_checked_switched_and_listed_without_a_hub(
 
 
 @pytest.mark.promise("R11")
-def test_what_is_wrong_is_said_with_file_and_line(terminal: Terminal) -> None:
+def test_policy_check_reports_file_and_line(terminal: Terminal) -> None:
     draft = terminal.user / "draft"
     draft.mkdir()
     (draft / "a.cedar").write_text('\n@id("x") permit (principal, action, resource);\n')
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_with_file_and_line(terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("R11")
-def test_golden_decisions_are_run(terminal: Terminal) -> None:
+def test_policy_test_runs_golden_decisions(terminal: Terminal) -> None:
     shutil.copytree(EXAMPLES / "first", terminal.user / "draft")
     done = terminal.run("policy", "test", "draft")
     assert done.code == 0 and done.out.count("ok  ") == 5
@@ -102,7 +102,7 @@ def test_golden_decisions_are_run(terminal: Terminal) -> None:
     assert "no golden decisions" in terminal.run("policy", "test", "empty").out
 
 
-def test_a_good_set_stays_good_and_a_broken_one_is_mended_step_by_step(terminal: Terminal) -> None:
+def test_broken_policy_set_is_repaired_step_by_step(terminal: Terminal) -> None:
     terminal.run("policy", "init")
     policies = terminal.home / "policies"
     (policies / "a.cedar.off").write_text("permit (")
@@ -120,7 +120,7 @@ def test_a_good_set_stays_good_and_a_broken_one_is_mended_step_by_step(terminal:
     assert "every call is denied" in terminal.run("policy", "disable", "default").err
 
 
-def test_no_hub_starts_with_a_set_that_cannot_be_used(terminal: Terminal) -> None:
+def test_hub_does_not_start_with_an_unusable_policy_set(terminal: Terminal) -> None:
     terminal.run("policy", "init")
     (terminal.home / "policies" / "mine.cedar").write_text("permit (")
     done = terminal.run("up", "--quiet", "--port", "0")
@@ -128,7 +128,7 @@ def test_no_hub_starts_with_a_set_that_cannot_be_used(terminal: Terminal) -> Non
 
 
 @pytest.mark.promise("R11")
-def test_questions_are_answered_by_the_hub_that_runs(terminal: Terminal) -> None:
+def test_policy_queries_are_answered_by_the_running_hub(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.run("policy", "init")
     terminal.run("keys", "create", "ci")
@@ -183,7 +183,7 @@ def test_questions_are_answered_by_the_hub_that_runs(terminal: Terminal) -> None
 
 
 @pytest.mark.promise("R11")
-def test_a_bad_set_never_replaces_a_good_one_and_the_reason_is_told(terminal: Terminal) -> None:
+def test_invalid_set_never_replaces_a_valid_one(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.run("policy", "init")
     terminal.up()
@@ -198,7 +198,7 @@ def test_a_bad_set_never_replaces_a_good_one_and_the_reason_is_told(terminal: Te
 
 
 @pytest.mark.promise("R11")
-def test_a_draft_is_tried_on_what_has_happened(terminal: Terminal) -> None:
+def test_draft_is_replayed_on_the_audit(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.run("policy", "init")
     terminal.up()
@@ -226,7 +226,7 @@ def test_a_draft_is_tried_on_what_has_happened(terminal: Terminal) -> None:
     assert terminal.run("call", "hello.add", "a=1", "b=2").out == "3\n"
 
 
-def test_the_least_that_would_have_done_is_proposed(terminal: Terminal) -> None:
+def test_minimal_policy_is_proposed(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
     terminal.run("call", "hello.add", "a=1", "b=2")
@@ -244,13 +244,13 @@ QUESTIONS = ["explain", "who-can", "what-can", "replay", "propose"]
 
 
 @pytest.mark.parametrize("command", FILES + QUESTIONS)
-def test_every_command_teaches_itself(terminal: Terminal, command: str) -> None:
+def test_every_policy_command_has_help_with_examples(terminal: Terminal, command: str) -> None:
     done = terminal.run("policy", command, "--help")
     assert done.code == 0 and len(done.out) > 200
     assert command in terminal.run("policy", "--help").out
 
 
-def test_what_is_printed_for_programs_is_json(terminal: Terminal) -> None:
+def test_policy_commands_print_json(terminal: Terminal) -> None:
     terminal.configure(hello())
     for args in (
         ("list",),

@@ -19,8 +19,8 @@ def hello(name: str = "hello") -> str:
 
 
 @pytest.mark.promise("B3", "B4")
-def test_tools_are_listed_by_the_names_of_the_seed(terminal: Terminal) -> None:
-    terminal.configure(server_entry("my-Server", "rude_server", "ok"), hello())
+def test_tools_are_listed_by_their_legacy_names(terminal: Terminal) -> None:
+    terminal.configure(server_entry("my-Server", "faulty_server", "ok"), hello())
     done = terminal.run("tools")
     assert done.code == 0 and not done.err
     lines = done.out.splitlines()
@@ -38,7 +38,7 @@ def test_tools_are_listed_by_the_names_of_the_seed(terminal: Terminal) -> None:
     assert {tool["name"] for tool in only} >= {"mcp_my_server_echo"} and len(only) == 3
 
 
-def test_show_teaches_how_to_call_a_tool(terminal: Terminal) -> None:
+def test_show_prints_how_to_call_a_tool(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
     done = terminal.run("tools", "show", "hello.add")
@@ -51,7 +51,7 @@ def test_show_teaches_how_to_call_a_tool(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_call_takes_pairs_or_json_or_stdin(terminal: Terminal, runs: bool) -> None:
+def test_call_command_takes_pairs_json_or_stdin(terminal: Terminal, runs: bool) -> None:
     terminal.configure(hello())
     if runs:
         terminal.up()
@@ -62,15 +62,15 @@ def test_a_call_takes_pairs_or_json_or_stdin(terminal: Terminal, runs: bool) -> 
     assert result["content"] == [{"type": "text", "text": "3"}] and result["failed"] is False
 
 
-def test_a_value_is_text_where_the_tool_wants_text(terminal: Terminal) -> None:
+def test_call_command_keeps_strings_where_the_schema_wants_strings(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
     for value in ("5", "true", "null", '"x"', "[1]", "a=b", ""):
         assert terminal.run("call", "hello.greet", f"name={value}").out == f"Hello, {value}!\n"
 
 
-def test_a_command_without_a_hub_leaves_nothing_behind(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+def test_in_process_command_leaves_nothing_behind(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     done = terminal.run("call", "peer.echo", "text=hi")
     assert (done.code, done.out, done.err) == (0, "hi\n", "")
     assert not processes_at_home(terminal.home)
@@ -79,8 +79,8 @@ def test_a_command_without_a_hub_leaves_nothing_behind(terminal: Terminal) -> No
     assert terminal.run("audit", "verify").code == 0
 
 
-def test_what_a_call_may_come_to_has_its_exit_code(terminal: Terminal) -> None:
-    gone = server_entry("gone", "rude_server", "exit-at-call")
+def test_call_outcomes_have_their_exit_codes(terminal: Terminal) -> None:
+    gone = server_entry("gone", "faulty_server", "exit-at-call")
     absent = server_entry("absent", "stdio", "no-such-program")
     terminal.configure(hello(), gone, absent)
     terminal.up()
@@ -101,7 +101,7 @@ def test_what_a_call_may_come_to_has_its_exit_code(terminal: Terminal) -> None:
         assert words in done.err and len(done.err.splitlines()) == 1, (args, done)
 
 
-def test_an_unknown_name_is_recorded_however_it_is_called(terminal: Terminal) -> None:
+def test_unknown_tool_is_audited_by_every_calling_form(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
     terminal.run("call", "nobody.a", "x=1")
@@ -112,7 +112,7 @@ def test_an_unknown_name_is_recorded_however_it_is_called(terminal: Terminal) ->
 
 
 def test_ctrl_c_ends_a_long_call_with_130(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.up()
     child = terminal.start("call", "peer.slow", "seconds=4")
     until = time.monotonic() + WAIT_SECONDS
@@ -125,16 +125,16 @@ def test_ctrl_c_ends_a_long_call_with_130(terminal: Terminal) -> None:
 
 
 @pytest.mark.promise("G3")
-def test_servers_says_of_each_how_it_is_and_why(terminal: Terminal) -> None:
-    old = server_entry("old", "rude_server", "old")
+def test_servers_command_prints_state_and_reason(terminal: Terminal) -> None:
+    old = server_entry("old", "faulty_server", "old")
     absent = server_entry("absent", "stdio", "no-such-program")
     off = server_entry("off", "stdio", "x", enabled=False)
     terminal.configure(old, absent, off)
     done = terminal.run("servers")
     assert done.code == 0 and not done.err
     rows = {line.split()[0]: line for line in done.out.splitlines()}
-    assert rows["old"].split()[1:4] == ["connected", "2024-11-05", "3"]
-    assert rows["absent"].split()[1:4] == ["failed", "-", "0"]
+    assert rows["old"].split()[1:5] == ["connected", "2024-11-05", "off", "3"]
+    assert rows["absent"].split()[1:5] == ["failed", "-", "off", "0"]
     assert 'the command "no-such-program" was not found on the PATH' in rows["absent"]
     assert rows["off"].split()[1] == "off" and "enabled = false" in rows["off"]
     found = terminal.run("servers", "--json").json()
@@ -142,20 +142,20 @@ def test_servers_says_of_each_how_it_is_and_why(terminal: Terminal) -> None:
     assert found["total_connected"] == 1
 
 
-def test_tools_tells_which_servers_are_missing(terminal: Terminal) -> None:
+def test_tools_command_names_disconnected_servers(terminal: Terminal) -> None:
     terminal.configure(hello(), server_entry("absent", "stdio", "no-such-program"))
     done = terminal.run("tools")
     assert done.code == 0 and len(done.out.splitlines()) == 4
     assert 'server "absent" is not connected' in done.err and len(done.err.splitlines()) == 1
 
 
-def test_without_servers_the_way_to_some_is_shown(terminal: Terminal) -> None:
+def test_servers_command_without_servers_explains_how_to_add_one(terminal: Terminal) -> None:
     for command in ("tools", "servers"):
         done = terminal.run(command)
         assert done.code == 0 and "dragoman import" in done.out
 
 
-def test_the_log_of_a_server_is_shown_and_an_unknown_one_is_not_found(terminal: Terminal) -> None:
+def test_server_log_is_printed_and_an_unknown_server_is_not_found(terminal: Terminal) -> None:
     code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(3)"
     off = server_entry("off", "stdio", "x", enabled=False)
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello(), off)
@@ -170,8 +170,8 @@ def test_the_log_of_a_server_is_shown_and_an_unknown_one_is_not_found(terminal: 
     assert unknown.code == 5 and 'did you mean "bad"?' in unknown.err
 
 
-def test_a_server_that_hangs_keeps_nobody_from_calling_another(terminal: Terminal) -> None:
-    terminal.configure(server_entry("stuck", "rude_server", "hang"), hello())
+def test_hanging_server_does_not_block_calls_to_another(terminal: Terminal) -> None:
+    terminal.configure(server_entry("stuck", "faulty_server", "hang"), hello())
     terminal.up()
     begun = time.monotonic()
     assert terminal.run("call", "hello.add", "a=1", "b=2").out == "3\n"
@@ -179,7 +179,7 @@ def test_a_server_that_hangs_keeps_nobody_from_calling_another(terminal: Termina
     assert "starting" in terminal.run("servers").out
 
 
-def test_the_home_may_stand_before_or_after_the_command(terminal: Terminal) -> None:
+def test_home_option_works_before_and_after_the_command(terminal: Terminal) -> None:
     other = terminal.user / "other"
     other.mkdir(mode=0o700)
     (other / "config.toml").write_text(hello())
@@ -192,15 +192,15 @@ def test_the_home_may_stand_before_or_after_the_command(terminal: Terminal) -> N
     assert not terminal.home.exists()
 
 
-def test_what_a_server_says_cannot_command_the_terminal(terminal: Terminal) -> None:
+def test_server_output_cannot_control_the_terminal(terminal: Terminal) -> None:
     code = "import sys; sys.stderr.write('\\x1b[2Jboo\\n'); sys.exit(3)"
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code))
     done = terminal.run("servers")
     assert "boo" in done.out and "\x1b" not in done.out
 
 
-def test_ctrl_c_ends_a_hub_of_its_own_too(terminal: Terminal) -> None:
-    terminal.configure(server_entry("peer", "rude_server", "ok"))
+def test_ctrl_c_ends_an_in_process_hub(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.run("tools")  # makes the audit
     child = terminal.start("call", "peer.slow", "seconds=1.5")
     until = time.monotonic() + WAIT_SECONDS
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_a_hub_of_its_own_too(terminal: Terminal) -> None:
     assert terminal.run("audit", "verify").code == 0
 
 
-def test_a_quiet_hub_says_nothing_of_calls_and_another_one_does(terminal: Terminal) -> None:
+def test_quiet_hub_logs_no_calls_and_a_normal_one_does(terminal: Terminal) -> None:
     for args, told in (([], True), (["--quiet"], False)):
         terminal.run("up", "--detach", "--port", "0", *args)
         terminal.run("call", f"nobody.{told}")

@@ -10,7 +10,7 @@ import pytest
 from dragoman.core.background import Background
 
 
-async def test_a_task_nobody_references_runs_to_its_end() -> None:
+async def test_unreferenced_task_runs_to_completion() -> None:
     background, done = Background("test"), asyncio.Event()
 
     async def work() -> None:
@@ -40,7 +40,7 @@ async def test_a_failure_is_logged_with_the_name_of_the_owner(
     assert "the stamp collection" in caplog.text and "torn" in caplog.text
 
 
-async def test_close_cancels_and_waits_and_what_is_spawned_later_never_starts() -> None:
+async def test_close_cancels_waits_and_prevents_later_spawns() -> None:
     background, seen = Background("test"), []
 
     async def work(name: str) -> None:
@@ -59,7 +59,7 @@ async def test_close_cancels_and_waits_and_what_is_spawned_later_never_starts() 
     assert seen == ["first", "first ended"] and late.cancelled() and len(background) == 0
 
 
-async def test_close_gives_tasks_the_grace_it_was_given_and_does_not_wait_for_its_caller() -> None:
+async def test_close_waits_for_the_grace_period_but_not_for_its_caller() -> None:
     background, seen = Background("test"), []
 
     async def work() -> None:
@@ -73,7 +73,7 @@ async def test_close_gives_tasks_the_grace_it_was_given_and_does_not_wait_for_it
     assert seen == ["done"]
 
 
-async def test_a_task_that_ignores_its_cancellation_does_not_keep_close() -> None:
+async def test_task_ignoring_cancellation_does_not_block_close() -> None:
     background, release = Background("test"), asyncio.Event()
 
     async def deaf() -> None:
@@ -91,7 +91,7 @@ async def test_a_task_that_ignores_its_cancellation_does_not_keep_close() -> Non
     await asyncio.wait([task])
 
 
-async def test_work_that_is_run_to_completion_outlives_its_caller(
+async def test_run_to_completion_outlives_its_caller(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     background, go, seen = Background("test"), asyncio.Event(), []

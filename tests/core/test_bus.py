@@ -27,33 +27,33 @@ def about_to(name: str = "files.read") -> PreVerb:
     )
 
 
-def test_an_observer_hears_its_kind_of_event_and_no_other() -> None:
+def test_observer_receives_only_its_event_kind() -> None:
     bus = Bus()
-    heard: list[object] = []
-    bus.observe(ServerChanged, heard.append)
+    received: list[object] = []
+    bus.observe(ServerChanged, received.append)
     assert bus.is_observed(ServerChanged) and not bus.is_observed(PostVerb)
     bus.emit(about_to())
     changed = ServerChanged("a", "connected", "")
     bus.emit(changed)
-    assert heard == [changed]
+    assert received == [changed]
 
 
-def test_an_observer_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_observer_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus()
-    heard: list[object] = []
+    received: list[object] = []
 
     def fails(event: object) -> None:
         raise RuntimeError("observer")
 
     bus.observe(PreVerb, fails)
-    bus.observe(PreVerb, heard.append)
+    bus.observe(PreVerb, received.append)
     with caplog.at_level(logging.ERROR):
         bus.emit(about_to())
-    assert len(heard) == 1
+    assert len(received) == 1
     assert "an observer of PreVerb failed" in caplog.text
 
 
-async def test_a_gate_may_refuse_with_words_of_its_own() -> None:
+async def test_gate_may_refuse_with_its_own_message() -> None:
     bus = Bus()
 
     async def refuses(event: PreVerb) -> None:
@@ -73,9 +73,7 @@ async def test_a_gate_may_refuse_with_words_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("broken"), NotFound("odd"), TimeoutError()])
-async def test_a_gate_that_fails_refuses(
-    problem: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failing_gate_refuses(problem: Exception, caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus()
 
     async def fails(event: PreVerb) -> None:
@@ -88,7 +86,7 @@ async def test_a_gate_that_fails_refuses(
     assert raised.value.__cause__ is problem
 
 
-async def test_a_gate_that_takes_too_long_refuses(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_gate_refuses(caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus()
     ended = asyncio.Event()
 
@@ -104,7 +102,7 @@ async def test_a_gate_that_takes_too_long_refuses(caplog: pytest.LogCaptureFixtu
     assert ended.is_set()
 
 
-async def test_a_caller_who_leaves_while_a_gate_thinks_is_not_refused_but_gone() -> None:
+async def test_cancellation_during_a_gate_is_not_a_refusal() -> None:
     bus = Bus()
     asked = asyncio.Event()
 
@@ -120,7 +118,7 @@ async def test_a_caller_who_leaves_while_a_gate_thinks_is_not_refused_but_gone()
         await task
 
 
-async def test_a_gate_that_outlives_its_time_refuses_even_where_it_says_nothing(
+async def test_overdue_gate_refuses_even_if_silent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = Bus(gate_seconds=0.01)
@@ -136,7 +134,7 @@ async def test_a_gate_that_outlives_its_time_refuses_even_where_it_says_nothing(
         await bus.ask_gates(about_to())
 
 
-async def test_gates_have_the_time_that_is_set(caplog: pytest.LogCaptureFixture) -> None:
+async def test_gate_timeout_is_configurable(caplog: pytest.LogCaptureFixture) -> None:
     async def thinks(event: PreVerb) -> None:
         await asyncio.sleep(0.05)
 
@@ -148,26 +146,26 @@ async def test_gates_have_the_time_that_is_set(caplog: pytest.LogCaptureFixture)
         await hasty.ask_gates(about_to())
 
 
-def test_an_observer_can_leave_and_then_nothing_is_made_for_it() -> None:
+def test_unsubscribed_observer_gets_no_events() -> None:
     bus = Bus()
-    heard: list[object] = []
-    leave = bus.observe(PreVerb, heard.append)
+    received: list[object] = []
+    leave = bus.observe(PreVerb, received.append)
     stay: list[object] = []
     bus.observe(PostVerb, stay.append)
     bus.emit(about_to())
     assert (bus.has_call_observers, bus.is_observed(PreVerb)) == (True, True)
     leave()
     bus.emit(about_to())
-    assert len(heard) == 1
+    assert len(received) == 1
     assert not bus.has_call_observers and not bus.is_observed(PreVerb) and bus.is_observed(PostVerb)
 
 
 @pytest.mark.promise("R8")
-def test_an_observer_that_always_fails_is_let_go_and_the_others_stay(
+def test_always_failing_observer_is_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = Bus()
-    heard: list[object] = []
+    received: list[object] = []
     tries: list[object] = []
 
     def fails(event: object) -> None:
@@ -175,14 +173,14 @@ def test_an_observer_that_always_fails_is_let_go_and_the_others_stay(
         raise RuntimeError("again")
 
     bus.observe(PreVerb, fails, "the broken one")
-    bus.observe(PreVerb, heard.append)
+    bus.observe(PreVerb, received.append)
     for _ in range(MAX_FAILURES + 50):
         bus.emit(about_to())
-    assert len(tries) == MAX_FAILURES and len(heard) == MAX_FAILURES + 50
+    assert len(tries) == MAX_FAILURES and len(received) == MAX_FAILURES + 50
     assert f"the broken one of PreVerb failed {MAX_FAILURES} times in a row" in caplog.text
 
 
-def test_an_observer_that_fails_now_and_then_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_occasionally_failing_observer_stays(caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus()
     tries: list[object] = []
 
@@ -198,7 +196,7 @@ def test_an_observer_that_fails_now_and_then_stays(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(3)])
-def test_an_observer_can_end_neither_the_call_nor_the_hub(
+def test_observer_cannot_end_call_or_hub(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = Bus()
@@ -211,7 +209,7 @@ def test_an_observer_can_end_neither_the_call_nor_the_hub(
     assert "an observer of PreVerb failed" in caplog.text
 
 
-def test_an_observer_that_would_never_be_awaited_is_refused() -> None:
+def test_coroutine_observer_is_refused() -> None:
     async def observer(event: PreVerb) -> None:
         return None
 
@@ -221,7 +219,7 @@ def test_an_observer_that_would_never_be_awaited_is_refused() -> None:
     assert not bus.is_observed(PreVerb)
 
 
-async def test_a_follower_is_told_in_order_and_nobody_waits_for_it() -> None:
+async def test_follower_receives_events_in_order_without_blocking() -> None:
     bus = Bus()
     told: list[object] = []
     go, done = asyncio.Event(), asyncio.Event()
@@ -244,7 +242,7 @@ async def test_a_follower_is_told_in_order_and_nobody_waits_for_it() -> None:
 
 
 @pytest.mark.promise("R8")
-async def test_what_is_too_much_for_a_follower_is_dropped_and_counted(
+async def test_excess_events_of_a_follower_are_dropped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = Bus()
@@ -265,7 +263,7 @@ async def test_what_is_too_much_for_a_follower_is_dropped_and_counted(
     assert len(told) == 10
 
 
-async def test_a_follower_that_fails_goes_on_and_one_that_always_does_is_let_go(
+async def test_failing_follower_continues_and_an_always_failing_one_is_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = Bus()
@@ -287,7 +285,7 @@ async def test_a_follower_that_fails_goes_on_and_one_that_always_does_is_let_go(
     assert "the broken one failed 100 times in a row" in caplog.text
 
 
-async def test_a_follower_that_rests_is_woken_by_the_next_event() -> None:
+async def test_idle_follower_is_woken_by_the_next_event() -> None:
     bus = Bus()
     told: asyncio.Queue[object] = asyncio.Queue()
 
@@ -303,7 +301,7 @@ async def test_a_follower_that_rests_is_woken_by_the_next_event() -> None:
     await bus.close()
 
 
-async def test_an_event_that_comes_when_a_follower_is_just_done_is_told_too() -> None:
+async def test_event_arriving_as_a_follower_finishes_is_delivered() -> None:
     bus = Bus()
     told: asyncio.Queue[object] = asyncio.Queue()
     last = ServerChanged("a", "stopped", "")
@@ -320,7 +318,7 @@ async def test_an_event_that_comes_when_a_follower_is_just_done_is_told_too() ->
     await bus.close()
 
 
-async def test_a_follower_that_never_ends_does_not_keep_the_hub_from_ending(
+async def test_hanging_follower_does_not_block_shutdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dragoman.core.bus.CLOSE_SECONDS", 0.01)

@@ -27,7 +27,7 @@ def ended(name: str, error: TimedOut | None = None) -> PostVerb:
     return PostVerb(call, "completed", 0.04, Result(), None)
 
 
-async def test_a_line_says_verb_caller_outcome_time_depth_and_trace_and_no_arguments() -> None:
+async def test_log_line_has_verb_principal_outcome_time_depth_and_trace() -> None:
     written: list[str] = []
     there = asyncio.Event()
     bus = Bus()
@@ -50,7 +50,7 @@ async def test_a_line_says_verb_caller_outcome_time_depth_and_trace_and_no_argum
     ]
 
 
-async def test_a_name_that_a_caller_made_up_stays_one_line_of_bounded_length() -> None:
+async def test_client_chosen_name_is_one_bounded_log_line() -> None:
     written: list[str] = []
     bus = Bus()
     log = CallLog(bus, written.append)
@@ -62,7 +62,7 @@ async def test_a_name_that_a_caller_made_up_stays_one_line_of_bounded_length() -
     assert all(len(line) < 400 for line in lines)
 
 
-async def test_many_lines_are_written_in_one_piece_and_none_is_kept_for_long() -> None:
+async def test_many_log_lines_are_written_together_soon() -> None:
     written: list[str] = []
     bus = Bus()
     log = CallLog(bus, written.append)

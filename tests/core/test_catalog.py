@@ -11,7 +11,7 @@ from dragoman.core.name_claims import Claim, NameClaims
 from dragoman.core.tool import DEFAULT_TRAITS, Nowhere, Tool
 
 
-class Place:
+class FakeTarget:
     traits = DEFAULT_TRAITS
 
     def __init__(self, name: str) -> None:
@@ -23,7 +23,7 @@ class Place:
 
 def tool(name: str, alias: str = "") -> Tool:
     target, _, remote = name.partition(".")
-    return Tool(name=name, alias=alias or name, remote_name=remote, target=Place(target))
+    return Tool(name=name, alias=alias or name, remote_name=remote, target=FakeTarget(target))
 
 
 def error_of(catalog: Catalog, name: str) -> Exception:
@@ -33,7 +33,7 @@ def error_of(catalog: Catalog, name: str) -> Exception:
 
 
 @pytest.mark.promise("B3")
-def test_a_tool_is_found_by_its_name_and_by_its_alias() -> None:
+def test_tool_is_found_by_name_and_alias() -> None:
     catalog = Catalog(review=admit_all)
     one = tool("a.b_c", "mcp_a_b_c")
     catalog.offer("a", [one])
@@ -43,7 +43,7 @@ def test_a_tool_is_found_by_its_name_and_by_its_alias() -> None:
 
 
 @pytest.mark.promise("B3")
-def test_the_whole_name_is_looked_up_and_never_cut() -> None:
+def test_names_are_matched_completely() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     catalog.offer("a_b", [tool("a_b.d", "mcp_a_b_d")])
@@ -54,7 +54,7 @@ def test_the_whole_name_is_looked_up_and_never_cut() -> None:
 
 
 @pytest.mark.promise("B3")
-def test_an_alias_belongs_to_the_tool_that_had_it_first_until_its_target_is_removed() -> None:
+def test_alias_stays_with_its_first_tool_until_the_target_is_removed() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
@@ -72,7 +72,7 @@ def test_an_alias_belongs_to_the_tool_that_had_it_first_until_its_target_is_remo
     assert [catalog.listed_name(one) for one in catalog.list_tools()] == ["mcp_a_b_c"]
 
 
-def test_what_is_held_keeps_its_names() -> None:
+def test_quarantined_tool_keeps_its_names() -> None:
     def review(target: str, tools: Sequence[Tool]) -> ReviewResult:
         held = {one.name: "it has changed" for one in tools if one.remote_name == "c"}
         return ReviewResult([one for one in tools if one.name not in held], held)
@@ -84,7 +84,7 @@ def test_what_is_held_keeps_its_names() -> None:
     assert catalog.listed_name(catalog.find("a.b_c")) == "a.b_c"
 
 
-def test_nobody_has_a_name_that_begins_as_the_canonical_names_of_another_do() -> None:
+def test_canonical_prefix_of_a_target_is_reserved() -> None:
     claims = NameClaims(find_namespaces=lambda: {"git": "git", "p": "p"})
     catalog = Catalog(review=admit_all, claims=claims)
     catalog.offer("p", [tool("p.x", "git.push"), tool("p.y", "mcp_p_y")])
@@ -92,7 +92,7 @@ def test_nobody_has_a_name_that_begins_as_the_canonical_names_of_another_do() ->
     assert catalog.find("mcp_p_y").name == "p.y"
 
 
-class Kept:
+class NameStore:
     """A store of names."""
 
     def __init__(self, broken: bool = False) -> None:
@@ -111,8 +111,8 @@ class Kept:
         self.rows = {key: one for key, one in self.rows.items() if key[0] != target}
 
 
-def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept()
+def test_name_claims_survive_a_restart_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = NameStore()
     Catalog(review=admit_all, claims=NameClaims(kept)).offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     again = Catalog(review=admit_all, claims=NameClaims(kept))
     again.offer("a", [tool("a.b_c", "mcp_a_b_c")])
@@ -126,22 +126,22 @@ def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert sum(again.listed_name(one) != one.name for one in again.list_tools()) == 1
 
 
-def test_where_claims_cannot_be_read_there_are_canonical_names_only() -> None:
-    catalog = Catalog(review=admit_all, claims=NameClaims(Kept(broken=True)))
+def test_unreadable_claims_leave_only_canonical_names() -> None:
+    catalog = Catalog(review=admit_all, claims=NameClaims(NameStore(broken=True)))
     catalog.offer("a", [tool("a.x", "mcp_a_x")])
     assert catalog.find("a.x").name == "a.x"
     assert isinstance(error_of(catalog, "mcp_a_x"), NotFound)
     assert catalog.listed_name(catalog.find("a.x")) == "a.x"
 
 
-def test_a_name_goes_before_an_alias() -> None:
+def test_name_precedes_an_alias() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x", "b.y")])
     catalog.offer("b", [tool("b.y", "mcp_b_y")])
     assert catalog.find("b.y").name == "b.y"
 
 
-def test_an_offer_takes_the_place_of_the_one_before() -> None:
+def test_new_offer_replaces_the_previous_one() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x"), tool("a.y")])
     catalog.offer("a", [tool("a.y"), tool("a.z")])
@@ -150,14 +150,14 @@ def test_an_offer_takes_the_place_of_the_one_before() -> None:
     assert isinstance(error_of(catalog, "a.x"), NotFound)
 
 
-def test_tools_come_in_the_order_of_their_names_whoever_came_first() -> None:
+def test_tools_are_sorted_by_name() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("b", [tool("b.x")])
     catalog.offer("a", [tool("a.z"), tool("a.a")])
     assert [one.name for one in catalog.list_tools()] == ["a.a", "a.z", "b.x"]
 
 
-def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered() -> None:
+def test_claimed_name_stays_with_its_owner_and_the_rest_is_offered() -> None:
     catalog = Catalog(review=admit_all)
     first = tool("a.x")
     catalog.offer("a", [first])
@@ -169,7 +169,7 @@ def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered(
     assert catalog.find("a.x") is first
 
 
-def test_an_offer_with_a_name_twice_changes_nothing() -> None:
+def test_offer_with_a_duplicate_name_changes_nothing() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x")])
     version = catalog.version
@@ -179,24 +179,24 @@ def test_an_offer_with_a_name_twice_changes_nothing() -> None:
     assert catalog.version == version
 
 
-def test_listeners_hear_of_changes_until_they_stop() -> None:
+def test_listeners_receive_changes_until_unsubscribed() -> None:
     catalog = Catalog(review=admit_all)
-    heard: list[int] = []
-    stop = catalog.on_change(lambda: heard.append(catalog.version))
+    received: list[int] = []
+    stop = catalog.on_change(lambda: received.append(catalog.version))
     catalog.offer("a", [tool("a.x")])
     catalog.withdraw("a")
     catalog.withdraw("a")  # nothing to withdraw, nothing to hear of
     stop()
     catalog.offer("a", [tool("a.x")])
-    assert heard == [1, 2]
+    assert received == [1, 2]
 
 
-def test_an_unknown_name_of_any_length_makes_a_short_message() -> None:
+def test_unknown_name_error_is_bounded() -> None:
     assert len(str(error_of(Catalog(review=admit_all), "x" * 10_000))) < 250
 
 
 @pytest.mark.promise("B3")
-def test_a_tool_whose_alias_is_the_name_of_another_is_shown_by_its_own_name() -> None:
+def test_tool_with_a_conflicting_alias_uses_its_own_name() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.b.c", "mcp_a_b.c")])
     catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])

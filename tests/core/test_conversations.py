@@ -33,7 +33,7 @@ def call_by(caller: Principal, **more: Any) -> Call:
     )
 
 
-def test_one_principal_cannot_push_out_the_conversations_of_another() -> None:
+def test_principal_cannot_evict_conversations_of_another() -> None:
     kept = Conversations("a", ConversationLimits(of_principal=3, total=4))
     first = kept.keep(call_by(ANN), Conversation(), "far")
     many = [kept.keep(call_by(BOB), Conversation(), f"far {n}") for n in range(10)]
@@ -45,7 +45,7 @@ def test_one_principal_cannot_push_out_the_conversations_of_another() -> None:
             kept.find(call_by(BOB), id)
 
 
-def test_sessions_of_one_principal_are_bounded_too() -> None:
+def test_sessions_per_principal_are_bounded() -> None:
     kept = Conversations("a", ConversationLimits(of_principal=2))
     for n in range(5):
         kept.keep(call_by(ANN, session=f"s{n}"), Conversation(), f"far {n}")
@@ -53,7 +53,7 @@ def test_sessions_of_one_principal_are_bounded_too() -> None:
     assert found == ["", "", "", "far 3", "far 4"]
 
 
-def test_a_conversation_that_is_idle_for_too_long_has_ended() -> None:
+def test_idle_conversation_expires() -> None:
     now = 0.0
     kept = Conversations("a", ConversationLimits(idle_seconds=10), clock=lambda: now)
     call = call_by(ANN, session="s")
@@ -69,7 +69,7 @@ def test_a_conversation_that_is_idle_for_too_long_has_ended() -> None:
         kept.find(call, id)
 
 
-def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
+def test_conversation_forgotten_by_the_agent_is_not_continued() -> None:
     kept = Conversations("a")
     call = call_by(ANN, session="s")
     kept.keep(call, Conversation(), "far")
@@ -77,13 +77,13 @@ def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
     assert kept.find(call) == Conversation() and len(kept) == 0
 
 
-def test_an_agent_that_names_no_context_has_no_conversation() -> None:
+def test_agent_without_a_context_has_no_conversation() -> None:
     kept = Conversations("a")
     assert kept.keep(call_by(ANN, session="s"), Conversation(), "") == ""
     assert len(kept) == 0
 
 
 @pytest.mark.parametrize("value", ["", "ctx-", "ctx-0123", "a word", 3, None, {"id": "new"}])
-def test_other_values_are_no_ids_of_conversations(value: Any) -> None:
+def test_invalid_conversation_ids_are_ignored(value: Any) -> None:
     assert not is_conversation_id(value)
     assert is_conversation_id("new") and is_conversation_id("ctx-0123456789abcdef")

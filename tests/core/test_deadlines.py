@@ -12,7 +12,7 @@ async def until(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def test_those_who_are_not_ended_in_time_are_called_back_in_the_order_they_began() -> None:
+async def test_expired_deadlines_fire_in_start_order() -> None:
     limits = Deadlines(0.02)
     loop = asyncio.get_running_loop()
     called: list[str] = []
@@ -32,7 +32,7 @@ async def test_those_who_are_not_ended_in_time_are_called_back_in_the_order_they
     assert not len(limits)
 
 
-async def test_one_that_begins_later_is_called_later_and_an_idle_one_begins_again() -> None:
+async def test_later_deadline_fires_later_and_an_idle_one_restarts() -> None:
     limits = Deadlines(0.03)
     loop = asyncio.get_running_loop()
     for _ in range(2):
@@ -47,7 +47,7 @@ async def test_one_that_begins_later_is_called_later_and_an_idle_one_begins_agai
         limits.cancel(10_000)  # none of those
 
 
-def test_another_loop_starts_afresh() -> None:
+def test_another_event_loop_starts_fresh() -> None:
     limits = Deadlines(0.01)
 
     async def one() -> None:

@@ -60,21 +60,21 @@ FIELDS = [
 ]
 
 
-def listening(road: SkillHub) -> list[dict[str, Any]]:
-    heard: list[dict[str, Any]] = []
+def record_events(skill_hub: SkillHub) -> list[dict[str, Any]]:
+    received: list[dict[str, Any]] = []
     kinds: tuple[type[PreVerb | PostVerb | VerbError], ...] = (PreVerb, PostVerb, VerbError)
     for kind in kinds:
-        road.bus.observe(kind, lambda event: heard.append(render_verb_event(event)))
-    return heard
+        skill_hub.bus.observe(kind, lambda event: received.append(render_verb_event(event)))
+    return received
 
 
 @pytest.mark.promise("R8")
-async def test_a_call_of_a_skill_is_told_with_the_fields_of_the_hook_bus_in_their_order() -> None:
-    road = SkillHub()
-    heard = listening(road)
+async def test_skill_call_event_has_the_documented_fields() -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
     arguments: dict[str, Any] = {"projectId": "proj_abc", "branch": "main"}
-    await road.call("a2a_vercel_ops_deploy", **arguments)
-    before, after = heard
+    await skill_hub.call("a2a_vercel_ops_deploy", **arguments)
+    before, after = received
     assert list(before) == FIELDS
     assert list(after) == [*FIELDS, "durationMs", "outcome"]
     trace = before["context"]["traceId"]
@@ -115,63 +115,61 @@ async def test_a_call_of_a_skill_is_told_with_the_fields_of_the_hook_bus_in_thei
         (RemoteA2ATaskFailedError("it failed"), -32204),
     ],
 )
-async def test_a_skill_that_fails_is_told_as_failed_and_then_as_an_error_with_its_code(
-    error: HubError, code: int
-) -> None:
-    road = SkillHub()
-    heard = listening(road)
-    road.agent.error = error
+async def test_failed_skill_emits_failed_and_error_events(error: HubError, code: int) -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
+    skill_hub.agent.error = error
     with pytest.raises(type(error)):
-        await road.call()
-    assert [one["phase"] for one in heard] == ["pre-verb", "post-verb", "verb-error"]
-    assert heard[1]["outcome"] == "failed"
-    assert list(heard[2]) == [*FIELDS, "error"]
-    assert heard[2]["error"] == {"code": code, "message": str(error)}
-    assert [one["context"]["denied"] for one in heard] == [False, False, False]
+        await skill_hub.call()
+    assert [one["phase"] for one in received] == ["pre-verb", "post-verb", "verb-error"]
+    assert received[1]["outcome"] == "failed"
+    assert list(received[2]) == [*FIELDS, "error"]
+    assert received[2]["error"] == {"code": code, "message": str(error)}
+    assert [one["context"]["denied"] for one in received] == [False, False, False]
 
 
 @pytest.mark.promise("R8")
-async def test_a_denied_call_is_told_as_denied_and_never_reaches_the_agent() -> None:
-    road = SkillHub()
-    heard = listening(road)
-    road.judge.denied.add("vercel_ops.deploy")
+async def test_denied_call_emits_denied_and_is_not_sent() -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
+    skill_hub.judge.denied.add("vercel_ops.deploy")
     with pytest.raises(AuthorizationError):
-        await road.call()
-    assert [one["phase"] for one in heard] == ["pre-verb", "post-verb", "verb-error"]
-    assert [one["context"]["denied"] for one in heard] == [False, True, True]
-    assert (heard[1]["outcome"], heard[2]["error"]["code"]) == ("failed", -32003)
-    assert road.agent.calls == []
+        await skill_hub.call()
+    assert [one["phase"] for one in received] == ["pre-verb", "post-verb", "verb-error"]
+    assert [one["context"]["denied"] for one in received] == [False, True, True]
+    assert (received[1]["outcome"], received[2]["error"]["code"]) == ("failed", -32003)
+    assert skill_hub.agent.calls == []
 
 
-async def test_a_denial_that_the_caller_reads_as_not_found_is_told_as_a_denial() -> None:
-    road = SkillHub()
-    heard = listening(road)
-    road.judge.hidden.add("vercel_ops.deploy")
+async def test_denial_shown_as_not_found_emits_denied() -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
+    skill_hub.judge.hidden.add("vercel_ops.deploy")
     with pytest.raises(NotFound):
-        await road.call()
-    assert [one["context"]["denied"] for one in heard] == [False, True, True]
-    assert heard[2]["error"]["code"] == -32601
+        await skill_hub.call()
+    assert [one["context"]["denied"] for one in received] == [False, True, True]
+    assert received[2]["error"]["code"] == -32601
 
 
-async def test_a_gate_that_refuses_denies() -> None:
-    road = SkillHub()
-    heard = listening(road)
+async def test_refusing_gate_denies() -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
 
     async def refuses(event: PreVerb) -> None:
         raise Denied("not on Fridays")
 
-    road.bus.gate("calendar", refuses)
+    skill_hub.bus.gate("calendar", refuses)
     with pytest.raises(Denied):
-        await road.call()
-    assert [one["context"]["denied"] for one in heard] == [False, True, True]
-    assert heard[2]["error"] == {"code": -32003, "message": "not on Fridays"}
+        await skill_hub.call()
+    assert [one["context"]["denied"] for one in received] == [False, True, True]
+    assert received[2]["error"] == {"code": -32003, "message": "not on Fridays"}
 
 
-async def test_a_call_of_something_else_has_no_agent_and_its_trace_for_a_session() -> None:
-    road = SkillHub()
-    heard = listening(road)
-    await road.call("files.read", path="/x")
-    for one in heard:
+async def test_other_call_event_has_no_agent_and_the_trace_as_session() -> None:
+    skill_hub = SkillHub()
+    received = record_events(skill_hub)
+    await skill_hub.call("files.read", path="/x")
+    for one in received:
         assert one["verb"] == "files.read"
         assert {one[name] for name in ("legacyAlias", "agentCardId", "agentUrl", "skillId")} == {
             None
@@ -179,13 +177,13 @@ async def test_a_call_of_something_else_has_no_agent_and_its_trace_for_a_session
         assert one["sessionId"] == one["context"]["traceId"]
 
 
-def test_every_error_has_a_code_of_its_own_table() -> None:
+def test_every_error_has_an_event_code() -> None:
     assert set(CODES) <= {*list_leaves(), HubError}
     assert {find_code(error("x")) for error in list_leaves()} == set(CODES.values())
 
 
-async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
-    road = SkillHub()
+async def test_outgoing_events_contain_no_argument_values() -> None:
+    skill_hub = SkillHub()
     said: list[tuple[dict[str, Any], Call]] = []
     for kind in EVENT_NAMES:
 
@@ -194,9 +192,9 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
             assert found is not None
             said.append((found[1], event.call))
 
-        road.bus.observe(kind, keep)
+        skill_hub.bus.observe(kind, keep)
     secret = "hunter2-correct-horse"
-    road.agent.error = Unreachable(f"no host {secret} here")
+    skill_hub.agent.error = Unreachable(f"no host {secret} here")
     agent = Principal("key", "qa", serves="qa-bot")
     arguments: dict[str, Any] = {
         "password": secret,
@@ -207,9 +205,9 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
     }
     unnamed: dict[str, Any] = {"\ud800": True}
     with pytest.raises(Unreachable):
-        await road.call(who=agent, **arguments)
+        await skill_hub.call(who=agent, **arguments)
     with pytest.raises(NotFound):
-        await road.call("x" * 10_000_000, who=agent, **unnamed)
+        await skill_hub.call("x" * 10_000_000, who=agent, **unnamed)
     assert [one.get("phase", one.get("type")) for one, _ in said[:5]] == [
         "pre-verb",
         "EXEC:TOOL_CALL",
@@ -232,7 +230,7 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
     assert json.loads(json.dumps(left[5]["args"])) == {"?": {"type": "boolean"}}
 
 
-def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
+def test_hub_events_are_emitted_and_internal_ones_are_not() -> None:
     found = render_event(ServerChanged("files", "failed", "r" * 5000))
     assert found is not None and found[0] == "server-changed"
     assert found[1]["server"] == "files" and len(found[1]["reason"]) == 1000
@@ -242,21 +240,21 @@ def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
 # --- calls of agents --------------------------------------------------------------------------
 
 
-def agents(road: SkillHub) -> list[dict[str, Any]]:
-    heard: list[dict[str, Any]] = []
+def agents(skill_hub: SkillHub) -> list[dict[str, Any]]:
+    received: list[dict[str, Any]] = []
     kinds: tuple[type[ToolCall | ToolResult], ...] = (ToolCall, ToolResult)
     for kind in kinds:
-        road.bus.observe(kind, lambda event: heard.append(render_exec_event(event)))
-    return heard
+        skill_hub.bus.observe(kind, lambda event: received.append(render_exec_event(event)))
+    return received
 
 
 @pytest.mark.promise("Q5")
-async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
-    road = SkillHub()
-    heard = agents(road)
-    await road.call(who=Principal("key", "qa", serves="qa-bot"), branch="main")
-    asked, answered = heard
-    trace = road.agent.calls[0].trace.id
+async def test_agent_call_emits_exec_tool_call_and_result() -> None:
+    skill_hub = SkillHub()
+    received = agents(skill_hub)
+    await skill_hub.call(who=Principal("key", "qa", serves="qa-bot"), branch="main")
+    asked, answered = received
+    trace = skill_hub.agent.calls[0].trace.id
     assert list(asked) == [
         "id",
         "timestamp",
@@ -272,7 +270,7 @@ async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
         "tool": "vercel_ops.deploy",
         "arguments": {"branch": "main"},
     }
-    call = road.agent.calls[0]
+    call = skill_hub.agent.calls[0]
     session = session_id_from_trace(call.tool, call.trace)
     assert (asked["traceId"], asked["sessionId"]) == (trace, session)
     assert isinstance(asked["timestamp"], int) and asked["timestamp"] > 1_700_000_000_000
@@ -286,24 +284,24 @@ async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
 
 
 @pytest.mark.promise("Q5")
-async def test_a_call_for_another_that_is_under_way_is_one_too_and_a_persons_is_not() -> None:
-    road = SkillHub()
-    heard = agents(road)
-    outer = road.begin("files.read")
-    await asyncio.wait_for(road.agent.running.wait(), 5)
-    assert heard == []
-    above = road.agent.calls[0].trace
+async def test_nested_call_emits_exec_events_and_a_user_call_does_not() -> None:
+    skill_hub = SkillHub()
+    received = agents(skill_hub)
+    outer = skill_hub.begin("files.read")
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+    assert received == []
+    above = skill_hub.agent.calls[0].trace
     headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
-    other = road.agent.plain("search.find")
-    road.catalog.offer("search", [other])
-    object.__setattr__(other, "target", type(road.agent)("search"))
-    await road.call("search.find", carried=parse_trace(headers))
-    assert [one["type"] for one in heard] == ["EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"]
-    assert {one["traceId"] for one in heard} == {above.id}
-    assert heard[0]["source"] == ALICE.label
-    road.agent.go.set()
+    other = skill_hub.agent.plain("search.find")
+    skill_hub.catalog.offer("search", [other])
+    object.__setattr__(other, "target", type(skill_hub.agent)("search"))
+    await skill_hub.call("search.find", carried=parse_trace(headers))
+    assert [one["type"] for one in received] == ["EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"]
+    assert {one["traceId"] for one in received} == {above.id}
+    assert received[0]["source"] == ALICE.label
+    skill_hub.agent.go.set()
     await outer
-    assert len(heard) == 2
+    assert len(received) == 2
 
 
 @pytest.mark.parametrize(
@@ -313,44 +311,44 @@ async def test_a_call_for_another_that_is_under_way_is_one_too_and_a_persons_is_
         (Overloaded("no room"), {"code": -32214, "message": "no room", "source": "hub"}),
     ],
 )
-async def test_a_result_that_is_none_says_why_and_whose_fault_it_was(
+async def test_failed_result_event_has_reason_and_origin(
     error: HubError, failure: dict[str, Any]
 ) -> None:
-    road = SkillHub()
-    heard = agents(road)
-    road.agent.error = error
+    skill_hub = SkillHub()
+    received = agents(skill_hub)
+    skill_hub.agent.error = error
     with pytest.raises(type(error)):
-        await road.call(who=Principal("key", "qa", serves="qa-bot"))
-    assert heard[1]["payload"]["success"] is False
-    assert heard[1]["payload"]["error"] == failure
+        await skill_hub.call(who=Principal("key", "qa", serves="qa-bot"))
+    assert received[1]["payload"]["success"] is False
+    assert received[1]["payload"]["error"] == failure
 
 
-async def test_a_tool_that_says_it_failed_and_a_caller_who_leaves_are_results_too() -> None:
-    road = SkillHub()
-    heard = agents(road)
+async def test_tool_error_and_cancellation_are_result_events() -> None:
+    skill_hub = SkillHub()
+    received = agents(skill_hub)
     agent = Principal("key", "qa", serves="qa-bot")
-    await road.call(who=agent, fails=True)
-    assert heard[1]["payload"]["error"] == {
+    await skill_hub.call(who=agent, fails=True)
+    assert received[1]["payload"]["error"] == {
         "code": -32204,
         "message": '"vercel_ops.deploy" reported a failure',
         "source": "Vercel Ops",
     }
-    running = road.begin(who=agent)
-    await asyncio.wait_for(road.agent.running.wait(), 5)
+    running = skill_hub.begin(who=agent)
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert heard[3]["payload"]["error"]["code"] == -32800
+    assert received[3]["payload"]["error"]["code"] == -32800
 
 
 @pytest.mark.promise("R8")
-async def test_what_a_remote_says_it_used_is_announced_as_numbers_alone() -> None:
-    road = SkillHub()
-    heard: list[CostReported] = []
-    road.bus.observe(CostReported, heard.append)
+async def test_remote_usage_is_emitted_as_numbers() -> None:
+    skill_hub = SkillHub()
+    received: list[CostReported] = []
+    skill_hub.bus.observe(CostReported, received.append)
     usage = {"totalTokens": 1200, "cost": 0.5, "model": "secret", "huge": 2**80, "on": True}
-    await road.call(usage=usage)
-    await road.call()
-    assert [one.usage for one in heard] == [{"totalTokens": 1200, "cost": 0.5}]
-    found = render_event(heard[0])
+    await skill_hub.call(usage=usage)
+    await skill_hub.call()
+    assert [one.usage for one in received] == [{"totalTokens": 1200, "cost": 0.5}]
+    found = render_event(received[0])
     assert found is not None and found[0] == "cost"
     assert found[1]["verb"] == "vercel_ops.deploy"

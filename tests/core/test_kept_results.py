@@ -8,6 +8,7 @@ from dragoman.core.call import Call
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
 from dragoman.core.tool import Nowhere, build_missing_tool
 from dragoman.core.trace import new_trace
 
@@ -40,7 +41,7 @@ def is_there(kept: KeptResults, uri: str | None) -> bool:
     return not isinstance(kept.find(uri).target, Nowhere)
 
 
-async def test_one_caller_has_half_and_its_oldest_goes_first() -> None:
+async def test_principal_has_half_of_the_space_and_its_oldest_result_is_evicted() -> None:
     kept = KeptResults(1, 600)
     other = kept.keep(call_of("other"), "short", "text/plain")
     first, second = (kept.keep(call_of("one"), HALF + n, "text/plain") for n in "ab")
@@ -51,7 +52,7 @@ async def test_one_caller_has_half_and_its_oldest_goes_first() -> None:
     kept.close()
 
 
-async def test_where_all_have_too_much_the_one_with_the_most_gives() -> None:
+async def test_largest_holder_is_evicted_first() -> None:
     kept = KeptResults(1, 600)
     small = kept.keep(call_of("small"), "x" * 1_000, "text/plain")
     large = kept.keep(call_of("large"), HALF, "text/plain")
@@ -60,7 +61,7 @@ async def test_where_all_have_too_much_the_one_with_the_most_gives() -> None:
     kept.close()
 
 
-async def test_it_ends_with_its_time_and_with_its_callers_access() -> None:
+async def test_kept_result_ends_with_its_ttl_or_lost_access() -> None:
     clock = Time()
     kept = KeptResults(1, 600, clock)
     first = kept.keep(call_of("one"), "a text", "text/plain")
@@ -77,14 +78,13 @@ async def test_it_ends_with_its_time_and_with_its_callers_access() -> None:
     assert KeptResults(0, 600).keep(call_of("one"), "x", "text/plain") is None
 
 
-async def test_a_part_is_asked_for_in_characters_and_by_its_caller() -> None:
+async def test_part_is_selected_in_characters_by_its_principal() -> None:
     kept = KeptResults(1, 600)
     uri = kept.keep(call_of("one"), "a🦉bc", "text/markdown")
 
     async def read(query: str, caller: str = "one") -> str:
         tool = kept.find(f"{uri}{query}")
-        call = call_of(caller)
-        object.__setattr__(call, "tool", tool)
+        call = replace(call_of(caller), tool=tool)
         (block,) = (await tool.target.run(call)).content
         assert block["resource"]["mimeType"] == "text/markdown"
         assert block["resource"]["_meta"] == {"dragoman.hub/total_chars": 4}

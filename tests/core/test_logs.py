@@ -9,7 +9,7 @@ import sys
 from dragoman.core.logs import JsonFormatter, RepeatedFailure, render_time
 
 
-def test_a_record_in_json_is_one_line_with_the_same_fields_each_time() -> None:
+def test_json_log_record_is_one_line_with_fixed_fields() -> None:
     try:
         raise ValueError("x\ny")
     except ValueError:
@@ -27,11 +27,11 @@ def test_a_record_in_json_is_one_line_with_the_same_fields_each_time() -> None:
     assert found["message"] == "a \x1b\n\u202e" and found["exception"].endswith("ValueError: x\ny")
 
 
-def test_a_time_has_milliseconds() -> None:
+def test_log_time_has_milliseconds() -> None:
     assert render_time(0.0019) == "1970-01-01T00:00:00.001Z"
 
 
-def test_a_failure_that_stays_the_same_is_told_at_growing_intervals_with_a_count() -> None:
+def test_repeated_failure_is_logged_at_growing_intervals_with_a_count() -> None:
     now = 0.0
     failure = RepeatedFailure(lambda: now)
     told = []

@@ -27,7 +27,7 @@ from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import TraceContext, new_trace
 
 
-class Place:
+class FakeTarget:
     """A target that answers with what it was called with, or raises."""
 
     traits = DEFAULT_TRAITS
@@ -45,7 +45,7 @@ class Place:
         return Result(content=[call.tool.remote_name])
 
 
-def hub_of(place: Place, *stages: Stage) -> Hub:
+def hub_of(place: FakeTarget, *stages: Stage) -> Hub:
     catalog = Catalog(review=admit_all)
     tools = [
         Tool(
@@ -61,8 +61,8 @@ async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: Any) -> Res
     return await call_tool(hub, OWNER, name, {"a": 1}, door="test", view=view, **more)
 
 
-async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
-    place = Place()
+async def test_call_reaches_its_target_unchanged() -> None:
+    place = FakeTarget()
     updates: list[Progress] = []
     carried = TraceContext("5" * 32, "", "")
     caller = Principal("key", "ci", "lab")
@@ -80,22 +80,22 @@ async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
     assert updates == [Progress(progress=1)]
 
 
-async def test_an_unknown_name_goes_down_the_road_like_any_other() -> None:
+async def test_unknown_name_passes_the_pipeline() -> None:
     seen: list[str] = []
 
     async def stage(next: Next, call: Call) -> Result:
         seen.append(call.tool.name)
         return await next(call)
 
-    hub = hub_of(Place(), stage)
+    hub = hub_of(FakeTarget(), stage)
     with pytest.raises(NotFound, match='there is no tool "nothing"'):
         await call(hub, "nothing")
     assert (await call(hub, "mcp_place_echo")).content == ["echo"]
     assert seen == ["nothing", "place.echo"]
 
 
-async def test_what_a_view_does_not_show_cannot_be_called() -> None:
-    place = Place()
+async def test_tool_outside_the_view_cannot_be_called() -> None:
+    place = FakeTarget()
     hub = hub_of(place)
     view = View(("place.a*", "dragoman_agent_*"))
     assert [tool.name for tool in hub.list_tools(OWNER, view)] == ["place.add"]
@@ -108,8 +108,8 @@ async def test_what_a_view_does_not_show_cannot_be_called() -> None:
     assert len(place.calls) == 1
 
 
-def test_a_view_shows_by_either_name_and_an_empty_one_shows_nothing() -> None:
-    hub = hub_of(Place())
+def test_view_matches_both_names_and_an_empty_one_nothing() -> None:
+    hub = hub_of(FakeTarget())
     by_alias = hub.list_tools(OWNER, View(("mcp_place_echo",)))
     assert [tool.name for tool in by_alias] == ["place.Echo", "place.echo"]
     assert hub.list_tools(OWNER, View(())) == []
@@ -117,7 +117,7 @@ def test_a_view_shows_by_either_name_and_an_empty_one_shows_nothing() -> None:
 
 
 async def test_an_error_carries_the_trace_of_its_call() -> None:
-    hub = hub_of(Place(Unreachable("gone")))
+    hub = hub_of(FakeTarget(Unreachable("gone")))
     with pytest.raises(Unreachable) as raised:
         await call(hub, "place.add", trace_context=TraceContext("abc", "", ""))
     assert raised.value.trace == "abc"
@@ -126,17 +126,17 @@ async def test_an_error_carries_the_trace_of_its_call() -> None:
     assert again.value.trace and len(again.value.trace) == 32
 
 
-async def test_what_a_target_raises_that_is_no_error_of_ours_is_its_failure() -> None:
-    hub = hub_of(Place(KeyError("x")))
+async def test_unexpected_exception_of_a_target_is_its_failure() -> None:
+    hub = hub_of(FakeTarget(KeyError("x")))
     with pytest.raises(WorkFailed, match=r"\"place.add\" failed: KeyError\('x'\)") as raised:
         await call(hub, "place.add")
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-async def test_a_caller_who_leaves_cancels_the_target() -> None:
+async def test_cancelled_caller_cancels_the_target() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    class Slow(Place):
+    class Slow(FakeTarget):
         traits = DEFAULT_TRAITS
 
         async def run(self, call: Call) -> Result:
@@ -155,7 +155,7 @@ async def test_a_caller_who_leaves_cancels_the_target() -> None:
     assert ended.is_set()
 
 
-async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() -> None:
+async def test_stages_wrap_the_target_in_order_and_may_refuse() -> None:
     order: list[str] = []
 
     def stage(name: str, stops: bool = False) -> Stage:
@@ -173,34 +173,34 @@ async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() 
         order.append("end")
         return Result()
 
-    def road(stages: Sequence[Stage]) -> Next:
+    def guarded(stages: Sequence[Stage]) -> Next:
         return build_pipeline(stages, end)
 
-    place = Place()
+    place = FakeTarget()
     made = Call(
         principal=OWNER, tool=hub_of(place).catalog.find("place.add"), requested_name="x",
         arguments={}, trace=new_trace(), door="test",
     )  # fmt: skip
-    await road([stage("outer"), stage("inner")])(made)
+    await guarded([stage("outer"), stage("inner")])(made)
     assert order == ["outer in", "inner in", "end", "inner out", "outer out"]
     order.clear()
     with pytest.raises(NotFound):
-        await road([stage("outer"), stage("stop", stops=True), stage("inner")])(made)
+        await guarded([stage("outer"), stage("stop", stops=True), stage("inner")])(made)
     assert order == ["outer in", "stop in"]
     order.clear()
-    await road([])(made)
+    await guarded([])(made)
     assert order == ["end"]
 
 
-def test_every_kind_of_error_that_can_be_raised_is_a_leaf_and_no_group_is() -> None:
+def test_only_leaf_errors_are_raised() -> None:
     names = {kind.__name__ for kind in list_leaves()}
     assert {"Denied", "Overloaded", "NotFound", "AmbiguousName", "TimedOut", "BadReply"} <= names
     assert not names & {"HubError", "Refused", "TargetFailed"}
     assert all(issubclass(kind, HubError) for kind in list_leaves())
 
 
-def offered(hub: Hub, kind: str, *addresses: str, server: str = "place") -> Place:
-    place = Place()
+def offered(hub: Hub, kind: str, *addresses: str, server: str = "place") -> FakeTarget:
+    place = FakeTarget()
     place.name = server
     hub.catalogs[kind].offer(
         server,
@@ -212,8 +212,8 @@ def offered(hub: Hub, kind: str, *addresses: str, server: str = "place") -> Plac
     return place
 
 
-async def test_each_kind_has_a_catalog_and_a_name_leads_nowhere_in_another() -> None:
-    hub = hub_of(Place())
+async def test_each_kind_has_its_own_catalog() -> None:
+    hub = hub_of(FakeTarget())
     prompts = offered(hub, PROMPT, "echo")
     await call(hub, "echo", kind=PROMPT)
     assert prompts.calls[0].tool.kind == PROMPT
@@ -223,8 +223,8 @@ async def test_each_kind_has_a_catalog_and_a_name_leads_nowhere_in_another() -> 
         await call(hub, "echo", kind=RESOURCE)
 
 
-async def test_a_resource_is_read_and_followed_by_its_address_or_its_full_name() -> None:
-    hub = hub_of(Place())
+async def test_resource_is_read_and_subscribed_by_uri_or_full_name() -> None:
+    hub = hub_of(FakeTarget())
     place = offered(hub, RESOURCE, "test://a")
     for name, kind in (("test://a", RESOURCE), ("place.test://a", RESOURCE)):
         await call(hub, name, kind=kind)
@@ -233,8 +233,8 @@ async def test_a_resource_is_read_and_followed_by_its_address_or_its_full_name()
     assert place.calls[-1].tool.kind == SUBSCRIPTION
 
 
-async def test_a_resource_that_only_a_template_leads_to_is_read_from_its_server() -> None:
-    hub = hub_of(Place())
+async def test_template_resource_is_read_from_its_server() -> None:
+    hub = hub_of(FakeTarget())
     other = offered(hub, RESOURCE, "y://1", server="other")
     place = offered(hub, TEMPLATE, "x://{id}")
     await call(hub, "x://7", kind=RESOURCE)
@@ -243,8 +243,8 @@ async def test_a_resource_that_only_a_template_leads_to_is_read_from_its_server(
         await call(hub, "x://7", view=View(("other.*",)), kind=RESOURCE)
 
 
-async def test_an_address_is_read_from_the_server_that_had_it_first_though_that_is_away() -> None:
-    hub = hub_of(Place())
+async def test_uri_stays_with_its_first_server_even_if_disconnected() -> None:
+    hub = hub_of(FakeTarget())
     first = offered(hub, RESOURCE, "x://1", server="a")
     second = offered(hub, RESOURCE, "x://1", server="b")
     offered(hub, TEMPLATE, "x://{id}", server="b")
@@ -260,7 +260,7 @@ async def test_an_address_is_read_from_the_server_that_had_it_first_though_that_
 
 
 async def test_an_argument_is_completed_for_a_prompt_or_a_template() -> None:
-    hub = hub_of(Place())
+    hub = hub_of(FakeTarget())
     prompts = offered(hub, PROMPT, "ask")
     templates = offered(hub, TEMPLATE, "x://{id}", server="other")
     await call(hub, "ask", kind=COMPLETION)

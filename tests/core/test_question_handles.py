@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from dragoman.core.question_handles import (
     build_needs_input,
     can_answer,
 )
+from dragoman.core.structs import replace
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import new_trace
 
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-class Place:
+class FakeTarget:
     traits = DEFAULT_TRAITS
     name = "place"
 
@@ -38,14 +38,14 @@ class Place:
 
 
 def call_of(name: str = "a.x", caller: Principal = OWNER, **arguments: Any) -> Call:
-    tool = Tool(name=name, alias=name, remote_name=name, target=Place())
+    tool = Tool(name=name, alias=name, remote_name=name, target=FakeTarget())
     return Call(
         principal=caller, tool=tool, requested_name=name, arguments=arguments, trace=new_trace(),
         door="test",
     )  # fmt: skip
 
 
-def test_the_state_comes_back_to_whom_it_was_given_for() -> None:
+def test_handle_returns_its_state_to_its_owner() -> None:
     handles = QuestionHandles(KEY, 60)
     call = call_of(a=1, b="é")
     handle = handles.seal(call, "state ☂")
@@ -60,7 +60,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> None:
+def test_handle_is_refused_for_other_principals_and_calls(other: Call) -> None:
     handles = QuestionHandles(KEY, 60)
     call = call_of(a=1)
     handle = handles.seal(call, "s")
@@ -69,7 +69,7 @@ def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> No
     assert handles.open(replace(call, handle=handle)) == "s", "and is still good where it belongs"
 
 
-def test_a_handle_is_good_for_once_and_for_its_time() -> None:
+def test_handle_is_valid_once_and_until_expiry() -> None:
     clock = Clock()
     handles = QuestionHandles(KEY, 60, clock)
     call = call_of()
@@ -96,12 +96,12 @@ def test_forged_and_damaged_handles_are_refused() -> None:
             QuestionHandles(KEY, 60).open(replace(call, handle=bad))
 
 
-def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
+def test_oversized_state_is_refused() -> None:
     with pytest.raises(BadReply):
         QuestionHandles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
 
 
-def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
+def test_flood_of_answers_affects_only_its_principal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(question_handles, "MAX_USED", 3)
@@ -136,13 +136,13 @@ CAN = [
 
 
 @pytest.mark.parametrize(("kind", "features", "can"), CAN)
-def test_a_caller_can_be_asked_what_it_said_it_can(
+def test_client_is_asked_only_what_it_declared(
     kind: str, features: dict[str, Any], can: bool
 ) -> None:
     assert can_answer(kind, features) is can
 
 
-def test_who_cannot_be_asked_is_told_what_was_asked() -> None:
+def test_incapable_client_gets_the_question_as_an_error() -> None:
     asked = {
         "1": Question(FORM, {"message": "Your name?"}),
         "2": Question(URL, {"message": "Sign in", "url": "https://x.example/login"}),

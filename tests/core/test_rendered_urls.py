@@ -1,4 +1,4 @@
-"""URLs as they are rendered for people, by table."""
+"""URLs, arguments and error pages as they are rendered without secrets."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ from dragoman.core.urls import (
         ("", "…", "…"),
     ],
 )
-def test_the_origin_is_for_everybody_and_a_masked_path_for_administrators(
-    url: str, origin: str, masked: str
-) -> None:
+def test_origin_is_public_and_a_masked_path_for_admins(url: str, origin: str, masked: str) -> None:
     assert render_origin(url) == origin
     assert render_url(url) == masked
 
@@ -56,13 +54,11 @@ def test_the_origin_is_for_everybody_and_a_masked_path_for_administrators(
         ("urn:note:shopping", "urn:note:shopping"),
     ],
 )
-def test_the_address_of_a_resource_is_known_again_without_its_secrets(
-    uri: str, rendered: str
-) -> None:
+def test_resource_uri_is_masked_recognizably(uri: str, rendered: str) -> None:
     assert render_uri(uri) == rendered
 
 
-def test_arguments_of_a_program_lose_their_secrets() -> None:
+def test_secrets_in_program_arguments_are_masked() -> None:
     given = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "short"]
     given += ["--token=short", "--root=/srv", "https://h/4bT9aXYZkey12345?k=v", "4bT9aXYZkey12345"]
     rendered = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "…"]
@@ -70,7 +66,7 @@ def test_arguments_of_a_program_lose_their_secrets() -> None:
     assert render_arguments(given) == rendered
 
 
-def test_an_error_page_does_not_repeat_what_the_hub_sent() -> None:
+def test_error_page_does_not_echo_sent_data() -> None:
     page = "Cannot POST /KEY/mcp, key=abcdef%21 or abcdef!, Bearer tok-tok-tok from h"
     url = "https://h/KEY/mcp?key=abcdef%21"
     hidden = hide_secrets(page, url, ["Bearer tok-tok-tok"])

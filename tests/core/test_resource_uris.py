@@ -27,7 +27,7 @@ EXPANSIONS = [
 ]
 
 
-class Place:
+class FakeTarget:
     traits = DEFAULT_TRAITS
 
     def __init__(self, name: str) -> None:
@@ -37,25 +37,23 @@ class Place:
         return Result()
 
 
-def of(server: str, address: str, kind: str) -> Tool:
+def build_resource(server: str, address: str, kind: str) -> Tool:
     return Tool(
         name=f"{server}.{address}", alias=address, remote_name=address, kind=kind,
-        target=Place(server),
+        target=FakeTarget(server),
     )  # fmt: skip
 
 
 def matches(template: str, uri: str) -> bool:
-    return ResourceOwners([of("a", template, TEMPLATE)], []).find_owner(uri) is not None
+    return ResourceOwners([build_resource("a", template, TEMPLATE)], []).find_owner(uri) is not None
 
 
 @pytest.mark.parametrize(("template", "uri", "fits"), EXPANSIONS)
-def test_an_address_is_told_from_those_that_no_template_leads_to(
-    template: str, uri: str, fits: bool
-) -> None:
+def test_uri_is_matched_against_templates(template: str, uri: str, fits: bool) -> None:
     assert matches(template, uri) is fits
 
 
-def test_no_template_makes_the_search_long() -> None:
+def test_template_matching_is_fast_for_any_template() -> None:
     begun = process_time()
     matches("x://" + "{a}y" * 1_000 + "z", "x://" + "y" * 8_000)
     matches("x://" + "{+a}" * 1_000 + "z", "x://" + "y" * 8_000)
@@ -63,17 +61,18 @@ def test_no_template_makes_the_search_long() -> None:
     assert not matches("x://{+a}", "x://" + "y" * 10_000), "longer than any address that is taken"
 
 
-def test_the_template_that_says_the_most_has_the_address() -> None:
-    wide, narrow = of("a", "db://{+rest}", TEMPLATE), of("b", "db://users/{id}", TEMPLATE)
+def test_most_specific_template_wins() -> None:
+    wide, narrow = (
+        build_resource("a", "db://{+rest}", TEMPLATE),
+        build_resource("b", "db://users/{id}", TEMPLATE),
+    )
     owners = ResourceOwners([wide, narrow], [])
     assert owners.find_owner("db://users/1") == (narrow.target, "db://users/1")
     assert owners.find_owner("db://other/1") == (wide.target, "db://other/1")
 
 
-def test_without_a_template_the_only_server_with_resources_is_asked_and_never_one_of_several() -> (
-    None
-):
-    one, other = Place("a"), Place("b")
+def test_single_resource_server_is_asked_without_a_template() -> None:
+    one, other = FakeTarget("a"), FakeTarget("b")
     assert ResourceOwners([], [one]).find_owner("z://9") == (one, "z://9")
     assert ResourceOwners([], [one, other]).find_owner("z://9") is None
     whole = ResourceOwners([], [one, other]).find_owner("b.z://9")
@@ -82,20 +81,23 @@ def test_without_a_template_the_only_server_with_resources_is_asked_and_never_on
     assert ResourceOwners([], []).find_owner("z://9") is None
 
 
-def test_of_two_servers_with_the_same_template_none_is_asked_unless_it_is_named() -> None:
-    one, other = of("a", "db://{table}", TEMPLATE), of("b", "db://{table}", TEMPLATE)
+def test_ambiguous_template_needs_a_server_name() -> None:
+    one, other = (
+        build_resource("a", "db://{table}", TEMPLATE),
+        build_resource("b", "db://{table}", TEMPLATE),
+    )
     owners = ResourceOwners([one, other], [])
     assert owners.find_owner("db://users") is None
     assert owners.find_owner("b.db://users") == (other.target, "db://users")
 
 
-def test_an_address_that_is_too_long_is_nobodys_whoever_is_the_only_one_to_ask() -> None:
-    only = Place("a")
+def test_overlong_uri_matches_no_server() -> None:
+    only = FakeTarget("a")
     assert ResourceOwners([], [only]).find_owner("z://" + "9" * MAX_URI) is None
 
 
-def test_an_address_is_looked_for_among_very_many_templates_in_little_time() -> None:
-    many = [of("a", f"x://{'y' * 4_000}/{n}/{{id}}", TEMPLATE) for n in range(5_000)]
+def test_many_templates_are_searched_quickly() -> None:
+    many = [build_resource("a", f"x://{'y' * 4_000}/{n}/{{id}}", TEMPLATE) for n in range(5_000)]
     owners = ResourceOwners(many, [])
     begun = process_time()
     for _ in range(20):
@@ -103,8 +105,8 @@ def test_an_address_is_looked_for_among_very_many_templates_in_little_time() -> 
     assert process_time() - begun < 1.0
 
 
-def test_an_address_that_tools_name_or_a_server_returned_is_that_servers() -> None:
-    one, other, third = Place("a"), Place("b"), Place("c")
+def test_uri_named_by_a_tool_or_result_belongs_to_its_server() -> None:
+    one, other, third = FakeTarget("a"), FakeTarget("b"), FakeTarget("c")
     mine = Tool(name="b.t", alias="t", remote_name="t", resources=("ui://app",), target=other)
     both = [
         Tool(name=f"{on.name}.s", alias="s", remote_name="s", resources=("ui://both",), target=on)
@@ -117,7 +119,7 @@ def test_an_address_that_tools_name_or_a_server_returned_is_that_servers() -> No
     assert owners.find_owner("x://9", mentioned_by="gone") is None
 
 
-def test_a_returned_address_stays_with_the_first_server_and_each_keeps_a_bounded_number() -> None:
+def test_returned_uri_stays_with_its_first_server_within_bounds() -> None:
     mentions = ReturnedUris(most=2)
     for server, uri in [("a", "x://1"), ("b", "x://1"), ("b", "x://2"), ("a", "x://3")]:
         mentions.add(server, uri)

@@ -15,20 +15,20 @@ ESCAPED = (
 )
 
 
-def test_what_a_terminal_obeys_is_written_out() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert escape_controls(ODD) == f"{ESCAPED}\tb\nc"
     assert escape_line(ODD) == f"{ESCAPED}\\tb\\nc"
     assert escape_line("plain") == "plain"
 
 
-def test_json_stays_the_same_value() -> None:
+def test_escaped_json_keeps_its_value() -> None:
     text = escape_json(json.dumps({ODD: [ODD]}, ensure_ascii=False, indent=2))
     assert json.loads(text) == {ODD: [ODD]}
     assert escape_controls(text) == text
     assert "é中" in text
 
 
-def test_a_record_is_one_line_and_its_traceback_is_indented() -> None:
+def test_log_record_is_one_line_with_an_indented_traceback() -> None:
     formatter = LineFormatter()
     try:
         raise ValueError("x\n2026-01-01 00:00:00,000 INFO forged\x1b[2J")

@@ -15,7 +15,7 @@ from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 
 
-class Late:
+class LateTarget:
     """A target that offers its tool once it was tried."""
 
     name = "late"
@@ -38,9 +38,9 @@ class Late:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_target_that_never_connected_is_tried_when_it_is_called(fails: bool) -> None:
+async def test_unconnected_target_is_tried_when_called(fails: bool) -> None:
     catalog = Catalog(review=admit_all)
-    late = Late(catalog, fails)
+    late = LateTarget(catalog, fails)
     startup = Startup(lambda name: (late, "not connected") if name.startswith("late.") else None)
     startup.settle()
     hub = build_permissive_hub(catalog, Bus(), [], startup=startup)

@@ -117,7 +117,7 @@ def ids(tasks: TaskRegistry[NotedRecord], owner: Principal) -> list[str]:
 
 
 @pytest.mark.promise("K2")
-async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> None:
+async def test_full_registry_evicts_the_first_finished_task() -> None:
     tasks = listed(MemoryTaskStore(), count_per_owner=4)
     one, two, three, four = kept(tasks, ALICE, "one", "two", "three", "four")
     three.finish()
@@ -136,7 +136,7 @@ async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> Non
 
 
 @pytest.mark.promise("K2")
-async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_served() -> None:
+async def test_full_registry_without_finished_tasks_refuses_new_ones() -> None:
     tasks = listed(MemoryTaskStore(), count=5, count_per_owner=3)
     mine = kept(tasks, ALICE, "one", "two", "three")
     with pytest.raises(Overloaded, match=r"3 tasks of this caller are unfinished.* cancel it"):
@@ -149,11 +149,11 @@ async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_ser
     mine[1].cancel()
     tasks.flush()
     kept(tasks, BOB, "three")
-    assert ids(tasks, ALICE) == ["three", "one"], "finished, whoever's, and the oldest that is"
+    assert ids(tasks, ALICE) == ["three", "one"], "the oldest finished task of any owner"
     await tasks.close()
 
 
-async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() -> None:
+async def test_full_registry_evicts_tasks_of_the_same_principal_first() -> None:
     tasks = listed(MemoryTaskStore(), count=4, count_per_owner=4)
     for task in kept(tasks, BOB, "b1", "b2") + kept(tasks, ALICE, "a1", "a2"):
         task.finish()
@@ -163,7 +163,7 @@ async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() 
     await tasks.close()
 
 
-async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: Path) -> None:
+async def test_lowered_limit_applies_from_the_next_task(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store, count_per_owner=6)
     for task in kept(tasks, ALICE, *"abcdef"):
@@ -178,7 +178,7 @@ async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: 
     store.close()
 
 
-async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path: Path) -> None:
+async def test_total_bytes_are_bounded_as_stored(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store, stored_bytes=100_000)
     for task in kept(tasks, ALICE, "a", "b", "c"):
@@ -207,7 +207,7 @@ async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path
     store.close()
 
 
-async def test_an_id_is_one_task_for_each_caller() -> None:
+async def test_task_id_is_scoped_to_its_principal() -> None:
     tasks = listed(MemoryTaskStore())
     [first] = kept(tasks, ALICE, "same")
     kept(tasks, BOB, "same")
@@ -220,7 +220,7 @@ async def test_an_id_is_one_task_for_each_caller() -> None:
     await tasks.close()
 
 
-async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
+async def test_removed_task_is_stopped_and_its_waiters_notified(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -248,7 +248,7 @@ async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
 # --- when it is stored, and what that costs
 
 
-async def test_a_task_of_ten_events_costs_the_same_few_statements_for_each(tmp_path: Path) -> None:
+async def test_events_cost_a_constant_number_of_statements(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
@@ -264,7 +264,7 @@ async def test_a_task_of_ten_events_costs_the_same_few_statements_for_each(tmp_p
     store.close()
 
 
-async def test_what_happens_within_a_moment_to_any_task_is_saved_in_one_go(tmp_path: Path) -> None:
+async def test_concurrent_changes_are_saved_in_one_transaction(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     several = kept(tasks, ALICE, "one", "two", "three")
@@ -273,7 +273,7 @@ async def test_what_happens_within_a_moment_to_any_task_is_saved_in_one_go(tmp_p
     for n in range(10):
         for task in several:
             task.say(f"event {n}")
-    assert store.statements == before, "nobody was told yet"
+    assert store.statements == before, "no event was sent yet"
     async with asyncio.timeout(5):
         while several[0].saved < 10:
             await asyncio.sleep(0.005)
@@ -296,9 +296,7 @@ class Refusing(SqliteTaskStore):
         return super().save(changes)
 
 
-async def test_what_cannot_be_stored_is_stored_when_it_can_be(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_save_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Refusing(tmp_path)
     tasks = listed(store, retry_seconds=0.02)
     [task] = kept(tasks, ALICE, "one")
@@ -326,9 +324,7 @@ async def test_what_cannot_be_stored_is_stored_when_it_can_be(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
-async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_log_of_a_finished_task_is_only_in_the_store(kind: str, tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
@@ -347,7 +343,7 @@ async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
     store.close()
 
 
-async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_gone() -> None:
+async def test_finished_task_leaves_memory_after_its_last_listener() -> None:
     store = MemoryTaskStore()
     tasks = listed(store, sweep_seconds=0.01)
     task, other = kept(tasks, ALICE, "one", "other")
@@ -359,7 +355,7 @@ async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_go
     async with asyncio.timeout(5):
         while other.record.entries:
             await asyncio.sleep(0.005)
-    assert len(task.record.entries) == 1, "somebody listens"
+    assert len(task.record.entries) == 1, "it has a listener"
     stop()
     async with asyncio.timeout(5):
         while task.record.entries:
@@ -368,7 +364,7 @@ async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_go
     await tasks.close()
 
 
-async def test_nothing_holds_a_task_that_was_removed() -> None:
+async def test_removed_task_is_not_referenced() -> None:
     tasks = listed(MemoryTaskStore())
     [task] = kept(tasks, ALICE, "one")
     stop = task.watch(lambda: None)
@@ -387,7 +383,7 @@ async def test_nothing_holds_a_task_that_was_removed() -> None:
 
 
 @pytest.mark.promise("K2")
-async def test_a_task_that_waits_too_long_has_failed_and_a_working_one_has_not() -> None:
+async def test_waiting_task_expires_and_a_working_one_does_not() -> None:
     tasks = listed(MemoryTaskStore(), idle_seconds=0.05, sweep_seconds=0.01)
     waits, works, done = kept(tasks, ALICE, "waits", "works", "done")
     waits.wait()
@@ -404,7 +400,7 @@ async def test_a_task_that_waits_too_long_has_failed_and_a_working_one_has_not()
 
 
 @pytest.mark.promise("K2")
-async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
+async def test_waiting_task_expires_across_a_restart(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -421,7 +417,7 @@ async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
     store.close()
 
 
-async def test_no_task_expires_by_a_clock_that_has_jumped(
+async def test_clock_jump_expires_no_task(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -449,7 +445,7 @@ async def test_no_task_expires_by_a_clock_that_has_jumped(
 
 
 @pytest.mark.promise("K2")
-async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_was(
+async def test_tasks_running_at_a_crash_fail_and_others_are_unchanged(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -478,7 +474,7 @@ async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_wa
     assert [entry.number for entry in found.entries_after(0)] == [1, 2]
     assert again.get(ALICE, "waits").updated == updated["waits"]
     assert again.get(ALICE, "waits").record.entries != []
-    assert again.get(ALICE, "done").record.entries == [], "it is read when somebody asks"
+    assert again.get(ALICE, "done").record.entries == [], "it is read on demand"
     assert len(again.get(ALICE, "done").entries_after(0)) == 2
     stored = {one.id: (one.state, one.count) for one in store.load()}
     assert stored["works"] == (FAILED, 2)
@@ -490,7 +486,7 @@ async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_wa
     store.close()
 
 
-async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_goes_first(
+async def test_restart_keeps_event_and_eviction_order(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -511,7 +507,7 @@ async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_
     store.close()
 
 
-async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_path: Path) -> None:
+async def test_close_stops_and_stores_running_tasks(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     works, waits = kept(tasks, ALICE, "works", "waits")
@@ -527,7 +523,7 @@ async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_pa
     store.close()
 
 
-async def test_a_call_that_ends_by_itself_is_stored_without_anybody_asking(tmp_path: Path) -> None:
+async def test_finished_call_is_stored_without_a_reader(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     task = Noted(ALICE, "one", nothing)

@@ -33,8 +33,8 @@ ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 pytestmark = pytest.mark.timeout(10)
 
 
-class Far:
-    """The far side of a call: does as the test says, and remembers what it was given."""
+class ScriptedCall:
+    """A scripted call that records its input."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Mapping[str, Any] | None, str | None]] = []
@@ -75,8 +75,8 @@ class ResultRecord(TaskRecord):
     keeps_result = True
 
 
-def begun(far: Far, owner: Principal = OWNER) -> Task[ResultRecord]:
-    task = Task(owner, far.work, ResultRecord())
+def start_task(scripted: ScriptedCall, owner: Principal = OWNER) -> Task[ResultRecord]:
+    task = Task(owner, scripted.work, ResultRecord())
     task.start()
     return task
 
@@ -88,7 +88,7 @@ def tasks(
     return TaskRegistry(VolatileTaskStore(), limits)
 
 
-def owned(kept: TaskRegistry[ResultRecord], owner: Principal) -> list[Task[ResultRecord]]:
+def list_owned(kept: TaskRegistry[ResultRecord], owner: Principal) -> list[Task[ResultRecord]]:
     """The oldest first."""
     return sorted(kept.list_owned(owner), key=lambda task: task.created)
 
@@ -111,7 +111,7 @@ def done(task: Task[Any]) -> bool:
 # --- states and moves
 
 
-def test_what_is_finished_moves_no_more_and_all_else_can_be_finished() -> None:
+def test_finished_states_are_final_and_reachable() -> None:
     assert {COMPLETED, FAILED, CANCELLED, REJECTED} == ENDS
     for state, following in MOVES.items():
         if state in ENDS:
@@ -122,57 +122,57 @@ def test_what_is_finished_moves_no_more_and_all_else_can_be_finished() -> None:
 
 
 async def test_a_task_ends_with_the_result_of_its_call() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(Result(content=["x"], failed=True))
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(Result(content=["x"], failed=True))
     assert await task.until(done, 5)
     assert (task.state, task.error) == (COMPLETED, None), "it ran; that it failed is its result"
     assert task.result is not None and task.result.content == ["x"]
-    assert far.asked == [(None, None)]
+    assert scripted.asked == [(None, None)]
     assert [(one.number, one.event["state"]) for one in task.record.entries] == [(1, COMPLETED)]
 
 
-async def test_a_call_that_came_to_no_result_is_a_failed_task_and_says_why() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(TimedOut("too long"))
+async def test_call_without_a_result_is_a_failed_task_with_a_reason() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(TimedOut("too long"))
     assert await task.until(done, 5)
     assert (task.state, task.message, str(task.error)) == (FAILED, "too long", "too long")
 
 
-async def test_a_crash_is_a_failed_task_and_not_an_endless_one(
+async def test_crash_is_a_failed_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    far = Far()
-    task = begun(far)
-    far.says(KeyError("secret"))
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(KeyError("secret"))
     assert await task.until(done, 5)
     assert (task.state, task.message) == (FAILED, "it crashed")
     assert isinstance(task.error, KeyError) and "crashed" in caplog.text
 
 
-async def test_updates_become_the_message_and_lasting_is_seen_at_once() -> None:
-    far = Far()
-    task = begun(far)
+async def test_updates_set_the_message_and_lasting_is_immediate() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
     changes: list[str] = []
     task.watch(lambda: changes.append(task.message))
-    await until(lambda: far.updates is not None)
-    assert far.updates is not None
-    far.updates(Progress(progress=1, total=4))
-    far.updates(Progress(progress=2, message="half"))
+    await until(lambda: scripted.updates is not None)
+    assert scripted.updates is not None
+    scripted.updates(Progress(progress=1, total=4))
+    scripted.updates(Progress(progress=2, message="half"))
     before = task.lasting
-    far.updates(TaskStarted(message="queued"))
+    scripted.updates(TaskStarted(message="queued"))
     assert not before and task.lasting and changes == ["1 of 4", "half", "queued"]
-    far.updates(Progress(progress=3, message="x" * 5_000))
+    scripted.updates(Progress(progress=3, message="x" * 5_000))
     assert len(task.message) == 1_000
     task.cancel()
-    far.updates(Progress(progress=4, message="still here"))
+    scripted.updates(Progress(progress=4, message="still here"))
     assert task.message == "it was cancelled"
 
 
-async def test_whoever_waits_in_vain_is_told_so() -> None:
-    far = Far()
-    task = begun(far)
+async def test_waiting_past_the_timeout_raises() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
     assert not await task.until(done, 0.01)
     assert not task.watchers, "and leaves nothing behind"
     task.cancel()
@@ -181,82 +181,82 @@ async def test_whoever_waits_in_vain_is_told_so() -> None:
 # --- questions
 
 
-async def test_questions_are_answered_one_by_one_and_the_call_goes_on_after_the_last() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(asks("a", "b"))
+async def test_questions_are_answered_individually_and_the_call_resumes_after_the_last() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(asks("a", "b"))
     assert await task.until(in_state(INPUT_REQUIRED), 5)
     assert list(task.questions) == ["a", "b"] and task.message == "a?; b?"
     task.answer({"a": 1, "unknown": 2})
     task.answer({"a": "again"})
     assert (task.state, list(task.questions)) == (INPUT_REQUIRED, ["b"])
-    assert len(far.asked) == 1
+    assert len(scripted.asked) == 1
     task.answer({"b": 3})
     assert task.state == WORKING
-    far.says(Result(content=["thanks"]))
+    scripted.says(Result(content=["thanks"]))
     assert await task.until(done, 5)
-    assert far.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
+    assert scripted.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
     states = [one.event["state"] for one in task.record.entries]
     assert states == [INPUT_REQUIRED, WORKING, COMPLETED]
     task.answer({"b": 4})
-    assert task.state == COMPLETED and len(far.asked) == 2
+    assert task.state == COMPLETED and len(scripted.asked) == 2
 
 
-async def test_a_name_never_stands_for_two_questions() -> None:
-    far = Far()
-    task = begun(far)
+async def test_question_names_are_unique() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
     seen = []
     for turn in range(3):
-        far.says(asks("a", handle=f"h{turn}"))
+        scripted.says(asks("a", handle=f"h{turn}"))
         assert await task.until(in_state(INPUT_REQUIRED), 5)
         (name,) = task.questions
         seen.append(name)
         task.answer({name: turn})
-        await until(lambda: len(far.asked) == turn + 2)  # noqa: B023 (awaited here)
+        await until(lambda: len(scripted.asked) == turn + 2)  # noqa: B023 (awaited here)
     assert len(set(seen)) == 3
-    assert far.asked[1:] == [({"a": 0}, "h0"), ({"a": 1}, "h1"), ({"a": 2}, "h2")]
+    assert scripted.asked[1:] == [({"a": 0}, "h0"), ({"a": 1}, "h1"), ({"a": 2}, "h2")]
     task.cancel()
 
 
-async def test_one_that_asks_for_nothing_in_particular_is_called_again() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(Result(questions={}, handle="h1"))
-    far.says(Result(content=["x"]))
+async def test_call_without_questions_is_retried() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(Result(questions={}, handle="h1"))
+    scripted.says(Result(content=["x"]))
     assert await task.until(done, 5)
-    assert far.asked == [(None, None), ({}, "h1")]
+    assert scripted.asked == [(None, None), ({}, "h1")]
     assert [one.event["state"] for one in task.record.entries] == [COMPLETED]
 
 
-async def test_one_that_asks_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endlessly_asking_call_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.core.tasks.MAX_ROUNDS", 3)
-    far = Far()
-    task = begun(far)
+    scripted = ScriptedCall()
+    task = start_task(scripted)
     for _ in range(10):
-        far.says(asks("a"))
+        scripted.says(asks("a"))
     while not task.finished:
         assert await task.until(lambda task: task.state != WORKING, 5)
         task.answer(dict.fromkeys(task.questions, 1))
     assert task.state == FAILED and "again and again" in task.message
-    assert len(far.asked) == 4
+    assert len(scripted.asked) == 4
 
 
 # --- cancelling
 
 
-async def test_cancel_stops_the_call_at_once_and_nothing_overwrites_it() -> None:
-    far = Far()
-    task = begun(far)
-    await until(lambda: bool(far.asked))
+async def test_cancel_stops_the_call_and_is_final() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    await until(lambda: bool(scripted.asked))
     assert task.cancel()
     assert task.state == CANCELLED
-    await asyncio.wait_for(far.stopped.wait(), 5)
+    await asyncio.wait_for(scripted.stopped.wait(), 5)
     await ended(task)
     assert (task.state, task.cancel()) == (CANCELLED, False)
     assert [one.event["state"] for one in task.record.entries] == [CANCELLED]
 
 
-async def test_a_result_after_the_cancel_is_not_kept() -> None:
+async def test_result_after_cancel_is_dropped() -> None:
     finish = asyncio.Event()
 
     async def stubborn(
@@ -277,115 +277,117 @@ async def test_a_result_after_the_cancel_is_not_kept() -> None:
     assert (task.state, task.result) == (CANCELLED, None)
 
 
-async def test_cancelling_an_open_question_lets_the_far_side_know() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(asks("a"))
+async def test_cancelling_a_pending_question_notifies_the_target() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(asks("a"))
     assert await task.until(in_state(INPUT_REQUIRED), 5)
-    far.says(TimedOut("gone"))
+    scripted.says(TimedOut("gone"))
     task.cancel()
     assert (task.state, task.questions) == (CANCELLED, {})
     await ended(task)
-    assert far.asked[1:] == [(None, "sealed")]
+    assert scripted.asked[1:] == [(None, "sealed")]
     assert task.state == CANCELLED
 
 
-async def test_questions_that_cannot_be_answered_fail_the_task_and_are_given_up() -> None:
-    far = Far()
-    task = begun(far)
-    far.says(asks("a"))
+async def test_unanswerable_questions_fail_the_task_and_are_withdrawn() -> None:
+    scripted = ScriptedCall()
+    task = start_task(scripted)
+    scripted.says(asks("a"))
     assert await task.until(in_state(INPUT_REQUIRED), 5)
-    far.says(Result())
+    scripted.says(Result())
     assert task.fail(TimedOut("nobody there"))
     assert (task.state, task.message, str(task.error)) == (FAILED, "nobody there", "nobody there")
     await ended(task)
-    assert far.asked[1:] == [(None, "sealed")] and task.result is None
+    assert scripted.asked[1:] == [(None, "sealed")] and task.result is None
     assert not task.fail(TimedOut("again")) and str(task.error) == "nobody there"
 
 
 # --- who finds them, how many, how long
 
 
-async def test_a_task_is_found_by_its_owner_alone() -> None:
-    kept, far = tasks(), Far()
-    task = begun(far, ALICE)
+async def test_task_is_found_only_by_its_owner() -> None:
+    kept, scripted = tasks(), ScriptedCall()
+    task = start_task(scripted, ALICE)
     for _ in range(2):
         with pytest.raises(NotFound):
             kept.get(BOB if len(kept) else ALICE, task.id)
         if not len(kept):
             kept.insert(task)
     assert kept.get(ALICE, task.id) is task
-    assert (owned(kept, ALICE), owned(kept, BOB)) == ([task], [])
+    assert (list_owned(kept, ALICE), list_owned(kept, BOB)) == ([task], [])
     wrong: Any
     for wrong in ("", "x", None, 7, ["x"], {}):
         with pytest.raises(NotFound):
             kept.get(ALICE, wrong)
     assert (
-        len({Task(ALICE, far.work, TaskRecord()).id for _ in range(100)}) == 100
+        len({Task(ALICE, scripted.work, TaskRecord()).id for _ in range(100)}) == 100
         and len(task.id) == 32
     )
     await kept.close()
 
 
-async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not() -> None:
+async def test_finished_tasks_are_evicted_oldest_first_and_running_ones_kept() -> None:
     kept = tasks(most=4, most_each=3)
-    fars = [Far() for _ in range(6)]
-    mine = [begun(far, ALICE) for far in fars[:3]]
+    fars = [ScriptedCall() for _ in range(6)]
+    mine = [start_task(scripted, ALICE) for scripted in fars[:3]]
     for task in mine:
         kept.insert(task)
-    fourth = begun(fars[3], ALICE)
+    fourth = start_task(fars[3], ALICE)
     with pytest.raises(Overloaded, match="3 tasks of this caller"):
         kept.insert(fourth)
-    for far, task in list(zip(fars, mine, strict=False))[1:]:
-        far.says(Result())
+    for scripted, task in list(zip(fars, mine, strict=False))[1:]:
+        scripted.says(Result())
         assert await task.until(done, 5)
     kept.insert(fourth)
-    assert owned(kept, ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
-    theirs = begun(fars[4], BOB)
+    assert list_owned(kept, ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
+    theirs = start_task(fars[4], BOB)
     kept.insert(theirs)
-    another = begun(fars[5], BOB)
+    another = start_task(fars[5], BOB)
     kept.insert(another)
-    assert owned(kept, ALICE) == [mine[0], fourth], "at the bound of all, another's finished one"
-    refused = Task(BOB, Far().work, ResultRecord())
+    assert list_owned(kept, ALICE) == [mine[0], fourth], (
+        "at the bound of all, another's finished one"
+    )
+    refused = Task(BOB, ScriptedCall().work, ResultRecord())
     with pytest.raises(Overloaded, match="4 tasks are unfinished on this hub"):
         kept.insert(refused)
     assert len(kept) == 4
-    await until(lambda: all(far.asked for far in fars))
+    await until(lambda: all(scripted.asked for scripted in fars))
     await kept.close()
     assert len(kept) == 0 and all(fars[n].stopped.is_set() for n in (0, 3, 4, 5))
 
 
-async def test_a_tasks_time_is_bounded_and_over_it_is_stopped_and_gone() -> None:
-    kept, far = tasks(ttl=60), Far()
-    task = begun(far)
+async def test_task_ttl_is_bounded_and_ends_the_task() -> None:
+    kept, scripted = tasks(ttl=60), ScriptedCall()
+    task = start_task(scripted)
     kept.insert(task, ttl=0)
-    other = begun(Far())
+    other = start_task(ScriptedCall())
     kept.insert(other, ttl=10**9)
     assert (task.ttl, other.ttl) == (1.0, 60.0)
-    await asyncio.wait_for(far.stopped.wait(), 5)
+    await asyncio.wait_for(scripted.stopped.wait(), 5)
     assert task.state == CANCELLED
     with pytest.raises(NotFound, match="or has expired"):
         kept.get(OWNER, task.id)
-    assert owned(kept, OWNER) == [other]
+    assert list_owned(kept, OWNER) == [other]
     await kept.close()
 
 
-async def test_all_results_together_are_bounded() -> None:
+async def test_total_result_size_is_bounded() -> None:
     kept = tasks(held_bytes=1_000)
     made = []
     for size in (600, 300, -1, 5_000):
-        far = Far()
-        made.append(begun(far))
+        scripted = ScriptedCall()
+        made.append(start_task(scripted))
         kept.insert(made[-1])
         content = ["x" * 200] if size < 0 else []
-        far.says(Result(content=content, size=size))
+        scripted.says(Result(content=content, size=size))
         assert await made[-1].until(done, 5)
         kept.flush()
-    assert owned(kept, OWNER) == made[3:], "a single one may be larger; the old ones go"
+    assert list_owned(kept, OWNER) == made[3:], "a single one may be larger; the old ones go"
     await kept.close()
 
 
-async def test_closing_waits_for_what_was_cancelled_before() -> None:
+async def test_close_waits_for_cancelled_tasks() -> None:
     kept, ended = tasks(), asyncio.Event()
 
     async def slow_to_stop(
@@ -413,14 +415,14 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_question_that_cannot_be_rendered_fails_its_task() -> None:
+async def test_unrenderable_question_fails_its_task() -> None:
     class Unable(ResultRecord):
         def take_questions(self, task: Task[Any], words: str) -> str:
             raise TypeError("no form")
 
-    far = Far()
-    task = Task(OWNER, far.work, Unable())
+    scripted = ScriptedCall()
+    task = Task(OWNER, scripted.work, Unable())
     task.start()
-    far.says(asks("name"))
+    scripted.says(asks("name"))
     await ended(task)
     assert task.state == FAILED and isinstance(task.error, TypeError)

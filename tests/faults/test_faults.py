@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from faults.bytes_fuzz import fuzz_bytes
-from faults.grounds import EVERYTHING, echo_server, write_agents
+from faults.fixtures import EVERYTHING, echo_server, write_agents
 from faults.harness import (
     SEED,
     NotHere,
@@ -41,7 +41,7 @@ def judge(outcome: Outcome) -> None:
 
 
 @pytest.mark.promise("N1")
-def test_no_bytes_hang_or_break_the_listener(fuzzed: RunningHub) -> None:
+def test_fuzzed_bytes_neither_hang_nor_break_the_listener(fuzzed: RunningHub) -> None:
     outcome = Outcome()
     fuzz_bytes(fuzzed, 2_000, SEED, outcome)
     judge(outcome)
@@ -49,7 +49,7 @@ def test_no_bytes_hang_or_break_the_listener(fuzzed: RunningHub) -> None:
 
 @pytest.mark.promise("N1")
 @pytest.mark.parametrize("door", DOORS)
-def test_no_message_is_left_unanswered_or_breaks_the_hub(fuzzed: RunningHub, door: str) -> None:
+def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None:
     outcome = Outcome()
     fuzz_messages(fuzzed, door, 700, SEED, outcome)
     judge(outcome)
@@ -58,7 +58,7 @@ def test_no_message_is_left_unanswered_or_breaks_the_hub(fuzzed: RunningHub, doo
 @pytest.mark.promise("K2", "N1")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("experiment", [kills.kill_tasks, kills.kill_calls])
-def test_a_killed_hub_loses_nothing_it_answered_and_repeats_nothing(experiment) -> None:
+def test_killed_hub_loses_and_repeats_nothing_it_acknowledged(experiment) -> None:
     outcome = Outcome()
     experiment(5, SEED, outcome)
     judge(outcome)
@@ -67,7 +67,7 @@ def test_a_killed_hub_loses_nothing_it_answered_and_repeats_nothing(experiment) 
 @pytest.mark.promise("K2", "N1")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("experiment", [disk.disk_full, disk.disk_read_only])
-def test_a_hub_on_a_full_or_read_only_disk_refuses_and_heals(experiment) -> None:
+def test_hub_on_a_full_or_read_only_disk_refuses_and_recovers(experiment) -> None:
     outcome = Outcome()
     try:
         experiment(1, SEED, outcome)
@@ -82,7 +82,7 @@ def test_a_hub_on_a_full_or_read_only_disk_refuses_and_heals(experiment) -> None
     ids=["failing", "slow", "clock"],
 )
 @pytest.mark.timeout(120)
-def test_a_disk_that_fails_or_is_slow_and_a_clock_that_jumps_lose_nothing(experiment, size) -> None:
+def test_failing_disk_or_clock_jump_loses_nothing(experiment, size) -> None:
     outcome = Outcome()
     try:
         experiment(size, SEED, outcome)
@@ -91,7 +91,7 @@ def test_a_disk_that_fails_or_is_slow_and_a_clock_that_jumps_lose_nothing(experi
     judge(outcome)
 
 
-def test_a_hub_out_of_descriptors_serves_whom_it_has_and_heals() -> None:
+def test_hub_without_free_descriptors_keeps_serving_and_recovers() -> None:
     outcome = Outcome()
     descriptors.exhaust_descriptors(1, SEED, outcome)
     judge(outcome)
@@ -103,7 +103,7 @@ def test_a_hub_out_of_descriptors_serves_whom_it_has_and_heals() -> None:
     [(databases.damage_stores, 5), (databases.delete_stores, 2), (databases.lock_stores, 2)],
     ids=["damaged", "deleted", "locked"],
 )
-def test_a_hub_without_one_of_its_databases_closes_what_it_protected(experiment, size) -> None:
+def test_hub_without_a_database_refuses_what_it_protected(experiment, size) -> None:
     outcome = Outcome()
     experiment(size, SEED, outcome)
     judge(outcome)
@@ -112,19 +112,19 @@ def test_a_hub_without_one_of_its_databases_closes_what_it_protected(experiment,
 @pytest.mark.promise("B7")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("experiment", [peers.misbehaving_servers, peers.misbehaving_agents])
-def test_servers_and_agents_that_misbehave_harm_nobody_else(experiment) -> None:
+def test_misbehaving_servers_and_agents_do_not_affect_others(experiment) -> None:
     outcome = Outcome()
     experiment(1, SEED, outcome)
     judge(outcome)
 
 
-def test_a_caller_who_floods_takes_nothing_from_another() -> None:
+def test_flooding_client_does_not_affect_others() -> None:
     outcome = Outcome()
     clients.flood_with_calls(2, SEED, outcome)
     judge(outcome)
 
 
-def test_edits_of_the_configuration_while_servers_start_are_all_followed() -> None:
+def test_every_configuration_edit_is_applied_while_servers_start() -> None:
     outcome = Outcome()
     reload.edit_configuration(15, SEED, outcome)
     judge(outcome)

@@ -73,7 +73,7 @@ async def recorded(home: Path, error: BaseException | None, **arguments: Any) ->
     return records(home)[0]
 
 
-async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: Path) -> None:
+async def test_intent_is_stored_before_the_pipeline_continues(tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
     seen: list[AuditRecord] = []
 
@@ -85,7 +85,7 @@ async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: P
     await Audit(log)(run, call_of(arguments, asked="mcp_files_read"))
     log.close()
     encoded = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False).encode()
-    key = (tmp_path / "audit.key").read_bytes()  # nobody else can count the arguments out
+    key = (tmp_path / "audit.key").read_bytes()  # no one else can enumerate the arguments
     assert [(record.outcome, record.intent) for record in seen] == [
         (
             "running",
@@ -124,7 +124,7 @@ ENDS: list[tuple[HubError | Exception, str]] = [
 ]
 
 
-def test_names_that_callers_choose_are_not_kept_after_their_record() -> None:
+def test_client_chosen_names_are_not_kept_after_their_record() -> None:
     name = "".join(["x"] * 1_000)
     before = sys.getrefcount(name)
     listed = audit._list_bounded((name,))
@@ -143,7 +143,7 @@ async def test_an_error_of_the_hub_is_recorded_by_its_class(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("secret"), ConfigError("x"), SystemExit(1)])
-async def test_anything_else_is_recorded_as_a_crash_and_goes_on_up(
+async def test_unexpected_exception_is_recorded_as_a_crash_and_propagates(
     error: BaseException, tmp_path: Path
 ) -> None:
     record = await recorded(tmp_path, error)
@@ -151,7 +151,7 @@ async def test_anything_else_is_recorded_as_a_crash_and_goes_on_up(
     assert "message" not in record.conclusion
 
 
-async def test_a_tool_that_says_it_failed_is_recorded_as_failed(tmp_path: Path) -> None:
+async def test_tool_error_is_recorded_as_failed(tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
@@ -168,9 +168,7 @@ async def turns(count: int) -> None:
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
-    after: int, tmp_path: Path
-) -> None:
+async def test_cancelled_call_is_recorded_once(after: int, tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
     ran = asyncio.Event()
 
@@ -192,7 +190,7 @@ async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
     assert ran.is_set()
 
 
-async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_path: Path) -> None:
+async def test_unrecordable_call_is_refused(tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
     ran = []
 
@@ -210,13 +208,13 @@ async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_pa
     assert not ran
 
 
-async def test_arguments_that_are_odd_json_are_recorded_all_the_same(tmp_path: Path) -> None:
+async def test_unusual_json_arguments_are_recorded(tmp_path: Path) -> None:
     record = await recorded(tmp_path, None, big=2**200, half="\ud800", none=None)
     assert len(record.intent["args_mac"]) == 64
     assert record.outcome == "completed"
 
 
-async def test_names_that_callers_choose_are_cut_and_made_storable(tmp_path: Path) -> None:
+async def test_client_chosen_names_are_truncated_and_storable(tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
@@ -243,7 +241,7 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("how", LEAKS)
-async def test_no_value_of_an_argument_is_ever_stored(how: str, tmp_path: Path) -> None:
+async def test_argument_values_are_never_stored(how: str, tmp_path: Path) -> None:
     arguments = {"password": CANARY, "deep": [{"list": [CANARY]}], "n": 1234567}
     error = WorkFailed(LEAKS[how])
     record = await recorded(tmp_path, error, **arguments)
@@ -265,19 +263,19 @@ async def test_no_value_of_an_argument_is_ever_stored(how: str, tmp_path: Path) 
         ({"x": 1.5, "y": True, "z": None, "e": ""}, "1.5 True None", "… True None"),
     ],
 )
-async def test_values_are_known_again_in_the_ways_messages_write_them(
+async def test_argument_values_are_redacted_in_messages(
     arguments: dict[str, Any], said: str, kept: str, tmp_path: Path
 ) -> None:
     record = await recorded(tmp_path, InvalidInput(said), **arguments)
     assert record.conclusion["message"] == kept
 
 
-async def test_a_message_is_not_kept_when_there_is_too_much_to_look_for(tmp_path: Path) -> None:
+async def test_message_is_dropped_when_redaction_is_too_costly(tmp_path: Path) -> None:
     many = [f"value number {n}" for n in range(100_000)]
     record = await recorded(tmp_path, InvalidInput("value number 7 is bad"), many=many)
     assert record.conclusion["message"] == "(not kept: too many arguments to look for in it)"
 
 
-async def test_a_message_is_cut_to_300_characters(tmp_path: Path) -> None:
+async def test_message_is_truncated_to_300_characters(tmp_path: Path) -> None:
     record = await recorded(tmp_path, Denied("n" * 301))
     assert record.conclusion["message"] == "n" * 299 + "…"

@@ -1,4 +1,4 @@
-"""What a record says beside the call itself: for whom, of whom, and what was decided."""
+"""Fields of audit records beyond the call: principal, agent, decision."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Recorded(SkillHub):
 
 
 @pytest.mark.promise("R12")
-async def test_a_record_of_a_skill_names_caller_agent_both_names_and_the_decision(
+async def test_skill_record_has_principal_agent_names_and_decision(
     tmp_path: Path,
 ) -> None:
-    road = Recorded(tmp_path)
+    skill_hub = Recorded(tmp_path)
     who = Principal("key", "ci", behalf="carol")
-    await road.call("a2a_vercel_ops_deploy", who=who, usage={"totalTokens": 12})
-    (record,) = road.records()
+    await skill_hub.call("a2a_vercel_ops_deploy", who=who, usage={"totalTokens": 12})
+    (record,) = skill_hub.records()
     intent, end = record.intent, record.conclusion
     assert intent["verb"] == "vercel_ops.deploy"
     assert intent["asked_as"] == "a2a_vercel_ops_deploy"
@@ -58,49 +58,51 @@ async def test_a_record_of_a_skill_names_caller_agent_both_names_and_the_decisio
 @pytest.mark.parametrize(
     ("where", "raised"), [("denied", AuthorizationError), ("hidden", NotFound)]
 )
-async def test_a_denial_is_recorded_with_the_policies_that_decided_whatever_the_caller_is_told(
+async def test_denial_is_recorded_with_its_policies(
     where: str, raised: type[Exception], tmp_path: Path
 ) -> None:
-    road = Recorded(tmp_path)
-    getattr(road.judge, where).add("vercel_ops.deploy")
+    skill_hub = Recorded(tmp_path)
+    getattr(skill_hub.judge, where).add("vercel_ops.deploy")
     with pytest.raises(raised) as refused:
-        await road.call()
+        await skill_hub.call()
     assert "no-deploys" not in str(refused.value)
-    (record,) = road.records()
+    (record,) = skill_hub.records()
     assert (record.conclusion["decision"], record.conclusion["policies"]) == (
         "deny",
         ["no-deploys"],
     )
-    assert road.agent.calls == []
+    assert skill_hub.agent.calls == []
 
 
-async def test_a_failure_keeps_what_was_noted_before_it(tmp_path: Path) -> None:
-    road = Recorded(tmp_path)
-    road.agent.error = RemoteA2ATaskFailedError("it failed")
+async def test_failure_keeps_earlier_notes(tmp_path: Path) -> None:
+    skill_hub = Recorded(tmp_path)
+    skill_hub.agent.error = RemoteA2ATaskFailedError("it failed")
     with pytest.raises(RemoteA2ATaskFailedError):
-        await road.call()
-    (record,) = road.records()
+        await skill_hub.call()
+    (record,) = skill_hub.records()
     assert record.outcome == "target_failed"
     assert (record.conclusion["far_task"], record.conclusion["decision"]) == ("task-7", "permit")
 
 
 @pytest.mark.promise("R12")
-async def test_a_call_for_another_is_recorded_with_who_began_it_the_chain_and_its_labels(
+async def test_nested_call_is_recorded_with_origin_chain_and_labels(
     tmp_path: Path,
 ) -> None:
-    road = Recorded(tmp_path)
-    outer = road.begin("files.read")
-    await asyncio.wait_for(road.agent.running.wait(), 5)
-    above = road.agent.calls[0].trace
+    skill_hub = Recorded(tmp_path)
+    outer = skill_hub.begin("files.read")
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+    above = skill_hub.agent.calls[0].trace
     headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
-    next(road.chains._running[above.span].list_waiting()).chain.labels = frozenset({"web", "mail"})
-    helper = type(road.agent)("search")
-    road.catalog.offer("search", [helper.plain("search.find")])
+    next(skill_hub.chains._running[above.span].list_waiting()).chain.labels = frozenset(
+        {"web", "mail"}
+    )
+    helper = type(skill_hub.agent)("search")
+    skill_hub.catalog.offer("search", [helper.plain("search.find")])
     agent = Principal("key", "qa", behalf="nobody", serves="Vercel Ops")
-    await road.call("search.find", who=agent, carried=parse_trace(headers))
-    road.agent.go.set()
+    await skill_hub.call("search.find", who=agent, carried=parse_trace(headers))
+    skill_hub.agent.go.set()
     await outer
-    first, second = road.records()
+    first, second = skill_hub.records()
     assert not first.intent.keys() & {"on_behalf_of", "chain", "labels", "agent"}
     assert second.intent["on_behalf_of"] == ALICE.label
     assert second.intent["chain"] == ["files.read"]
@@ -108,7 +110,7 @@ async def test_a_call_for_another_is_recorded_with_who_began_it_the_chain_and_it
     assert second.intent["trace"] == first.intent["trace"]
 
 
-async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path) -> None:
+async def test_external_text_is_bounded_in_the_record(tmp_path: Path) -> None:
     log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
@@ -119,13 +121,13 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
         call.notes.usage = {f"u{n}": n for n in range(10_000)} | {"deep": {"a": 1}}
         return Result()
 
-    road = SkillHub()
+    skill_hub = SkillHub()
     call = Call(
         principal=ALICE,
-        tool=road.agent.skill(),
+        tool=skill_hub.agent.skill(),
         requested_name="x",
         arguments={},
-        trace=road.chains.start_trace(ALICE, "v", "t", None),
+        trace=skill_hub.chains.start_trace(ALICE, "v", "t", None),
         door="test",
     )
     await Audit(log)(run, call)

@@ -49,7 +49,7 @@ def hub_of(asker: Asker) -> Hub:
     return build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(b"k" * 32, 60))])
 
 
-async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:
+async def test_question_is_sealed_and_its_answer_returns_to_the_target() -> None:
     asker = Asker()
     hub = hub_of(asker)
     asking = await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
@@ -63,7 +63,7 @@ async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker
     assert done.questions is None and done.content[0]["text"] == "Ada"
 
 
-async def test_a_handle_that_is_replayed_never_reaches_the_target() -> None:
+async def test_replayed_handle_never_reaches_the_target() -> None:
     asker = Asker()
     hub = hub_of(asker)
     asking = await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
@@ -80,12 +80,12 @@ async def test_a_handle_that_is_replayed_never_reaches_the_target() -> None:
     assert len(asker.calls) == 2, "the question, and one answer"
 
 
-async def test_a_caller_who_cannot_be_asked_gets_the_question_as_an_error() -> None:
+async def test_incapable_caller_gets_the_question_as_an_error() -> None:
     with pytest.raises(NeedsInput, match="Your name"):
         await call_tool(hub_of(Asker()), OWNER, "greet", {}, door="t", view=EVERYTHING)
 
 
-async def test_a_flood_of_questions_is_no_reply() -> None:
+async def test_flood_of_questions_is_a_bad_reply() -> None:
     hub = hub_of(Asker(MAX_QUESTIONS + 1))
     with pytest.raises(BadReply, match="questions at once"):
         await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dragoman.core import structs
 from dragoman.core.call import (
     Call,
     LogMessage,
@@ -37,15 +38,15 @@ def a_call() -> Call:
     )
 
 
-def road(target: Next, seconds: float = 0.05) -> Next:
+def guarded(target: Next, seconds: float = 0.05) -> Next:
     return build_pipeline([Timeout(seconds)], target)
 
 
-def test_a_tool_has_sixty_seconds_unless_it_is_set() -> None:
+def test_default_tool_timeout_is_sixty_seconds() -> None:
     assert Limits().tool_timeout_secs == 60
 
 
-async def test_a_target_that_takes_too_long_is_stopped_and_its_caller_told() -> None:
+async def test_slow_target_is_cancelled_with_a_timeout() -> None:
     stopped = asyncio.Event()
 
     async def sleeps(call: Call) -> Result:
@@ -57,7 +58,7 @@ async def test_a_target_that_takes_too_long_is_stopped_and_its_caller_told() -> 
 
     begun = time.monotonic()
     with pytest.raises(TimedOut) as raised:
-        await road(sleeps)(a_call())
+        await guarded(sleeps)(a_call())
     assert time.monotonic() - begun < 5
     assert stopped.is_set()
     assert str(raised.value) == (
@@ -66,9 +67,9 @@ async def test_a_target_that_takes_too_long_is_stopped_and_its_caller_told() -> 
     )
 
 
-async def test_an_agent_has_the_time_of_a_task_from_the_start_and_no_more() -> None:
+async def test_agent_has_the_task_timeout() -> None:
     agent = replace(a_call().tool, agent=AgentFacts(name="a", description="a"))
-    call = replace(a_call(), tool=agent)
+    call = structs.replace(a_call(), tool=agent)
 
     async def works(call: Call) -> Result:
         await asyncio.sleep(0.2)
@@ -80,22 +81,22 @@ async def test_an_agent_has_the_time_of_a_task_from_the_start_and_no_more() -> N
         await build_pipeline([Timeout(0.05, as_task=0.1)], works)(call)
 
 
-async def test_a_target_in_time_is_not_touched() -> None:
+async def test_fast_target_is_unaffected() -> None:
     async def answers(call: Call) -> Result:
         return Result(content=["x"])
 
-    assert (await road(answers)(a_call())).content == ["x"]
+    assert (await guarded(answers)(a_call())).content == ["x"]
 
 
-async def test_a_timeout_of_the_targets_own_stays_its_own() -> None:
+async def test_target_timeout_is_passed_on() -> None:
     async def fails(call: Call) -> Result:
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine"):
-        await road(fails, 60)(a_call())
+        await guarded(fails, 60)(a_call())
 
 
-async def test_a_caller_who_leaves_is_gone_and_not_timed_out() -> None:
+async def test_cancelled_caller_is_not_a_timeout() -> None:
     begun = asyncio.Event()
 
     async def sleeps(call: Call) -> Result:
@@ -103,15 +104,15 @@ async def test_a_caller_who_leaves_is_gone_and_not_timed_out() -> None:
         await asyncio.sleep(60)
         raise AssertionError
 
-    task = asyncio.ensure_future(road(sleeps, 60)(a_call()))
+    task = asyncio.ensure_future(guarded(sleeps, 60)(a_call()))
     await asyncio.wait_for(begun.wait(), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-class Lasts:
-    """A target whose calls may become tasks of the far side."""
+class LastingTarget:
+    """A target whose calls may become remote tasks."""
 
     name = "lasts"
     traits = TargetTraits(may_last=True)
@@ -121,7 +122,9 @@ class Lasts:
 
 
 def a_call_that_may_last() -> Call:
-    return replace(a_call(), tool=Tool(name="t.x", alias="x", remote_name="x", target=Lasts()))
+    return structs.replace(
+        a_call(), tool=Tool(name="t.x", alias="x", remote_name="x", target=LastingTarget())
+    )
 
 
 async def reports(call: Call, update: Update, every: float, until: float) -> Result:
@@ -132,50 +135,52 @@ async def reports(call: Call, update: Update, every: float, until: float) -> Res
     return Result(content=["done"])
 
 
-async def test_progress_gives_a_tool_its_time_again() -> None:
+async def test_progress_restarts_the_tool_timeout() -> None:
     async def target(call: Call) -> Result:
         return await reports(call, Progress(progress=1), 0.05, 0.5)
 
     heard: list[Update] = []
-    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True), updates=heard.append)
-    road = build_pipeline([Timeout(0.2, 5)], target)
-    assert (await road(call)).content == ["done"]
+    call = structs.replace(
+        a_call(), wanted_updates=WantedUpdates(progress=True), updates=heard.append
+    )
+    guarded = build_pipeline([Timeout(0.2, 5)], target)
+    assert (await guarded(call)).content == ["done"]
     assert len(heard) > 2, "and the caller still hears of it"
 
 
-async def test_progress_helps_up_to_a_maximum() -> None:
+async def test_progress_extends_time_up_to_a_maximum() -> None:
     async def target(call: Call) -> Result:
         return await reports(call, Progress(progress=1), 0.05, 30)
 
     begun = time.monotonic()
-    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True))
+    call = structs.replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match=r"longer than 0.5 s .* progress_timeout_secs"):
         await build_pipeline([Timeout(0.2, 0.5)], target)(call)
     assert 0.4 < time.monotonic() - begun < 5
 
 
-async def test_a_tool_that_was_silent_after_its_progress_is_stopped() -> None:
+async def test_tool_silent_after_progress_times_out() -> None:
     async def target(call: Call) -> Result:
         call.updates(Progress(progress=1))
         return await asyncio.sleep(30, Result())
 
     begun = time.monotonic()
-    call = replace(a_call(), wanted_updates=WantedUpdates(progress=True))
+    call = structs.replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match="tool_timeout_secs"):
         await build_pipeline([Timeout(0.2, 20)], target)(call)
     assert time.monotonic() - begun < 5
 
 
-async def test_what_a_tool_says_of_its_work_gives_it_no_time() -> None:
+async def test_tool_messages_do_not_extend_the_timeout() -> None:
     async def target(call: Call) -> Result:
         return await reports(call, LogMessage(level="info", data="x"), 0.05, 30)
 
-    call = replace(a_call(), wanted_updates=WantedUpdates(log_level="debug"))
+    call = structs.replace(a_call(), wanted_updates=WantedUpdates(log_level="debug"))
     with pytest.raises(TimedOut):
         await build_pipeline([Timeout(0.2, 20)], target)(call)
 
 
-async def test_a_call_that_became_a_task_has_a_tasks_time_though_nobody_asked_for_updates() -> None:
+async def test_call_turned_task_has_the_task_timeout() -> None:
     async def target(call: Call) -> Result:
         call.updates(TaskStarted())
         return await asyncio.sleep(0.5, Result(content=["done"]))
@@ -187,7 +192,7 @@ async def test_a_call_that_became_a_task_has_a_tasks_time_though_nobody_asked_fo
         await build_pipeline([Timeout(0.1, 0.2, 0.3)], target)(a_call_that_may_last())
 
 
-async def test_a_timeout_of_the_targets_own_stays_its_own_where_time_may_grow() -> None:
+async def test_target_timeout_passes_where_progress_extends_time() -> None:
     async def fails(call: Call) -> Result:
         raise TimeoutError("mine")
 
@@ -195,7 +200,7 @@ async def test_a_timeout_of_the_targets_own_stays_its_own_where_time_may_grow() 
         await build_pipeline([Timeout(60)], fails)(a_call_that_may_last())
 
 
-async def test_an_update_that_comes_too_late_changes_nothing() -> None:
+async def test_late_update_changes_nothing() -> None:
     kept: list[Call] = []
 
     async def target(call: Call) -> Result:

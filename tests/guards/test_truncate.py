@@ -59,18 +59,18 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
 
 
-def test_a_file_of_sixty_kilobytes_is_whole_unless_the_limit_is_set() -> None:
+def test_sixty_kilobyte_file_is_complete_by_default() -> None:
     assert (Limits().result_chars, Limits().data_chars) == (100_000, 1_000_000)
 
 
 @pytest.mark.parametrize("character", ["x", "é", "🦉", "\n", '"'])
-async def test_text_is_cut_after_fifty_thousand_characters_with_a_marker(character: str) -> None:
+async def test_text_is_truncated_after_fifty_thousand_characters(character: str) -> None:
     assert (await cut(text(character * CAP))).content == (text(character * CAP),)
     (block,) = (await cut(text(character * (CAP + 1), _meta={"k": 1}))).content
     assert block == text(f"{character * CAP}\n{marker(1, 50_001)}", _meta={"k": 1})
 
 
-async def test_each_text_is_cut_alone_and_the_order_stays() -> None:
+async def test_texts_are_truncated_individually_in_order() -> None:
     content = [text("a"), text("b" * 60_000), text("c")]
     result = await cut(*content)
     assert [block["text"][:1] for block in result.content] == ["a", "b", "c"]
@@ -78,7 +78,7 @@ async def test_each_text_is_cut_alone_and_the_order_stays() -> None:
     assert len(content[1]["text"]) == 60_000  # what the target holds is not changed
 
 
-async def test_the_text_of_an_embedded_resource_is_cut_too() -> None:
+async def test_embedded_resource_text_is_truncated() -> None:
     resource = {"uri": "test://x", "text": "x" * 50_001, "mimeType": "text/plain"}
     (block,) = (await cut({"type": "resource", "resource": resource})).content
     assert block["resource"]["text"] == f"{'x' * CAP}\n{marker(1, 50_001)}"
@@ -95,11 +95,11 @@ async def test_the_text_of_an_embedded_resource_is_cut_too() -> None:
         {"type": "text", "text": 5},
     ],
 )
-async def test_what_is_no_text_is_not_cut(block: Any) -> None:
+async def test_non_text_is_not_truncated(block: Any) -> None:
     assert (await cut(block)).content == (block,)
 
 
-async def test_long_texts_in_structured_content_are_cut_and_the_rest_stays() -> None:
+async def test_long_structured_texts_are_truncated() -> None:
     fits = {"k": "x" * (DATA - len('{"k":""}'))}
     assert (await cut(text("short"), structured=fits)).structured == fits
     value: dict[str, Any] = {
@@ -127,7 +127,7 @@ async def test_long_texts_in_structured_content_are_cut_and_the_rest_stays() -> 
         ({"minLength": 90_000}, "whole"),
     ],
 )
-async def test_what_is_cut_still_fits_its_schema(keyword: dict[str, Any], mode: str) -> None:
+async def test_truncated_content_matches_its_schema(keyword: dict[str, Any], mode: str) -> None:
     schema = {
         "type": "object",
         "properties": {"bound": {"type": "string", **keyword}, "free": {"type": "string"}},
@@ -144,20 +144,20 @@ async def test_what_is_cut_still_fits_its_schema(keyword: dict[str, Any], mode: 
     assert "[cut: " in free and len(encode(result.structured)) <= DATA
 
 
-async def test_a_text_that_its_schema_binds_stays_where_the_others_are_enough() -> None:
+async def test_schema_bound_text_is_kept_where_others_suffice() -> None:
     schema = {"properties": {"bound": {"enum": ["x" * 5_000]}}}
     value = {"bound": "x" * 5_000, "free": "y" * 200_000}
     shorter = (await cut(text("short"), structured=value, schema=schema)).structured
     assert shorter["bound"] == "x" * 5_000 and "[cut: " in shorter["free"]
 
 
-async def test_what_never_fitted_its_schema_need_not_fit_it_shorter() -> None:
+async def test_nonconforming_content_may_be_truncated() -> None:
     value = {"k": "x" * 90_000}
     shorter = (await cut(text("s"), structured=value, schema={"required": ["no"]})).structured
     assert "[cut: " in shorter["k"]
 
 
-async def test_binary_data_in_structured_content_does_not_count() -> None:
+async def test_binary_structured_data_is_not_counted() -> None:
     data = b64encode(bytes(n % 251 for n in range(300_000))).decode()
     for value in (
         {"content": [{"type": "image", "data": "A" * 100_000, "mimeType": "image/png"}]},
@@ -172,7 +172,7 @@ async def test_binary_data_in_structured_content_does_not_count() -> None:
     assert shorter["picture"] == data and "[cut: " in shorter["log"]
 
 
-async def test_structure_that_cannot_be_shortened_is_a_failure_that_says_so() -> None:
+async def test_unshortenable_structure_is_an_error() -> None:
     result = await cut(text("short"), structured=list(range(100_000)))
     assert result.failed and result.structured is ABSENT
     assert [block["text"][:40] for block in result.content] == [
@@ -182,19 +182,19 @@ async def test_structure_that_cannot_be_shortened_is_a_failure_that_says_so() ->
     assert "raise the limit" in result.content[1]["text"]
 
 
-async def test_structured_content_alone_is_not_made_a_text_of_any_length() -> None:
+async def test_structured_content_alone_is_not_rendered_unbounded() -> None:
     result = await cut(structured={"k": "x y" * 18_000})
     assert result.structured == {"k": "x y" * 18_000}
     assert result.content[0]["text"].endswith(marker(4_008, 54_008))
     assert (await cut(structured={"k": "x"})).content == ()
 
 
-async def test_a_structured_result_is_measured_in_characters_not_in_bytes() -> None:
+async def test_structured_size_is_measured_in_characters() -> None:
     owls = {"k": "🦉" * (DATA - len('{"k":""}'))}
     assert (await cut(text("short"), structured=owls)).structured == owls
 
 
-async def test_artifacts_and_data_are_kept_to_the_same_sizes() -> None:
+async def test_artifacts_and_data_have_equal_limits() -> None:
     made = [text("x" * 60_000), {"type": "data", "data": {"k": "y z " * 30_000}}]
     result = await cut(*made, artifacts=[Artifact(id="1", content=made)])
     for blocks in (result.content, result.artifacts[0].content):
@@ -204,18 +204,18 @@ async def test_artifacts_and_data_are_kept_to_the_same_sizes() -> None:
     assert block["type"] == "text" and "has no text that can be cut" in block["text"]
 
 
-async def test_null_is_a_structured_result_and_none_is_not() -> None:
+async def test_null_structured_result_differs_from_none() -> None:
     assert (await cut(structured=None)).structured is None
     assert (await cut(text("x" * 60_000))).structured is ABSENT
 
 
-async def test_a_result_known_to_be_small_passes_unweighed_and_a_large_one_does_not() -> None:
+async def test_small_result_is_not_measured() -> None:
     assert (await cut(text("x"), size=CAP)).content == (text("x"),)
     result = await cut(text("x" * 60_000), size=60_100)
     assert "[cut:" in result.content[0]["text"]
 
 
-async def test_an_error_of_the_far_side_is_kept_to_the_same_size() -> None:
+async def test_upstream_error_is_truncated_equally() -> None:
     async def fail(native: dict[str, Any]) -> dict[str, Any] | None:
         async def target(call: Call) -> Result:
             raise WorkFailed("no", native)

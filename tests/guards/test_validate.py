@@ -52,16 +52,16 @@ SCHEMA = {
 }
 
 
-async def test_arguments_that_fit_go_on_and_others_never_reach_the_target() -> None:
+async def test_valid_arguments_pass_and_invalid_ones_never_reach_the_target() -> None:
     reached: list[Any] = []
 
     async def target(call: Call) -> Result:
         reached.append(call.arguments)
         return Result()
 
-    road = build_pipeline([Validate()], target)
+    skill_hub = build_pipeline([Validate()], target)
     validate = compile_schema(SCHEMA)
-    await road(call_with(validate, {"path": "/tmp"}))
+    await skill_hub(call_with(validate, {"path": "/tmp"}))
     for wrong, words in (
         ({}, '"path" is a required property'),
         ({"path": 5}, 'path: 5 is not of type "string"'),
@@ -69,13 +69,13 @@ async def test_arguments_that_fit_go_on_and_others_never_reach_the_target() -> N
         ({"path": "x", "more": 1}, "Additional properties are not allowed"),
     ):
         with pytest.raises(InvalidInput) as raised:
-            await road(call_with(validate, wrong))
+            await skill_hub(call_with(validate, wrong))
         assert str(raised.value).startswith('invalid arguments for "files.read": ')
         assert words in str(raised.value)
     assert reached == [{"path": "/tmp"}]
 
 
-def test_a_schema_that_says_nothing_costs_nothing() -> None:
+def test_empty_schema_costs_nothing() -> None:
     assert compile_schema({}) is accept_anything
     assert compile_schema({"type": "object"}) is accept_anything
     assert compile_schema({"type": "object", "properties": {}}) is not accept_anything
@@ -89,12 +89,12 @@ def test_a_schema_that_says_nothing_costs_nothing() -> None:
         {"type": "object", "properties": {"a": {"minLength": -1}}},
     ],
 )
-def test_a_schema_that_is_none_is_refused_when_it_is_offered(schema: dict[str, Any]) -> None:
+def test_invalid_schema_is_refused_when_offered(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         compile_schema(schema)
 
 
-def test_a_schema_is_bounded_in_depth_and_size() -> None:
+def test_schema_depth_and_size_are_bounded() -> None:
     deep: dict[str, Any] = {"type": "object"}
     for _ in range(MAX_SCHEMA_DEPTH):
         deep = {"properties": {"a": deep}}
@@ -115,13 +115,13 @@ def test_a_schema_is_bounded_in_depth_and_size() -> None:
         {"type": "object", "properties": {"a": {"pattern": "(?=(a+))\\1*b$"}}},
     ],
 )
-def test_a_schema_that_turns_in_circles_or_backtracks_answers_all_the_same(
+def test_recursive_or_backtracking_schema_still_answers(
     schema: dict[str, Any],
 ) -> None:
     compile_schema(schema)({"a": "a" * 5_000 + "!"})
 
 
-def test_a_schema_that_points_elsewhere_is_neither_fetched_nor_refused() -> None:
+def test_external_reference_is_neither_fetched_nor_refused() -> None:
     asked: list[str] = []
 
     class Watch(http.server.BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ def test_a_schema_that_points_elsewhere_is_neither_fetched_nor_refused() -> None
     assert asked == []
 
 
-def test_what_is_wrong_is_said_in_a_bounded_number_of_words() -> None:
+def test_validation_message_is_bounded() -> None:
     validate = compile_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
     problem = validate({"a": "x" * 100_000})
     assert problem is not None and len(problem) <= 300 and problem.endswith("...")
@@ -166,14 +166,14 @@ def doubling(levels: int, word: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("word", ["allOf", "anyOf", "oneOf"])
-def test_a_short_schema_that_comes_to_very_many_parts_is_refused(word: str) -> None:
+def test_expanding_schema_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="with its references"):
         compile_schema(doubling(60, word))
     fits = compile_schema(doubling(6, word))({}) is None
     assert fits is (word != "oneOf")  # of which both fit
 
 
-def test_a_chain_of_references_that_leads_too_deep_is_refused() -> None:
+def test_too_deep_reference_chain_is_refused() -> None:
     parts: dict[str, Any] = {f"p{n}": {"$ref": f"#/$defs/p{n + 1}"} for n in range(5_000)}
     with pytest.raises(ValueError, match="too deep"):
         compile_schema({"type": "object", "$defs": {**parts, "p5000": {}}, "$ref": "#/$defs/p0"})
@@ -206,7 +206,7 @@ VALUES: list[Any] = [
 @pytest.mark.parametrize(
     "elsewhere", [STRING, {"type": ["integer", "array"]}, {"required": ["b"]}, {"not": {}}, {}]
 )
-def test_what_a_schema_says_elsewhere_never_makes_the_rest_stricter(
+def test_external_reference_never_makes_the_rest_stricter(
     schema: dict[str, Any], elsewhere: dict[str, Any]
 ) -> None:
     registry = jsonschema_rs.Registry([(ELSEWHERE, {**elsewhere, "$defs": {"x": STRING}})])
@@ -218,7 +218,7 @@ def test_what_a_schema_says_elsewhere_never_makes_the_rest_stricter(
                     assert check({name: value}) is None, (name, value)
 
 
-def test_the_rest_of_a_schema_that_points_elsewhere_holds() -> None:
+def test_schema_beside_an_external_reference_applies() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -234,7 +234,7 @@ def test_the_rest_of_a_schema_that_points_elsewhere_holds() -> None:
         assert check(wrong) is not None, wrong
 
 
-def test_references_by_name_are_followed_inside_the_schema() -> None:
+def test_named_references_are_resolved_inside_the_schema() -> None:
     needs_a = {"type": "object", "required": ["a"]}
     tree = {
         "$id": "Node",
@@ -269,7 +269,7 @@ def test_references_by_name_are_followed_inside_the_schema() -> None:
 
 
 @pytest.mark.parametrize("check", [LENIENT, STRICT])
-async def test_policies_read_no_argument_that_is_described_elsewhere(check: str) -> None:
+async def test_policies_do_not_read_externally_described_arguments(check: str) -> None:
     async def target(call: Call) -> Result:
         return Result()
 
@@ -302,7 +302,7 @@ async def test_policies_read_no_argument_that_is_described_elsewhere(check: str)
         await read(call_with(compile_schema({"type": "object", **part}, check), {"path": 5}))
 
 
-def test_what_is_wrong_with_a_deep_tree_or_a_long_list_is_said_at_once() -> None:
+def test_deep_or_long_arguments_are_rejected_quickly() -> None:
     tree = {
         "type": "object",
         "required": ["kind"],
@@ -321,7 +321,7 @@ def test_what_is_wrong_with_a_deep_tree_or_a_long_list_is_said_at_once() -> None
 
 
 @pytest.mark.parametrize("pattern", [r"^\S+\Z", "^[^]*$", r"[\b]", "a{,3}", r"\k<q>", "("])
-def test_a_pattern_that_this_engine_cannot_read_is_left_to_the_server(pattern: str) -> None:
+def test_unsupported_pattern_is_left_to_the_server(pattern: str) -> None:
     inner = {"type": "string", "pattern": pattern, "maxLength": 3}
     for schema in (
         {"type": "object", "properties": {"a": inner}},
@@ -351,7 +351,7 @@ CONVERTED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "taken", "refused"), CONVERTED)
-async def test_what_servers_convert_passes_as_it_is_and_what_nobody_can_mean_is_refused(
+async def test_convertible_values_pass_and_meaningless_ones_are_refused(
     schema: dict[str, Any], taken: list[Any], refused: list[Any]
 ) -> None:
     reached: list[Any] = []
@@ -360,7 +360,7 @@ async def test_what_servers_convert_passes_as_it_is_and_what_nobody_can_mean_is_
         reached.append(call.arguments)
         return Result()
 
-    road = build_pipeline([Validate(lambda tool: False)], target)
+    skill_hub = build_pipeline([Validate(lambda tool: False)], target)
     exact = build_pipeline([Validate(lambda tool: True)], target)
     whole = {
         "type": "object",
@@ -372,26 +372,26 @@ async def test_what_servers_convert_passes_as_it_is_and_what_nobody_can_mean_is_
     lenient = compile_schema(whole, LENIENT)
     for value in taken:
         sent = {"a": value, "c": None, "unheard_of": 1}
-        await road(call_with(lenient, sent))
+        await skill_hub(call_with(lenient, sent))
         assert reached.pop() is sent
         with pytest.raises(InvalidInput):
-            await road(call_with(compile_schema(whole), sent))
+            await skill_hub(call_with(compile_schema(whole), sent))
         with pytest.raises(InvalidInput, match="policies read arguments"):
             await exact(call_with(lenient, sent))
     for value in refused:
         with pytest.raises(InvalidInput, match=r'"files.read": a[:/]'):
-            await road(call_with(lenient, {"a": value, "c": None}))
+            await skill_hub(call_with(lenient, {"a": value, "c": None}))
     for sent in ({"c": "1"}, {}):
         with pytest.raises(InvalidInput):
-            await road(call_with(lenient, sent))
-    await road(call_with(compile_schema(whole, "off"), {"a": object}))
+            await skill_hub(call_with(lenient, sent))
+    await skill_hub(call_with(compile_schema(whole, "off"), {"a": object}))
 
 
-async def test_a_misspelt_argument_is_named() -> None:
+async def test_misspelt_argument_gets_a_suggestion() -> None:
     async def target(call: Call) -> Result:
         return Result()
 
-    road = build_pipeline([Validate(lambda tool: False)], target)
+    skill_hub = build_pipeline([Validate(lambda tool: False)], target)
     open_ = {
         "type": "object",
         "properties": {"file_path": {"type": "string"}, "dry_run": {"type": "boolean"}},
@@ -406,5 +406,5 @@ async def test_a_misspelt_argument_is_named() -> None:
          'unknown argument "dryrun": did you mean "dry_run"?'),
     ):  # fmt: skip
         with pytest.raises(InvalidInput) as raised:
-            await road(call_with(compile_schema(schema, LENIENT), sent))
+            await skill_hub(call_with(compile_schema(schema, LENIENT), sent))
         assert words in str(raised.value)

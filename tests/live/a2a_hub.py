@@ -1,5 +1,5 @@
-"""A hub that serves A2A, with the agents of tests/peers/agents_module.py, and the ways to ask it:
-each dialect over each binding, in its own words.
+"""A hub that serves A2A with the agents of tests/peers/agents_module.py, and clients for each
+dialect over each binding, written independently of the hub's code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, until
+from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
 from tests.peers.process import HERE, toml
 
@@ -39,7 +39,7 @@ AGENTS = (
 
 
 @dataclass(frozen=True)
-class Grounds:
+class HubRig:
     hub: RunningHub
     gates: Path
 
@@ -58,13 +58,13 @@ def run_a2a_hub(
     config: str = "",
     a2a: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
-) -> Iterator[Grounds]:
+) -> Iterator[HubRig]:
     """`a2a` are keys of `[a2a]`, `config` is what stands before it."""
     gates = Path(tempfile.mkdtemp(prefix="dgg", dir="/tmp"))
     try:
         written = a2a_config(agents, config, a2a)
-        with lasting_hub(servers, written, {**agents_env(gates), **(env or {})}) as hub:
-            yield Grounds(hub, gates)
+        with run_module_hub(servers, written, {**agents_env(gates), **(env or {})}) as hub:
+            yield HubRig(hub, gates)
     finally:
         shutil.rmtree(gates, ignore_errors=True)
 
@@ -149,7 +149,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Way:
+class DialectBinding:
     """A dialect and a binding. What it sends and reads is written out here, in the dialect's own
     words, and is none of the hub's code."""
 
@@ -190,7 +190,7 @@ class Way:
         return {**message, "content" if self.version == "0.3" else "parts": parts}
 
     def params(self, *contents: Any, task: Any = None, at_once: bool = False) -> dict[str, Any]:
-        """Of a send. `task` is one to go on with; `at_once` that nobody waits for the outcome,
+        """Of a send. `task` is one to continue; `at_once` does not wait for the outcome,
         which 0.1 cannot say."""
         if self.version == "0.1":
             params: dict[str, Any] = {"id": task or str(uuid4()), "message": None}
@@ -287,9 +287,9 @@ class Way:
             found.append((event.id, self.event(event)))
 
 
-V01, V03, V10 = Way("0.1"), Way("0.3"), Way("1.0", says="1.0")
-REST03, REST10 = Way("0.3", rest=True), Way("1.0", rest=True, says="1.0")
-WAYS = (V01, V03, REST03, V10, REST10)
+V01, V03, V10 = DialectBinding("0.1"), DialectBinding("0.3"), DialectBinding("1.0", says="1.0")
+REST03, REST10 = DialectBinding("0.3", rest=True), DialectBinding("1.0", rest=True, says="1.0")
+BINDINGS = (V01, V03, REST03, V10, REST10)
 NEWER = (V03, REST03, V10, REST10)
 
 
@@ -298,22 +298,22 @@ NEWER = (V03, REST03, V10, REST10)
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody with a key of his own, or none, who speaks 1.0 by JSON-RPC unless told otherwise."""
+    """A client with its own key, or none; speaks 1.0 by JSON-RPC by default."""
 
     hub: RunningHub
     agent: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    way: Way = V10
+    binding: DialectBinding = V10
 
     def ask(self, op: str, params: Mapping[str, Any], **how: Any) -> Reply:
         headers = {**self.headers, **how.pop("headers", {})}
-        return self.way.ask(self.hub, op, params, how.pop("agent", self.agent), headers, **how)
+        return self.binding.ask(self.hub, op, params, how.pop("agent", self.agent), headers, **how)
 
     def send(self, *contents: Any, **how: Any) -> Any:
-        """The task of a message that is taken; `how` of `Way.params`."""
-        reply = self.ask(SEND, self.way.params(*contents, **how))
+        """The task of a message that is taken; `how` of `DialectBinding.params`."""
+        reply = self.ask(SEND, self.binding.params(*contents, **how))
         assert reply.error is None, reply.error
-        return self.way.task(reply.value)
+        return self.binding.task(reply.value)
 
     def get(self, id: str, **more: Any) -> Any:
         reply = self.ask(GET, {"id": id, **more})
@@ -325,7 +325,7 @@ class Caller:
 
         def there() -> Any:
             task = self.get(id)
-            return task if task["status"]["state"] == self.way.state(word) else None
+            return task if task["status"]["state"] == self.binding.state(word) else None
 
         return until(there)
 
@@ -333,11 +333,13 @@ class Caller:
         self, op: str, params: Mapping[str, Any], **how: Any
     ) -> AbstractContextManager[wire.Stream]:
         headers = {**self.headers, **how.pop("headers", {})}
-        return self.way.stream(self.hub, op, params, how.pop("agent", self.agent), headers, **how)
+        return self.binding.stream(
+            self.hub, op, params, how.pop("agent", self.agent), headers, **how
+        )
 
 
 def with_key(hub: RunningHub, name: str, agent: str = "") -> Caller:
-    """Somebody with a key that was made for him, once the hub knows it."""
+    """A client with a new key, once the hub knows it."""
     made = hub.command("keys", "create", name)
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.strip().splitlines()[-1]}"}
@@ -352,7 +354,7 @@ def steps(*todo: Sequence[Any]) -> dict[str, Any]:
     return {"do": [list(step) for step in todo]}
 
 
-def words(message: Mapping[str, Any]) -> str:
+def text_from_parts(message: Mapping[str, Any]) -> str:
     """The texts of a message or artifact of 1.0."""
     return "\n".join(part["text"] for part in message["parts"] if "text" in part)
 

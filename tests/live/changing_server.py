@@ -1,4 +1,4 @@
-"""A stdio MCP server that becomes another when it is told so; the standard library only.
+"""A stdio MCP server that changes its definitions on request; standard library only.
 
 `python changing_server.py FILE`: FILE holds the form that it has, and the tool `become` writes
 another there and says that the lists have changed. What is evil has EVIL in it.

@@ -136,13 +136,14 @@ class RunningHub:
         params: Mapping[str, Any] | None = None,
         era: str = "modern",
         timeout: float = 20.0,
+        version: str = wire.MODERN,
     ) -> Any:
         """The answer to one MCP request over HTTP: `result` or `error`.
 
         `era` is `modern`, or `legacy` for one session that is opened at the first use.
         """
         if era == "modern":
-            sent = wire.modern_request(self.mcp_url, method, params, self.headers, timeout)
+            sent = wire.modern_request(self.mcp_url, method, params, self.headers, timeout, version)
             return sent.rpc()
         if self._session is None:
             self._session = wire.Session(self.mcp_url, headers=self.headers)
@@ -177,7 +178,7 @@ class RunningHub:
     def audit(self) -> list[dict[str, Any]]:
         """What `dragoman audit tail --json` prints, without its start.
 
-        An outcome is written a moment after its answer; calls that go on are given up on.
+        An outcome is written just after its response; running calls are not awaited.
         """
         end = time.monotonic() + OUTCOME_SECONDS
         with closing(AuditReader(self.home)) as reader:

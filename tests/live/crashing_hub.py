@@ -1,4 +1,4 @@
-"""A hub that is killed while clients send it A2A messages: its agents, its process, its clients.
+"""A hub that is killed while clients send A2A messages: its agents, process and clients.
 
 A client that gets a task writes down what it got. The test says what must be true of it.
 """
@@ -209,8 +209,8 @@ class Refused(Exception):
 
 
 @dataclass
-class Told:
-    """What a client was told of one task."""
+class AcknowledgedTask:
+    """What a client knows of one task."""
 
     id: str
     agent: str
@@ -219,7 +219,7 @@ class Told:
     """The id of the message that began it."""
     state: str
     task: dict[str, Any] | None = None
-    """The whole of it, where that was told."""
+    """The complete task, where the client received it."""
     seed: dict[str, Any] | None = None
     """The same in the first dialect."""
     webhook: dict[str, Any] | None = None
@@ -236,11 +236,11 @@ class Load:
     where: tuple[str, int]
     seed: str
     webhook: str
-    waiting: list[Told]
+    waiting: list[AcknowledgedTask]
     """Tasks that wait for an answer, which some client may give."""
-    told: list[Told] = field(default_factory=list)
-    touched: list[Told] = field(default_factory=list)
-    """Those of earlier times that somebody has answered."""
+    told: list[AcknowledgedTask] = field(default_factory=list)
+    touched: list[AcknowledgedTask] = field(default_factory=list)
+    """Earlier tasks that a client has answered."""
     keyed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """What was sent with an Idempotency-Key and has not been answered."""
     broken: list[str] = field(default_factory=list)
@@ -270,28 +270,28 @@ class Load:
         finally:
             client.close()
 
-    def _note(self, agent: str, message: dict[str, Any], task: dict[str, Any]) -> Told:
+    def _note(self, agent: str, message: dict[str, Any], task: dict[str, Any]) -> AcknowledgedTask:
         text = message["parts"][0]["text"]
         state = task["status"]["state"]
-        told = Told(task["id"], agent, text, message["messageId"], state, task)
+        told = AcknowledgedTask(task["id"], agent, text, message["messageId"], state, task)
         self.told.append(told)
         return told
 
     def _blocking(self, client: Client, chance: random.Random, name: str) -> None:
         agent = chance.choice(["quick", "quick", "slow", "threaded"])
-        message = said(name)
+        message = build_message(name)
         answer = client.rpc("SendMessage", {"message": message}, f"/a2a/{agent}")
         self._note(agent, message, answer["task"])
 
     def _at_once(self, client: Client, chance: random.Random, name: str) -> None:
         agent = chance.choice(["slow", "threaded"])
-        message = said(name)
+        message = build_message(name)
         wanted = {"message": message, "configuration": {"returnImmediately": True}}
         self._note(agent, message, client.rpc("SendMessage", wanted, f"/a2a/{agent}")["task"])
 
     def _stream(self, client: Client, chance: random.Random, name: str) -> None:
-        message = said(name)
-        told: Told | None = None
+        message = build_message(name)
+        told: AcknowledgedTask | None = None
         for event in client.events("slow", {"message": message}):
             if told is None:
                 told = self._note("slow", message, event["task"])
@@ -305,15 +305,15 @@ class Load:
         plain = {"content-type": "application/json"}
         task = client.answer("POST", "/a2a/tasks/send", body, plain)
         state = "TASK_STATE_COMPLETED" if task["status"] == "completed" else task["status"]
-        self.told.append(Told(task["id"], "quick", name, "", state, None, task))
+        self.told.append(AcknowledgedTask(task["id"], "quick", name, "", state, None, task))
 
     def _ask(self, client: Client, chance: random.Random, name: str) -> None:
-        message = said(name)
+        message = build_message(name)
         answer = client.rpc("SendMessage", {"message": message}, "/a2a/asking")
         self._note("asking", message, answer["task"])
 
     def _keyed(self, client: Client, chance: random.Random, name: str) -> None:
-        message = said(name)
+        message = build_message(name)
         sent = (name, message)
         self.keyed.append(sent)
         key = {"idempotency-key": name}
@@ -322,7 +322,7 @@ class Load:
         self._note("quick", message, answer["task"])
 
     def _hooked(self, client: Client, chance: random.Random, name: str) -> None:
-        message = said(name)
+        message = build_message(name)
         wanted = {
             "message": message,
             "configuration": {
@@ -341,14 +341,14 @@ class Load:
             return
         self.touched.append(told)
         told.continued, told.text, told.message = True, name, name
-        message = said(name) | {"taskId": told.id}
+        message = build_message(name) | {"taskId": told.id}
         immediately = {"returnImmediately": chance.random() < 0.5}
         wanted = {"message": message, "configuration": immediately}
         told.task = client.rpc("SendMessage", wanted, "/a2a/asking")["task"]
         told.state, told.continued = told.task["status"]["state"], False
 
     def _cancel(self, client: Client, chance: random.Random, name: str) -> None:
-        message = said(name)
+        message = build_message(name)
         wanted = {"message": message, "configuration": {"returnImmediately": True}}
         told = self._note("slow", message, client.rpc("SendMessage", wanted, "/a2a/slow")["task"])
         told.cancelled = True
@@ -359,5 +359,5 @@ class Load:
             pass  # it was finished by then
 
 
-def said(name: str) -> dict[str, Any]:
+def build_message(name: str) -> dict[str, Any]:
     return {"messageId": name[:64], "role": "ROLE_USER", "parts": [{"text": name}]}

@@ -1,5 +1,4 @@
-"""A stdio MCP server that tries to act as the owner of the hub which started it; the standard
-library only.
+"""A stdio MCP server that tries to act as the owner of its hub; standard library only.
 
 Its tool `ask` sends an HTTP request to the hub and gives the status and the body: `to` is a URL or
 the path of a Unix socket, `away` has a process send it that has left the server's session, cleared

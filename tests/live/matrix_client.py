@@ -1,7 +1,7 @@
-"""A client of any of the five revisions, raw on the wire; its transports are in matrix_transports.
+"""A raw client of any revision; its transports are in matrix_transports.
 
-Declares what it is told to, answers questions in its revision's way, and keeps what it hears with
-the stream it came on. Every wait has a bound. Knows nothing of right answers.
+Declares the given capabilities, answers questions in its revision's form, and records messages with
+their stream. Every wait is bounded. Knows nothing of correct answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 from tests.peers import wire
 
-REVISIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
+from dragoman.mcp.protocol.revisions import NAMES
+
+REVISIONS = NAMES
 SECONDS = 10.0
 
 Answering = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
@@ -54,7 +56,7 @@ class Refuses(Exception):
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedNotification:
     stream: Any
     """The id of the request whose answer the stream is; "session" for what comes beside."""
     method: str
@@ -66,12 +68,12 @@ class Client:
 
     def __init__(self, revision: str, features: Mapping[str, Any]) -> None:
         self.revision = revision
-        self.modern = revision == wire.MODERN
+        self.modern = revision >= wire.MODERN
         self.features = dict(features)
         self.answering: Answering = well
-        self.heard: list[Heard] = []
+        self.received: list[ReceivedNotification] = []
         """Notifications."""
-        self.asked: list[Heard] = []
+        self.asked: list[ReceivedNotification] = []
         """Questions, pushed or in an `InputRequiredResult`."""
         self.initialized: Any = None
         self._answers: dict[Any, Any] = {}
@@ -97,7 +99,7 @@ class Client:
             number = self._last
         sent = dict(params or {})
         if self.modern:
-            known = wire.modern_params({"_meta": meta})["_meta"]
+            known = wire.modern_params({"_meta": meta}, self.revision)["_meta"]
             known["io.modelcontextprotocol/clientCapabilities"] = self.features
             sent["_meta"] = known
         elif meta:
@@ -115,7 +117,9 @@ class Client:
                 return answer
             again = dict(params or {})
             for name, question in (result.get("inputRequests") or {}).items():
-                asked = Heard(number, question["method"], question.get("params") or {})
+                asked = ReceivedNotification(
+                    number, question["method"], question.get("params") or {}
+                )
                 self.asked.append(asked)
                 responses = again.setdefault("inputResponses", {})
                 responses[name] = self.answering(asked.method, asked.params)
@@ -127,7 +131,7 @@ class Client:
         """The answer as it came, questions not answered."""
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._answers, SECONDS):
-                raise TimeoutError(f"no answer to {number} in {SECONDS} s; heard: {self.heard}")
+                raise TimeoutError(f"no answer to {number} in {SECONDS} s; heard: {self.received}")
             answer = self._answers.pop(number)
         if isinstance(answer, Exception):
             raise answer
@@ -142,23 +146,23 @@ class Client:
 
     # --- what is heard
 
-    def until_heard(self, method: str, since: int = 0, **params: Any) -> Heard:
+    def wait_notification(self, method: str, since: int = 0, **params: Any) -> ReceivedNotification:
         """The first such notification after the first `since`."""
 
-        def found() -> list[Heard]:
+        def found() -> list[ReceivedNotification]:
             return [
                 one
-                for one in self.heard[since:]
+                for one in self.received[since:]
                 if one.method == method and all(one.params.get(k) == v for k, v in params.items())
             ]
 
         with self._changed:
             if not self._changed.wait_for(found, SECONDS):
-                raise TimeoutError(f"no {method} {params} in {SECONDS} s: {self.heard[since:]}")
+                raise TimeoutError(f"no {method} {params} in {SECONDS} s: {self.received[since:]}")
             return found()[0]
 
-    def said(self, method: str, since: int = 0) -> list[Heard]:
-        return [one for one in self.heard[since:] if one.method == method]
+    def said(self, method: str, since: int = 0) -> list[ReceivedNotification]:
+        return [one for one in self.received[since:] if one.method == method]
 
     def _take(self, message: Any, stream: Any) -> None:
         if "method" not in message:
@@ -166,14 +170,14 @@ class Client:
                 self._answers[message.get("id")] = message
                 self._changed.notify_all()
             return
-        heard = Heard(stream, message["method"], message.get("params") or {})
+        received = ReceivedNotification(stream, message["method"], message.get("params") or {})
         asked = "id" in message
         with self._changed:
-            (self.asked if asked else self.heard).append(heard)
+            (self.asked if asked else self.received).append(received)
             self._changed.notify_all()
         if asked:
             try:
-                answer = self.answering(heard.method, heard.params)
+                answer = self.answering(received.method, received.params)
             except Refuses as error:
                 self._send({"jsonrpc": "2.0", "id": message["id"], "error": error.native})
                 return

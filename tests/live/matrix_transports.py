@@ -1,4 +1,4 @@
-"""The client of the matrix over stdio, Streamable HTTP and HTTP+SSE."""
+"""The matrix client over stdio, Streamable HTTP and HTTP+SSE."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class OverHttp(Client):
         headers = {"Content-Type": "application/json", "Accept": wire.ACCEPT, **self._headers}
         method = message.get("method")
         if self.modern and method is not None:
-            headers |= wire.modern_headers(method, message.get("params"))
+            headers |= wire.modern_headers(method, message.get("params"), self.revision)
         elif self.revision >= "2025-06-18" and method != "initialize":
             headers["Mcp-Protocol-Version"] = self.revision
         if method is not None and "id" in message:
@@ -207,12 +207,12 @@ class OverSse(Client):
 
 
 def connect(
-    hub: RunningHub, revision: str, way: str, features: Mapping[str, Any] | None = None
+    hub: RunningHub, revision: str, transport: str, features: Mapping[str, Any] | None = None
 ) -> Client:
-    """`way` is `http`, `sse` or `stdio`; the default declares all that the revision has."""
+    """`transport` is `http`, `sse` or `stdio`; the default declares all that the revision has."""
     kinds: dict[str, Callable[[RunningHub, str, Mapping[str, Any]], Client]] = {
         "http": OverHttp,
         "sse": OverSse,
         "stdio": OverStdio,
     }
-    return kinds[way](hub, revision, everything(revision) if features is None else features)
+    return kinds[transport](hub, revision, everything(revision) if features is None else features)

@@ -1,5 +1,6 @@
-"""Callers who ask for more than their share, or mean something else than they seem to: what is kept
-and shown stays bounded, and nobody else notices."""
+"""Clients that exceed their share or send deceptive requests: stored and shown data stay bounded,
+and other clients are unaffected.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.live.a2a_hub import (
     SEND,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     reason,
     run_a2a_hub,
     steps,
@@ -25,14 +26,14 @@ TASK_BYTES = 64 * 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     with run_a2a_hub() as made:
         yield made
 
 
 @pytest.fixture
-def actor(grounds: Grounds) -> Caller:
-    return Caller(grounds.hub, "actor")
+def actor(rig: HubRig) -> Caller:
+    return Caller(rig.hub, "actor")
 
 
 def answered(actor: Caller, task: str, *contents: Any) -> Any:
@@ -43,10 +44,8 @@ def answered(actor: Caller, task: str, *contents: Any) -> Any:
 
 
 @pytest.mark.parametrize("agent", ["actor", "dragoman"])
-def test_a_task_that_asks_again_and_again_does_not_grow_without_end(
-    grounds: Grounds, agent: str
-) -> None:
-    caller = Caller(grounds.hub, agent)
+def test_repeatedly_asking_task_does_not_grow_unbounded(rig: HubRig, agent: str) -> None:
+    caller = Caller(rig.hub, agent)
     asked = caller.send(steps(["ask", "Again?"]) if agent == "actor" else "hello")
     again = (LARGE, steps(["ask", "Again?"])) if agent == "actor" else (LARGE,)
     taken = 0
@@ -61,8 +60,8 @@ def test_a_task_that_asks_again_and_again_does_not_grow_without_end(
     assert caller.send("small")["id"] != asked["id"]
 
 
-def test_a_list_of_large_tasks_comes_in_more_pages(grounds: Grounds) -> None:
-    echo = Caller(grounds.hub, "echo")
+def test_list_of_large_tasks_is_split_into_pages(rig: HubRig) -> None:
+    echo = Caller(rig.hub, "echo")
     sent = {echo.send(LARGE)["id"] for _ in range(3)}
     found, token, pages = [], "", 0
     while True:
@@ -79,7 +78,7 @@ def test_a_list_of_large_tasks_comes_in_more_pages(grounds: Grounds) -> None:
     assert pages > 1
 
 
-def test_a_key_that_was_used_to_answer_one_task_does_not_answer_another(actor: Caller) -> None:
+def test_answer_key_of_one_task_does_not_apply_to_another(actor: Caller) -> None:
     first, second = (actor.send(steps(["ask", "Sure?"]))["id"] for _ in range(2))
     key = {"Idempotency-Key": "yes-1"}
     for _ in range(2):
@@ -91,12 +90,12 @@ def test_a_key_that_was_used_to_answer_one_task_does_not_answer_another(actor: C
 
 
 @pytest.mark.parametrize("port", ["1" * 1_000, "123456", "²", ""])
-def test_a_host_with_what_is_no_port_is_no_host_of_the_hub(grounds: Grounds, port: str) -> None:
+def test_host_with_an_invalid_port_is_refused(rig: HubRig, port: str) -> None:
     host = f"localhost:{port}".encode("latin-1").decode("latin-1")
-    card = wire.get(f"{grounds.hub.url}/.well-known/agent-card.json", {"Host": host})
+    card = wire.get(f"{rig.hub.url}/.well-known/agent-card.json", {"Host": host})
     assert card.status == 421
 
 
-def test_a_state_that_is_a_list_or_an_object_is_the_callers_mistake(actor: Caller) -> None:
+def test_state_of_the_wrong_type_is_a_client_error(actor: Caller) -> None:
     for status in ([], {}, ["TASK_STATE_WORKING"], {"state": 1}, 7):
         assert reason(actor.ask(LIST, {"status": status}).error) == "INVALID_PARAMS"

@@ -1,4 +1,4 @@
-"""Who may ask what by A2A: cards are public, everything else wants a key."""
+"""A2A access control: cards are public, everything else needs a key."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 import pytest
 from tests.live.a2a_hub import (
     AGENTS,
+    BINDINGS,
     CARD,
     REST10,
     SEND,
     V03,
     V10,
-    WAYS,
     Caller,
-    Grounds,
-    Way,
+    DialectBinding,
+    HubRig,
     agent_entry,
     run_a2a_hub,
     with_key,
 )
 from tests.live.conftest import RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -56,14 +56,14 @@ GUARDED = (
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     shy = agent_entry(
         "shy",
         "mirror",
         extended_card=True,
         skills=[{"id": "open"}, {"id": "hidden", "public": False}],
     )
-    servers = [server_entry("r", "rude_server", "ok")]
+    servers = [server_entry("r", "faulty_server", "ok")]
     config = f'api_key = "{API_KEY}"'
     with run_a2a_hub((shy, *AGENTS), servers, config) as made:
         made.hub.wait_connected("r")
@@ -71,12 +71,12 @@ def grounds() -> Iterator[Grounds]:
 
 
 @pytest.fixture
-def served(grounds: Grounds) -> RunningHub:
-    return grounds.hub
+def served(rig: HubRig) -> RunningHub:
+    return rig.hub
 
 
 @pytest.mark.promise("O1", "I2")
-def test_cards_are_public_and_all_else_wants_a_key(served: RunningHub) -> None:
+def test_cards_are_public_and_other_routes_need_a_key(served: RunningHub) -> None:
     for path in PUBLIC:
         assert wire.get(served.url + path).status == 200, path
         wrong = {"Authorization": "Bearer wrong"}
@@ -90,14 +90,14 @@ def test_cards_are_public_and_all_else_wants_a_key(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("O1")
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_with_a_key_every_dialect_is_served(served: RunningHub, way: Way) -> None:
-    task = way.task(way.ask(served, SEND, way.params("x"), "echo").value)
-    assert task["status"]["state"] == way.state("completed")
+@pytest.mark.parametrize("binding", BINDINGS, ids=str)
+def test_every_dialect_is_served_with_a_key(served: RunningHub, binding: DialectBinding) -> None:
+    task = binding.task(binding.ask(served, SEND, binding.params("x"), "echo").value)
+    assert task["status"]["state"] == binding.state("completed")
 
 
 @pytest.mark.promise("I3")
-def test_a_card_says_that_a_key_is_needed(served: RunningHub) -> None:
+def test_card_declares_the_key_requirement(served: RunningHub) -> None:
     pure = wire.get(served.url + WELL_KNOWN, {"A2A-Version": "1.0"}).json()
     scheme = pure["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]
     assert scheme["scheme"] == "Bearer"
@@ -110,7 +110,7 @@ def test_a_card_says_that_a_key_is_needed(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I2", "I3")
-def test_the_extended_card_shows_more_to_those_who_are_known(served: RunningHub) -> None:
+def test_extended_card_shows_more_to_authenticated_clients(served: RunningHub) -> None:
     def skills(card: dict[str, list[dict[str, str]]]) -> list[str]:
         return [skill["id"] for skill in card["skills"]]
 
@@ -132,8 +132,8 @@ def test_the_extended_card_shows_more_to_those_who_are_known(served: RunningHub)
 
 
 @pytest.mark.promise("I2")
-def test_the_hubs_own_card_shows_tools_to_those_who_may_see_them(grounds: Grounds) -> None:
-    hub, path = grounds.hub, f"/a2a/dragoman{WELL_KNOWN}"
+def test_hub_card_lists_tools_to_permitted_clients(rig: HubRig) -> None:
+    hub, path = rig.hub, f"/a2a/dragoman{WELL_KNOWN}"
     stranger = wire.get(hub.url + path)
     assert b"r.echo" not in stranger.body and stranger.headers["cache-control"].startswith("public")
     known = hub.get(path)
@@ -147,16 +147,16 @@ def test_the_hubs_own_card_shows_tools_to_those_who_may_see_them(grounds: Ground
 
 
 @pytest.mark.promise("O1")
-def test_the_agent_is_told_who_asks(grounds: Grounds) -> None:
-    caller = with_key(grounds.hub, "ann", "shy")
+def test_agent_receives_the_principal(rig: HubRig) -> None:
+    caller = with_key(rig.hub, "ann", "shy")
     task = caller.send("x")
     saw = task["artifacts"][0]["parts"][0]["data"]["caller"]
-    owner = Caller(grounds.hub, "shy").send("x")["artifacts"][0]["parts"][0]["data"]["caller"]
+    owner = Caller(rig.hub, "shy").send("x")["artifacts"][0]["parts"][0]["data"]["caller"]
     assert "ann" in saw and saw != owner
 
 
 @pytest.mark.promise("O1")
-def test_host_and_origin_are_checked_here_too(served: RunningHub) -> None:
+def test_a2a_checks_host_and_origin(served: RunningHub) -> None:
     for method, path in (*GUARDED, *(("GET", path) for path in PUBLIC)):
         for name, value, status in (
             ("Host", "evil.example.com", 421),
@@ -169,11 +169,11 @@ def test_host_and_origin_are_checked_here_too(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("O1", "I2")
-def test_what_was_open_is_closed_with_the_first_key() -> None:
+def test_first_key_closes_open_a2a_access() -> None:
     """The cards that were served before are not served from memory."""
     hidden = agent_entry("shy", "echo", skills=[{"id": "hidden", "public": False}])
-    with run_a2a_hub((hidden,), [server_entry("r", "rude_server", "ok")]) as grounds:
-        hub = grounds.hub
+    with run_a2a_hub((hidden,), [server_entry("r", "faulty_server", "ok")]) as rig:
+        hub = rig.hub
         hub.wait_connected("r")
         own, shy = f"/a2a/dragoman{WELL_KNOWN}", f"/a2a/shy{WELL_KNOWN}"
         assert b"r.echo" in hub.get(own).body and b"hidden" in hub.get(shy).body
@@ -185,7 +185,7 @@ def test_what_was_open_is_closed_with_the_first_key() -> None:
             assert b"r.echo" not in closed.body and b"hidden" not in closed.body
 
 
-def test_headers_that_count_cannot_be_named_twice(served: RunningHub) -> None:
+def test_security_relevant_headers_cannot_repeat(served: RunningHub) -> None:
     for name in ("A2A-Version", "Idempotency-Key", "Last-Event-ID"):
         answer = _twice(served, name)
         assert answer.startswith(b"HTTP/1.1 400"), (name, answer[:200])
@@ -200,10 +200,10 @@ def _twice(served: RunningHub, name: str) -> bytes:
         return line.recv(4096)
 
 
-def test_a_rest_call_without_a_key_does_nothing(grounds: Grounds) -> None:
-    before = Caller(grounds.hub).ask("list", {}).value["totalSize"]
-    for way in (V10, REST10):
-        method, path, body, headers = way.request(SEND, way.params("x"))
-        answer = wire.post(grounds.hub.url + path, body, headers)
+def test_rest_call_without_a_key_has_no_effect(rig: HubRig) -> None:
+    before = Caller(rig.hub).ask("list", {}).value["totalSize"]
+    for binding in (V10, REST10):
+        method, path, body, headers = binding.request(SEND, binding.params("x"))
+        answer = wire.post(rig.hub.url + path, body, headers)
         assert (method, answer.status) == ("POST", 401)
-    assert Caller(grounds.hub).ask("list", {}).value["totalSize"] == before
+    assert Caller(rig.hub).ask("list", {}).value["totalSize"] == before

@@ -1,4 +1,4 @@
-"""Cards as they are served: where, in which shape, with which addresses, to whom nothing new."""
+"""Served cards: paths, shapes, URLs, caching."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.live.a2a_hub import (
     AGENTS,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     a2a_config,
     agent_entry,
     agents_env,
@@ -30,7 +30,7 @@ OLDER = {"url", "preferredTransport", "additionalInterfaces", "protocolVersion"}
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     skilled = agent_entry(
         "skilled",
         "echo",
@@ -49,8 +49,8 @@ def grounds() -> Iterator[Grounds]:
 
 
 @pytest.fixture
-def served(grounds: Grounds) -> RunningHub:
-    return grounds.hub
+def served(rig: HubRig) -> RunningHub:
+    return rig.hub
 
 
 def named(version: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def named(version: str) -> dict[str, str]:
 
 
 @pytest.mark.promise("I2")
-def test_a_card_has_the_shape_of_the_version_that_is_asked_for(served: RunningHub) -> None:
+def test_card_shape_follows_the_requested_version(served: RunningHub) -> None:
     for path in (CARD, OLD_CARD, f"/a2a/skilled{CARD}", f"/a2a/skilled{OLD_CARD}"):
         pure = served.get(path, named("1.0")).json()
         assert not OLDER & set(pure) and "stateTransitionHistory" not in pure["capabilities"]
@@ -76,7 +76,7 @@ def test_a_card_has_the_shape_of_the_version_that_is_asked_for(served: RunningHu
 
 
 @pytest.mark.promise("I1", "I3")
-def test_a_card_says_what_the_agent_is(served: RunningHub) -> None:
+def test_card_describes_the_agent(served: RunningHub) -> None:
     card = served.get(f"/a2a/skilled{CARD}", named("1.0")).json()
     assert (card["name"], card["description"], card["version"]) == ("skilled", "Has skills", "7.1")
     first, second = card["skills"]
@@ -116,7 +116,7 @@ def test_every_address_on_every_card_is_served(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I3")
-def test_the_addresses_follow_the_host_that_was_asked_for(served: RunningHub) -> None:
+def test_card_urls_follow_the_requested_host(served: RunningHub) -> None:
     card = served.get(CARD, {"Host": "hub.example.com"}).json()
     assert card["url"] == "http://hub.example.com/a2a"
     assert served.get(CARD, {"Host": "evil.example.com"}).status == 421
@@ -124,7 +124,7 @@ def test_the_addresses_follow_the_host_that_was_asked_for(served: RunningHub) ->
 
 
 @pytest.mark.promise("I3")
-def test_grpc_is_on_the_cards_that_are_fetched_for_it(served: RunningHub) -> None:
+def test_grpc_interface_is_on_cards_that_support_it(served: RunningHub) -> None:
     """Others have one origin alone, or google-adk would refuse them."""
     port = served.api("/api/status")["agents"]["grpc_port"]
     for host in (served.url.partition("//")[2], "hub.example.com", f"localhost:{port}"):
@@ -146,7 +146,7 @@ def test_grpc_is_on_the_cards_that_are_fetched_for_it(served: RunningHub) -> Non
 
 
 @pytest.mark.promise("I3")
-def test_an_agent_is_reached_by_its_slug_too(served: RunningHub) -> None:
+def test_agent_is_reachable_by_its_slug(served: RunningHub) -> None:
     by_slug = served.get(f"/a2a/sdk_1_3{CARD}").json()
     assert by_slug == served.get(f"/a2a/SDK%201-3{CARD}").json()
     task = Caller(served, "sdk_1_3").send("hello")
@@ -156,7 +156,7 @@ def test_an_agent_is_reached_by_its_slug_too(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I3")
-def test_what_a_card_declares_is_done(served: RunningHub) -> None:
+def test_declared_card_capabilities_work(served: RunningHub) -> None:
     card = served.api(f"/a2a/actor{CARD}")
     said = card["capabilities"]
     assert said["streaming"] and said["pushNotifications"] and said["stateTransitionHistory"]
@@ -166,7 +166,7 @@ def test_what_a_card_declares_is_done(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I2")
-def test_a_card_that_has_not_changed_is_not_sent_again(served: RunningHub) -> None:
+def test_unchanged_card_is_answered_with_304(served: RunningHub) -> None:
     first = served.get(CARD)
     assert first.headers["content-type"] == "application/json"
     assert "max-age=" in first.headers["cache-control"]
@@ -185,7 +185,7 @@ def test_a_card_that_has_not_changed_is_not_sent_again(served: RunningHub) -> No
 
 
 @pytest.mark.promise("I2")
-def test_a_card_that_is_none_is_404(served: RunningHub) -> None:
+def test_unknown_card_is_404(served: RunningHub) -> None:
     for path in (f"/a2a/nobody{CARD}", f"/a2a/nobody{OLD_CARD}"):
         answer = served.get(path)
         assert answer.status == 404 and '"nobody"' in answer.json()["error"]["message"]
@@ -194,7 +194,7 @@ def test_a_card_that_is_none_is_404(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I2")
-def test_the_default_agent_and_the_shape_are_the_operators(
+def test_default_agent_and_card_shape_are_configurable(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     settings = {"default_agent": "mirror", "card": "1.0"}
@@ -211,7 +211,7 @@ def test_the_default_agent_and_the_shape_are_the_operators(
 
 
 @pytest.mark.promise("I2", "L1")
-def test_our_own_client_accepts_the_cards(served: RunningHub) -> None:
+def test_own_client_accepts_the_cards(served: RunningHub) -> None:
     for url in (served.url, f"{served.url}/a2a/skilled", f"{served.url}/a2a/dragoman"):
         found = served.command("a2a", "discover", url, "--json")
         assert found.returncode == 0, found.stderr
@@ -220,7 +220,7 @@ def test_our_own_client_accepts_the_cards(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("I2")
-def test_cards_are_signed_where_there_is_a_key(
+def test_cards_are_signed_when_a_key_is_configured(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())

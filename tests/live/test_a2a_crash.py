@@ -1,4 +1,5 @@
-"""A hub that cannot store its tasks says so, runs nothing, and loses nothing that it answered.
+"""A hub that cannot store its tasks reports it, runs nothing, and loses nothing it acknowledged.
+faults/kills.py covers a killed hub; tests/faults runs it briefly.
 
 faults/kills.py has the hub that is killed; tests/faults runs it."""
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from faults.kills import COMPLETED, UNFINISHED
-from tests.live.crashing_hub import Client, Hub, Refused, executions, said, write_home
+from tests.live.crashing_hub import Client, Hub, Refused, build_message, executions, write_home
 
 from dragoman.stores.store_inventory import accept_losses
 
@@ -33,8 +34,8 @@ def start(short_tmp: Path) -> Iterator[Callable[..., Hub]]:
         hub.kill()
 
 
-def told_of(client: Client, text: str, agent: str = "quick") -> dict[str, Any]:
-    sent = client.rpc("SendMessage", {"message": said(text)}, f"/a2a/{agent}")
+def send_text(client: Client, text: str, agent: str = "quick") -> dict[str, Any]:
+    sent = client.rpc("SendMessage", {"message": build_message(text)}, f"/a2a/{agent}")
     task: dict[str, Any] = sent["task"]
     return task
 
@@ -45,37 +46,39 @@ def limit_files(hub: Hub, size: int) -> None:
 
 
 @pytest.mark.promise("K2")
-def test_on_a_full_disk_sending_is_refused_before_anything_runs_and_nothing_answered_is_lost(
+def test_full_disk_refuses_sends_before_execution_and_loses_nothing(
     short_tmp: Path, start: Callable[..., Hub]
 ) -> None:
     write_home(short_tmp)
     hub = start()
     client = hub.client()
-    told = [told_of(client, f"before {n}") for n in range(3)]
+    told = [send_text(client, f"before {n}") for n in range(3)]
     size = max(path.stat().st_size for path in short_tmp.iterdir() if path.is_file())
     limit_files(hub, size + 500_000)  # there is room for the audit's few bytes, not for these
     with pytest.raises(Refused, match="the task cannot be stored") as refused:
         for n in range(50):
-            told.append(told_of(client, f"{n} {'x' * 100_000}"))
+            told.append(send_text(client, f"{n} {'x' * 100_000}"))
     assert len(told) > 3
     assert "tasks.db" in str(refused.value)
 
     ran = len(executions(short_tmp))
     for text in ("full", "full again"):
         with pytest.raises(Refused, match="the task cannot be stored"):
-            told_of(client, text)
+            send_text(client, text)
         with pytest.raises(Refused, match="the task cannot be stored"):
-            next(client.events("slow", {"message": said(text)}))
+            next(client.events("slow", {"message": build_message(text)}))
     assert len(executions(short_tmp)) == ran
     assert all(client.rpc("GetTask", {"id": task["id"]}) == task for task in told)
 
     limit_files(hub, resource.RLIM_INFINITY)
-    told.append(told_of(client, "there is room again"))
+    told.append(send_text(client, "there is room again"))
     limit_files(hub, size + 500_000)
     streamed = []
     with pytest.raises(Refused, match="the task cannot be stored"):
         for n in range(50):
-            events = list(client.events("quick", {"message": said(f"{n} {'x' * 100_000}")}))
+            events = list(
+                client.events("quick", {"message": build_message(f"{n} {'x' * 100_000}")})
+            )
             streamed.append(events[0]["task"]["id"])
     hub.kill()
 
@@ -87,20 +90,20 @@ def test_on_a_full_disk_sending_is_refused_before_anything_runs_and_nothing_answ
         assert client.rpc("ListTasks", {"status": state})["totalSize"] == 0
 
 
-def test_while_another_program_holds_the_tasks_sending_is_refused_and_goes_on_afterwards(
+def test_locked_task_store_refuses_sends_and_recovers(
     short_tmp: Path, start: Callable[..., Hub]
 ) -> None:
     write_home(short_tmp)
     client = start().client()
-    told = told_of(client, "before")
+    told = send_text(client, "before")
     other = sqlite3.connect(short_tmp / "tasks.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Refused, match=r"the task cannot be stored \(database is locked\)"):
-        told_of(client, "held")
+        send_text(client, "held")
     assert client.rpc("GetTask", {"id": told["id"]}) == told
     other.execute("ROLLBACK")
     other.close()
-    after = told_of(client, "after")
+    after = send_text(client, "after")
     assert after["status"]["state"] == COMPLETED
     assert client.rpc("ListTasks", {})["totalSize"] == 3
 
@@ -140,14 +143,14 @@ DAMAGES = {
 }
 
 
-def test_a_hub_whose_tasks_are_damaged_does_not_start_and_says_which_file_and_what_to_do(
+def test_damaged_task_store_stops_the_start_with_a_remedy(
     short_tmp: Path, start: Callable[..., Hub]
 ) -> None:
     write_home(short_tmp)
     hub = start()
     client = hub.client()
     for n in range(20):
-        told_of(client, f"{n} {'x' * 2000}")
+        send_text(client, f"{n} {'x' * 2000}")
     hub.process.terminate()
     assert hub.process.wait(10) == 0
     whole = (short_tmp / "tasks.db").read_bytes()
@@ -168,13 +171,11 @@ def test_a_hub_whose_tasks_are_damaged_does_not_start_and_says_which_file_and_wh
 
 
 @pytest.mark.promise("K2")
-def test_tasks_in_memory_are_forgotten_with_the_hub(
-    short_tmp: Path, start: Callable[..., Hub]
-) -> None:
+def test_memory_tasks_end_with_the_hub(short_tmp: Path, start: Callable[..., Hub]) -> None:
     write_home(short_tmp, store="memory")
     hub = start()
     client = hub.client()
-    told = told_of(client, "hello")
+    told = send_text(client, "hello")
     assert client.rpc("GetTask", {"id": told["id"]}) == told
     hub.kill()
     assert not (short_tmp / "tasks.db").exists()

@@ -1,4 +1,4 @@
-"""The routes and bodies of the first hubs, request by request: paths, bodies, status codes."""
+"""The legacy routes and bodies, request by request: paths, bodies, status codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.live.a2a_hub import (
     AGENTS,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     a2a_config,
     agent_entry,
     agents_env,
@@ -21,7 +21,7 @@ from tests.live.a2a_hub import (
     steps,
 )
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 
 EXAMPLE_AGENTS = (
@@ -59,14 +59,14 @@ PATHS = (
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     with run_a2a_hub(EXAMPLE_AGENTS, a2a={"listen_path": "/a2a"}) as made:
         yield made
 
 
 @pytest.fixture
-def served(grounds: Grounds) -> RunningHub:
-    return grounds.hub
+def served(rig: HubRig) -> RunningHub:
+    return rig.hub
 
 
 def bare_body(text: str = "Review this code for security issues") -> dict[str, Any]:
@@ -92,9 +92,7 @@ def data_body(*todo: Any) -> dict[str, Any]:
 
 @pytest.mark.promise("I1", "I2")
 @pytest.mark.parametrize("path", ["/.well-known/agent.json", "/.well-known/agent-card.json"])
-def test_the_card_of_the_first_agent_has_all_documented_members(
-    served: RunningHub, path: str
-) -> None:
+def test_first_agent_card_has_all_documented_members(served: RunningHub, path: str) -> None:
     card = served.api(path)
     assert card["name"] == "code-reviewer"
     assert card["description"] == "Reviews code for bugs, security issues, and style"
@@ -115,7 +113,7 @@ def test_the_card_of_the_first_agent_has_all_documented_members(
 
 
 @pytest.mark.promise("I2")
-def test_a_client_of_the_first_dialect_gets_the_card_of_0_1_to_its_keys(served: RunningHub) -> None:
+def test_client_0_1_gets_the_0_1_card(served: RunningHub) -> None:
     card = served.get("/.well-known/agent.json", {"A2A-Version": "0.1"}).json()
     assert list(card) == [
         "name",
@@ -132,7 +130,7 @@ def test_a_client_of_the_first_dialect_gets_the_card_of_0_1_to_its_keys(served: 
 
 
 @pytest.mark.promise("J1")
-def test_all_cards_are_listed_and_counted(served: RunningHub) -> None:
+def test_all_cards_are_listed_with_their_count(served: RunningHub) -> None:
     answer = served.get("/a2a/agents")
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     listed = answer.json()
@@ -147,7 +145,7 @@ def test_all_cards_are_listed_and_counted(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J1")
-def test_the_list_of_cards_says_why_it_is_not_given(served: RunningHub) -> None:
+def test_refused_card_list_gives_the_reason(served: RunningHub) -> None:
     refused = served.get("/a2a/agents", {"A2A-Version": "9.9"})
     assert refused.status == 400 and '"9.9"' in refused.json()["error"]["message"]
     many = served.get("/a2a/agents?" + "&".join(f"a{n}=1" for n in range(40)))
@@ -159,7 +157,7 @@ def test_the_list_of_cards_says_why_it_is_not_given(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J2")
-def test_the_bare_task_is_exactly_as_documented(served: RunningHub) -> None:
+def test_bare_task_is_as_documented(served: RunningHub) -> None:
     answer = wire.post(f"{served.url}/a2a/tasks/send", bare_body())
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     task = answer.json()
@@ -177,7 +175,7 @@ def test_the_bare_task_is_exactly_as_documented(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J2")
-def test_the_documented_client_request_is_taken_too(served: RunningHub) -> None:
+def test_documented_client_request_is_accepted(served: RunningHub) -> None:
     body = bare_body("Analyze this dataset...")
     body["params"]["sessionId"] = "session-123"
     task = served.post("/a2a/tasks/send", body)
@@ -188,7 +186,7 @@ def test_the_documented_client_request_is_taken_too(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J2")
-def test_a_session_is_the_context_of_the_newer_dialects(served: RunningHub) -> None:
+def test_session_id_is_the_context_id_of_newer_dialects(served: RunningHub) -> None:
     first = served.post("/a2a/tasks/send", bare_body("one"))
     second = served.post("/a2a/tasks/send", bare_body("two"))
     assert first["id"] != second["id"]
@@ -198,8 +196,8 @@ def test_a_session_is_the_context_of_the_newer_dialects(served: RunningHub) -> N
 
 
 @pytest.mark.promise("J2", "K1")
-def test_a_running_task_is_cancelled_by_its_path(grounds: Grounds) -> None:
-    hub = grounds.hub
+def test_running_task_is_cancelled_by_path(rig: HubRig) -> None:
+    hub = rig.hub
     body = data_body(["say", "begun"], ["wait", "never-s1"])
     params = {**body["params"], "id": "chosen-1"}
     with wire.stream("POST", f"{hub.url}/a2a/actor/tasks/sendSubscribe", params) as stream:
@@ -212,13 +210,13 @@ def test_a_running_task_is_cancelled_by_its_path(grounds: Grounds) -> None:
     assert list(cancelled) == ["id", "sessionId", "status", "messages", "artifacts"]
     assert cancelled["status"] == "cancelled"
     assert hub.api("/a2a/tasks/chosen-1")["status"] == "cancelled"
-    grounds.seen("chosen-1.cancelled")
+    rig.seen("chosen-1.cancelled")
     again = wire.post(f"{hub.url}/a2a/tasks/chosen-1/cancel", {})
     assert again.status == 409 and "already" in again.json()["error"]
 
 
 @pytest.mark.promise("J2")
-def test_an_unknown_task_is_404_by_every_path(served: RunningHub) -> None:
+def test_unknown_task_is_404_on_every_path(served: RunningHub) -> None:
     path = "/a2a/tasks/550e8400-e29b-41d4-a716-446655440000"
     for answer in (served.get(path), wire.post(f"{served.url}{path}/cancel", {})):
         assert answer.status == 404
@@ -226,8 +224,8 @@ def test_an_unknown_task_is_404_by_every_path(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("K1", "K4")
-def test_every_state_and_part_has_its_bare_form(grounds: Grounds) -> None:
-    hub = grounds.hub
+def test_every_state_and_part_has_its_bare_form(rig: HubRig) -> None:
+    hub = rig.hub
     failed = hub.post("/a2a/actor/tasks/send", data_body(["fail", "no disk"]))
     assert failed["status"] == "failed"
     assert failed["messages"][-1] == {
@@ -273,7 +271,7 @@ def test_bare_file_and_data_parts_reach_the_agent(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J3", "J4")
-def test_a_task_has_the_bare_shape_without_a_version_and_the_newer_with_one(
+def test_task_is_bare_without_a_version_and_newer_with_one(
     served: RunningHub,
 ) -> None:
     task = Caller(served).send("hello")
@@ -289,7 +287,7 @@ def test_a_task_has_the_bare_shape_without_a_version_and_the_newer_with_one(
 
 
 @pytest.mark.promise("J3")
-def test_a_body_that_is_none_is_refused_with_a_sentence(served: RunningHub) -> None:
+def test_invalid_body_is_refused_with_a_reason(served: RunningHub) -> None:
     url = f"{served.url}/a2a/tasks/send"
     for body, words in (
         (b"{", "JSON"),
@@ -309,7 +307,7 @@ def test_a_body_that_is_none_is_refused_with_a_sentence(served: RunningHub) -> N
 
 @pytest.mark.promise("M1")
 @pytest.mark.parametrize("config", ["", "[a2a]\nenabled = false\n"])
-def test_without_the_setting_every_path_is_404_and_says_which_setting(
+def test_disabled_legacy_routes_are_404_and_name_the_setting(
     hub: Callable[..., RunningHub], config: str
 ) -> None:
     off = hub(config=config)
@@ -320,7 +318,7 @@ def test_without_the_setting_every_path_is_404_and_says_which_setting(
 
 
 @pytest.mark.promise("M1")
-def test_the_documented_table_loads_and_agents_that_are_not_there_delay_nothing(
+def test_documented_agent_table_loads_and_missing_agents_delay_nothing(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     (short_tmp / "checked").mkdir()
@@ -341,7 +339,7 @@ def test_the_documented_table_loads_and_agents_that_are_not_there_delay_nothing(
 
 
 @pytest.mark.promise("M1", "I3")
-def test_another_listen_path_is_honoured_by_routes_and_cards(
+def test_configured_listen_path_applies_to_routes_and_cards(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     running = hub(config=a2a_config(a2a={"listen_path": "/agents/here"}), env=agents_env(short_tmp))

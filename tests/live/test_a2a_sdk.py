@@ -1,4 +1,4 @@
-"""The official SDK's client as a counterpart: 1.0 and 0.3, by JSON-RPC and HTTP+JSON."""
+"""The official SDK's client against the hub: 1.0 and 0.3, by JSON-RPC and HTTP+JSON."""
 
 from __future__ import annotations
 
@@ -40,18 +40,20 @@ from a2a.utils.errors import (
 )
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
-from tests.live.a2a_hub import AGENTS, Grounds, agent_entry, run_a2a_hub, steps
+from tests.live.a2a_hub import AGENTS, HubRig, agent_entry, run_a2a_hub, steps
 
 pytestmark = pytest.mark.promise("J3")
 
 API_KEY = "the key of the configuration"
-WAYS = [(version, binding) for version in ("1.0", "0.3") for binding in ("JSONRPC", "HTTP+JSON")]
+BINDINGS = [
+    (version, binding) for version in ("1.0", "0.3") for binding in ("JSONRPC", "HTTP+JSON")
+]
 OLD = {"JSONRPC": CompatJsonRpcTransport, "HTTP+JSON": CompatRestTransport}
 HOOK = "http://127.0.0.1:9/hook"
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     more = (
         agent_entry("narrow", "echo", input_modes=["text/plain"]),
         agent_entry(
@@ -64,21 +66,21 @@ def grounds() -> Iterator[Grounds]:
 
 
 @pytest.fixture
-async def http(grounds: Grounds) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=20, headers=grounds.hub.headers) as client:
+async def http(rig: HubRig) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=20, headers=rig.hub.headers) as client:
         yield client
 
 
 async def client_of(
-    grounds: Grounds,
+    rig: HubRig,
     http: httpx.AsyncClient,
-    way: tuple[str, str],
+    protocol: tuple[str, str],
     agent: str = "actor",
     streaming: bool = True,
 ) -> Client:
     """From the card that the hub serves, held to one version and binding."""
-    version, binding = way
-    card = await A2ACardResolver(http, f"{grounds.hub.url}/a2a/{agent}").get_agent_card()
+    version, binding = protocol
+    card = await A2ACardResolver(http, f"{rig.hub.url}/a2a/{agent}").get_agent_card()
     only = AgentCard()
     only.CopyFrom(card)
     del only.supported_interfaces[:]
@@ -108,7 +110,7 @@ async def sent(client: Client, asked: SendMessageRequest) -> list[Any]:
     return [event async for event in client.send_message(asked)]
 
 
-def told(event: Any) -> str:
+def describe_event(event: Any) -> str:
     kind = event.WhichOneof("payload")
     if kind == "artifact_update":
         return f"artifact {event.artifact_update.artifact.parts[0].text}"
@@ -119,14 +121,16 @@ def told(event: Any) -> str:
     return f"{kind} {state}"
 
 
-each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way[0]}-{way[1]}")
+each_protocol = pytest.mark.parametrize(
+    "protocol", BINDINGS, ids=lambda protocol: f"{protocol[0]}-{protocol[1]}"
+)
 
 
-@each_way
-async def test_a_message_is_sent_and_its_task_read(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_sdk_sends_a_message_and_reads_its_task(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, "echo", streaming=False)
+    client = await client_of(rig, http, protocol, "echo", streaming=False)
     (event,) = await sent(client, request("hello"))
     task = event.task
     assert task.status.state == TaskState.TASK_STATE_COMPLETED
@@ -138,14 +142,14 @@ async def test_a_message_is_sent_and_its_task_read(
     assert not short.history
 
 
-@each_way
-async def test_work_is_streamed(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_sdk_streams_a_task(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way)
+    client = await client_of(rig, http, protocol)
     todo = steps(["say", "half"], ["artifact", "made", {"id": "a"}], ["reply", "end"])
     events = await sent(client, request(todo))
-    assert [told(event) for event in events] == [
+    assert [describe_event(event) for event in events] == [
         "task submitted",
         "status_update working",
         "status_update working",
@@ -155,30 +159,30 @@ async def test_work_is_streamed(
     ]
     assert events[2].status_update.status.message.parts[0].text == "half"
     (word,) = await sent(client, request(steps(["direct", "just a word"])))
-    assert told(word) == "message just a word"
+    assert describe_event(word) == "message just a word"
 
 
-@each_way
-async def test_a_task_is_followed_and_cancelled(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_sdk_subscribes_and_cancels_a_task(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    sender = await client_of(grounds, http, way, streaming=False)
+    sender = await client_of(rig, http, protocol, streaming=False)
     (event,) = await sent(sender, request(steps(["wait", "never"]), now=True))
     id = event.task.id
-    client = await client_of(grounds, http, way)
+    client = await client_of(rig, http, protocol)
     stream = client.subscribe(SubscribeToTaskRequest(id=id))
-    assert told(await anext(stream)) == "task working"
+    assert describe_event(await anext(stream)) == "task working"
     cancelled = await client.cancel_task(CancelTaskRequest(id=id))
     assert cancelled.status.state == TaskState.TASK_STATE_CANCELED
-    assert [told(event) async for event in stream] == ["status_update canceled"]
-    grounds.seen(f"{id}.cancelled")
+    assert [describe_event(event) async for event in stream] == ["status_update canceled"]
+    rig.seen(f"{id}.cancelled")
 
 
-@each_way
-async def test_a_question_is_answered(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_sdk_answers_a_question(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, streaming=False)
+    client = await client_of(rig, http, protocol, streaming=False)
     (event,) = await sent(client, request(steps(["ask", "Which?"])))
     asked = event.task
     assert asked.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
@@ -188,12 +192,12 @@ async def test_a_question_is_answered(
     assert event.task.artifacts[0].parts[0].text == "2: this"
 
 
-@each_way
+@each_protocol
 @pytest.mark.promise("K4")
-async def test_every_kind_of_part_goes_both_ways(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+async def test_sdk_round_trips_every_part_kind(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, "mirror", streaming=False)
+    client = await client_of(rig, http, protocol, "mirror", streaming=False)
     asked = request("see", {"n": [1, 2]})
     asked.message.parts.append(Part(raw=b"\x00\xff", filename="a.bin", media_type="x/y"))
     asked.message.parts.append(Part(url="https://example.com/b", media_type="image/png"))
@@ -208,11 +212,11 @@ async def test_every_kind_of_part_goes_both_ways(
     assert back[3].url == "https://example.com/b"
 
 
-@each_way
-async def test_errors_are_the_sdks_own(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_errors_raise_the_sdk_classes(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, "narrow", streaming=False)
+    client = await client_of(rig, http, protocol, "narrow", streaming=False)
     with pytest.raises(TaskNotFoundError):
         await client.get_task(GetTaskRequest(id="nobody"))
     with pytest.raises(TaskNotFoundError):
@@ -224,17 +228,17 @@ async def test_errors_are_the_sdks_own(
         await client.cancel_task(CancelTaskRequest(id=event.task.id))
     with pytest.raises(UnsupportedOperationError):
         await sent(client, request("more", task_id=event.task.id))
-    streaming = await client_of(grounds, http, way, "narrow")
+    streaming = await client_of(rig, http, protocol, "narrow")
     with pytest.raises(UnsupportedOperationError):
         async for _ in streaming.subscribe(SubscribeToTaskRequest(id=event.task.id)):
             pass
 
 
-@each_way
+@each_protocol
 async def test_webhooks_are_set_and_read_and_deleted(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, streaming=False)
+    client = await client_of(rig, http, protocol, streaming=False)
     (event,) = await sent(client, request(steps(["wait", "never"]), now=True))
     id = event.task.id
     wanted = TaskPushNotificationConfig(task_id=id, id="one", url=HOOK, token="t")
@@ -242,7 +246,7 @@ async def test_webhooks_are_set_and_read_and_deleted(
     assert (made.task_id, made.id, made.url, made.token) == (id, "one", HOOK, "t")
     key = GetTaskPushNotificationConfigRequest(task_id=id, id="one")
     assert await client.get_task_push_notification_config(key) == made
-    if way != ("0.3", "HTTP+JSON"):  # which its client does not have
+    if protocol != ("0.3", "HTTP+JSON"):  # which its client does not have
         asked = ListTaskPushNotificationConfigsRequest(task_id=id)
         listed = await client.list_task_push_notification_configs(asked)
         assert list(listed.configs) == [made]
@@ -253,20 +257,18 @@ async def test_webhooks_are_set_and_read_and_deleted(
     await client.cancel_task(CancelTaskRequest(id=id))
 
 
-@each_way
-async def test_the_extended_card_is_had_with_a_key(
-    grounds: Grounds, http: httpx.AsyncClient, way: tuple[str, str]
+@each_protocol
+async def test_sdk_reads_the_extended_card_with_a_key(
+    rig: HubRig, http: httpx.AsyncClient, protocol: tuple[str, str]
 ) -> None:
-    client = await client_of(grounds, http, way, "shy")
+    client = await client_of(rig, http, protocol, "shy")
     card = await client.get_extended_agent_card(GetExtendedAgentCardRequest())
     assert [skill.id for skill in card.skills] == ["a", "b"]
 
 
 @pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
-async def test_tasks_are_listed_in_pages(
-    grounds: Grounds, http: httpx.AsyncClient, binding: str
-) -> None:
-    client = await client_of(grounds, http, ("1.0", binding), streaming=False)
+async def test_sdk_lists_tasks_in_pages(rig: HubRig, http: httpx.AsyncClient, binding: str) -> None:
+    client = await client_of(rig, http, ("1.0", binding), streaming=False)
     context = str(uuid4())
     made = [(await sent(client, request("x", context_id=context)))[0].task.id for _ in range(3)]
     first = await client.list_tasks(ListTasksRequest(context_id=context, page_size=2))
@@ -285,9 +287,9 @@ async def test_tasks_are_listed_in_pages(
     assert rest.next_page_token == ""
 
 
-async def test_a_tenant_is_an_agent(grounds: Grounds, http: httpx.AsyncClient) -> None:
+async def test_tenant_selects_the_agent(rig: HubRig, http: httpx.AsyncClient) -> None:
     for binding in ("JSONRPC", "HTTP+JSON"):
-        card = await A2ACardResolver(http, f"{grounds.hub.url}").get_agent_card()
+        card = await A2ACardResolver(http, f"{rig.hub.url}").get_agent_card()
         one = next(i for i in card.supported_interfaces if i.protocol_binding == binding)
         one.tenant = "actor"
         del card.supported_interfaces[:]
@@ -302,10 +304,8 @@ async def test_a_tenant_is_an_agent(grounds: Grounds, http: httpx.AsyncClient) -
         assert found == event.task
 
 
-async def test_what_is_sent_twice_with_a_key_is_done_once(
-    grounds: Grounds, http: httpx.AsyncClient
-) -> None:
-    client = await client_of(grounds, http, ("1.0", "JSONRPC"), "echo", streaming=False)
+async def test_send_repeated_with_a_key_runs_once(rig: HubRig, http: httpx.AsyncClient) -> None:
+    client = await client_of(rig, http, ("1.0", "JSONRPC"), "echo", streaming=False)
     asked = request("once")
     context = ClientCallContext(service_parameters={"Idempotency-Key": str(uuid4())})
     found = set()

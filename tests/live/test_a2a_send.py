@@ -1,5 +1,4 @@
-"""Each operation in every dialect and binding: what is answered, in its own words, errors
-included."""
+"""Each operation in every dialect and binding: responses and errors in the dialect's form."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from tests.live.a2a_hub import (
     AGENTS,
+    BINDINGS,
     CANCEL,
     GET,
     PUSH_DELETE,
@@ -24,10 +24,9 @@ from tests.live.a2a_hub import (
     V01,
     V03,
     V10,
-    WAYS,
     Caller,
-    Grounds,
-    Way,
+    DialectBinding,
+    HubRig,
     agent_entry,
     reason,
     run_a2a_hub,
@@ -37,11 +36,11 @@ from tests.live.conftest import RunningHub
 from tests.peers import wire
 
 NOWHERE = "http://127.0.0.1:9/hook"
-each_way = pytest.mark.parametrize("way", WAYS, ids=str)
+each_way = pytest.mark.parametrize("binding", BINDINGS, ids=str)
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     plain = agent_entry("plain", "echo", output_modes=["text/plain"])
     agents = (*AGENTS, agent_entry("maker", "maker"), plain)
     with run_a2a_hub(agents, a2a={"push_private": True}) as made:
@@ -49,8 +48,8 @@ def grounds() -> Iterator[Grounds]:
 
 
 @pytest.fixture
-def served(grounds: Grounds) -> RunningHub:
-    return grounds.hub
+def served(rig: HubRig) -> RunningHub:
+    return rig.hub
 
 
 # --- each operation in each dialect ---------------------------------------------------------------
@@ -58,120 +57,124 @@ def served(grounds: Grounds) -> RunningHub:
 
 @pytest.mark.promise("J3")
 @each_way
-def test_a_message_is_answered_with_a_task_in_the_dialects_own_words(
-    served: RunningHub, way: Way
+def test_message_is_answered_with_a_task_in_each_dialect(
+    served: RunningHub, binding: DialectBinding
 ) -> None:
-    reply = way.ask(served, SEND, way.params("hello"))
-    task = way.task(reply.value)
-    assert task["status"]["state"] == way.state("completed")
+    reply = binding.ask(served, SEND, binding.params("hello"))
+    task = binding.task(reply.value)
+    assert task["status"]["state"] == binding.state("completed")
     (artifact,) = task["artifacts"]
-    assert way.said(artifact) == "hello"
-    assert task["history"][0]["role"] == way.message("x")["role"]
-    assert task.get("kind") == ("task" if way is V03 else None)
-    assert ("sessionId" if way is V01 else "contextId") in task
-    assert way.ask(served, GET, {"id": task["id"]}).value == task
+    assert binding.said(artifact) == "hello"
+    assert task["history"][0]["role"] == binding.message("x")["role"]
+    assert task.get("kind") == ("task" if binding is V03 else None)
+    assert ("sessionId" if binding is V01 else "contextId") in task
+    assert binding.ask(served, GET, {"id": task["id"]}).value == task
     kind = reply.answer.headers["content-type"]
-    assert kind == ("application/a2a+json" if way is REST10 else "application/json")
+    assert kind == ("application/a2a+json" if binding is REST10 else "application/json")
 
 
 @pytest.mark.promise("J3")
 @each_way
-def test_the_same_is_streamed_in_the_dialects_own_words(served: RunningHub, way: Way) -> None:
+def test_message_is_streamed_in_each_dialect(served: RunningHub, binding: DialectBinding) -> None:
     told = steps(["say", "half"], ["artifact", "made", {"name": "a", "id": "a"}], ["reply", "end"])
-    with way.stream(served, STREAM, way.params(told), "actor") as stream:
+    with binding.stream(served, STREAM, binding.params(told), "actor") as stream:
         assert stream.status == 200
         assert stream.headers["content-type"] == "text/event-stream"
-        events = [event for _, event in way.events(stream)]
-    first = events[0] if way is V01 else way.task(events[0])
-    assert first["status"]["state"] == way.state("submitted")
+        events = [event for _, event in binding.events(stream)]
+    first = events[0] if binding is V01 else binding.task(events[0])
+    assert first["status"]["state"] == binding.state("submitted")
     found = []
     for event in events[1:]:
         inner = event.get("statusUpdate") or event.get("artifactUpdate") or event
         if "artifact" in inner:
-            found.append(f"{inner['artifact']['name']}: {way.said(inner['artifact'])}")
+            found.append(f"{inner['artifact']['name']}: {binding.said(inner['artifact'])}")
         else:
             found.append(inner["status"]["state"])
-            last = inner["status"]["state"] == way.state("completed")
-            assert inner.get("final") is (None if way.version == "1.0" else last)
-        if way is V03:
+            last = inner["status"]["state"] == binding.state("completed")
+            assert inner.get("final") is (None if binding.version == "1.0" else last)
+        if binding is V03:
             expected = "artifact-update" if "artifact" in inner else "status-update"
             assert inner["kind"] == expected
-    working = way.state("working")
-    assert found == [working, working, "a: made", "response: end", way.state("completed")]
+    working = binding.state("working")
+    assert found == [working, working, "a: made", "response: end", binding.state("completed")]
 
 
 @pytest.mark.promise("J3")
 @each_way
-def test_the_stream_of_an_answer_shows_the_task_at_work_and_not_still_asking(
-    served: RunningHub, way: Way
+def test_stream_of_an_answer_shows_the_task_working(
+    served: RunningHub, binding: DialectBinding
 ) -> None:
-    begun = way.params(steps(["ask", "Which?"]))
-    asked = way.task(way.ask(served, SEND, begun, "actor").value)
-    assert asked["status"]["state"] == way.state("input-required")
-    with way.stream(served, STREAM, way.params("this", task=asked["id"]), "actor") as stream:
-        events = [event for _, event in way.events(stream)]
-    first = events[0] if way is V01 else way.task(events[0])
-    assert first["status"]["state"] == way.state("working")
-    assert way.state("input-required") not in json.dumps(events)
+    begun = binding.params(steps(["ask", "Which?"]))
+    asked = binding.task(binding.ask(served, SEND, begun, "actor").value)
+    assert asked["status"]["state"] == binding.state("input-required")
+    with binding.stream(
+        served, STREAM, binding.params("this", task=asked["id"]), "actor"
+    ) as stream:
+        events = [event for _, event in binding.events(stream)]
+    first = events[0] if binding is V01 else binding.task(events[0])
+    assert first["status"]["state"] == binding.state("working")
+    assert binding.state("input-required") not in json.dumps(events)
     assert "2: this" in json.dumps(events)
-    task = way.ask(served, GET, {"id": asked["id"]}, "actor").value
-    assert task["status"]["state"] == way.state("completed")
+    task = binding.ask(served, GET, {"id": asked["id"]}, "actor").value
+    assert task["status"]["state"] == binding.state("completed")
 
 
 @pytest.mark.promise("J3")
 @each_way
-def test_media_types_that_the_agent_does_not_give_are_no_error(
-    served: RunningHub, way: Way
+def test_unavailable_output_media_types_are_not_an_error(
+    served: RunningHub, binding: DialectBinding
 ) -> None:
     modes = {"acceptedOutputModes": ["application/json"]}
-    wanted = {**way.params("hello"), **(modes if way is V01 else {"configuration": modes})}
-    reply = way.ask(served, SEND, wanted, "plain")
+    wanted = {**binding.params("hello"), **(modes if binding is V01 else {"configuration": modes})}
+    reply = binding.ask(served, SEND, wanted, "plain")
     assert reply.error is None
-    assert way.said(way.task(reply.value)["artifacts"][0]) == "hello"
+    assert binding.said(binding.task(reply.value)["artifacts"][0]) == "hello"
 
 
 @pytest.mark.promise("J3")
 @each_way
-def test_a_function_that_returns_nothing_adds_no_empty_artifact(
-    served: RunningHub, way: Way
+def test_function_returning_none_adds_no_artifact(
+    served: RunningHub, binding: DialectBinding
 ) -> None:
-    task = way.task(way.ask(served, SEND, way.params("one"), "maker").value)
-    assert [way.said(artifact) for artifact in task["artifacts"]] == ["one"]
-    with way.stream(served, STREAM, way.params("one"), "maker") as stream:
-        events = json.dumps([event for _, event in way.events(stream)])
+    task = binding.task(binding.ask(served, SEND, binding.params("one"), "maker").value)
+    assert [binding.said(artifact) for artifact in task["artifacts"]] == ["one"]
+    with binding.stream(served, STREAM, binding.params("one"), "maker") as stream:
+        events = json.dumps([event for _, event in binding.events(stream)])
     assert events.count('"artifact":') == 1
-    bare = way.task(way.ask(served, SEND, way.params("nothing"), "maker").value)
-    assert bare["status"]["state"] == way.state("completed")
+    bare = binding.task(binding.ask(served, SEND, binding.params("nothing"), "maker").value)
+    assert bare["status"]["state"] == binding.state("completed")
     assert not bare.get("artifacts")
 
 
 @pytest.mark.promise("J3", "J5")
 @each_way
-def test_a_task_is_followed_and_cancelled_in_every_dialect(grounds: Grounds, way: Way) -> None:
-    hub = grounds.hub
-    with way.stream(hub, STREAM, way.params(steps(["wait", "never"])), "actor") as sending:
-        first = way.event(sending.next())
-        id = (first if way is V01 else way.task(first))["id"]
-    with way.stream(hub, SUBSCRIBE, {"id": id}) as stream:
-        now = way.event(stream.next())
-        now = now if way is V01 else way.task(now)
-        assert now["id"] == id and now["status"]["state"] == way.state("working")
-        cancelled = way.ask(hub, CANCEL, {"id": id}).value
-        assert cancelled["status"]["state"] == way.state("canceled")
-        ((_, last),) = way.events(stream)
+def test_task_is_subscribed_and_cancelled_in_every_dialect(
+    rig: HubRig, binding: DialectBinding
+) -> None:
+    hub = rig.hub
+    with binding.stream(hub, STREAM, binding.params(steps(["wait", "never"])), "actor") as sending:
+        first = binding.event(sending.next())
+        id = (first if binding is V01 else binding.task(first))["id"]
+    with binding.stream(hub, SUBSCRIBE, {"id": id}) as stream:
+        now = binding.event(stream.next())
+        now = now if binding is V01 else binding.task(now)
+        assert now["id"] == id and now["status"]["state"] == binding.state("working")
+        cancelled = binding.ask(hub, CANCEL, {"id": id}).value
+        assert cancelled["status"]["state"] == binding.state("canceled")
+        ((_, last),) = binding.events(stream)
     last = last.get("statusUpdate", last)
-    assert last["status"]["state"] == way.state("canceled")
-    grounds.seen(f"{id}.cancelled")
-    again = way.ask(hub, CANCEL, {"id": id})
+    assert last["status"]["state"] == binding.state("canceled")
+    rig.seen(f"{id}.cancelled")
+    again = binding.ask(hub, CANCEL, {"id": id})
     wanted = {V01: -32002, V03: -32002, REST03: "TaskNotCancelableError", V10: -32002}
-    assert way.code(again.error) == wanted.get(way, "FAILED_PRECONDITION")
-    assert again.answer.status == {REST03: 409, REST10: 400}.get(way, 200)
+    assert binding.code(again.error) == wanted.get(binding, "FAILED_PRECONDITION")
+    assert again.answer.status == {REST03: 409, REST10: 400}.get(binding, 200)
 
 
 @pytest.mark.promise("J3")
-def test_webhooks_are_set_read_listed_and_deleted_in_1_0(grounds: Grounds) -> None:
-    for way in (V10, REST10):
-        caller = Caller(grounds.hub, "actor", way=way)
+def test_webhooks_are_set_read_listed_and_deleted_in_1_0(rig: HubRig) -> None:
+    for binding in (V10, REST10):
+        caller = Caller(rig.hub, "actor", binding=binding)
         id = caller.send(steps(["wait", "never"]), at_once=True)["id"]
         secret = {"scheme": "Bearer", "credentials": "c"}
         config = {"taskId": id, "id": "one", "url": NOWHERE, "token": "t", "authentication": secret}
@@ -193,9 +196,9 @@ def test_webhooks_are_set_read_listed_and_deleted_in_1_0(grounds: Grounds) -> No
 
 
 @pytest.mark.promise("J3")
-def test_webhooks_are_set_read_listed_and_deleted_in_older_dialects(grounds: Grounds) -> None:
-    hub = grounds.hub
-    id = Caller(hub, "actor", way=V03).send(steps(["wait", "never"]), at_once=True)["id"]
+def test_webhooks_are_set_read_listed_and_deleted_in_older_dialects(rig: HubRig) -> None:
+    hub = rig.hub
+    id = Caller(hub, "actor", binding=V03).send(steps(["wait", "never"]), at_once=True)["id"]
     inner = {"id": "one", "url": NOWHERE, "token": "t"}
     made = V03.ask(hub, PUSH_SET, {"taskId": id, "pushNotificationConfig": inner}).value
     assert made["taskId"] == id and made["pushNotificationConfig"]["url"] == NOWHERE
@@ -219,28 +222,28 @@ def test_webhooks_are_set_read_listed_and_deleted_in_older_dialects(grounds: Gro
 
 @pytest.mark.promise("J3")
 @each_way
-def test_errors_have_the_dialects_own_form(served: RunningHub, way: Way) -> None:
-    gone = way.ask(served, GET, {"id": "no-such-task"})
-    assert gone.answer.status == (404 if way.rest else 200)
-    done = way.task(way.ask(served, SEND, way.params("x")).value)["id"]
-    late = way.ask(served, SEND, way.params("more", task=done))
-    bad = way.params("x")
+def test_errors_have_the_form_of_the_dialect(served: RunningHub, binding: DialectBinding) -> None:
+    gone = binding.ask(served, GET, {"id": "no-such-task"})
+    assert gone.answer.status == (404 if binding.rest else 200)
+    done = binding.task(binding.ask(served, SEND, binding.params("x")).value)["id"]
+    late = binding.ask(served, SEND, binding.params("more", task=done))
+    bad = binding.params("x")
     bad["message"]["parts" if "parts" in bad["message"] else "content"] = []
-    empty = way.ask(served, SEND, bad)
-    found = [way.code(reply.error) for reply in (gone, late, empty)]
-    if way is REST10:
+    empty = binding.ask(served, SEND, bad)
+    found = [binding.code(reply.error) for reply in (gone, late, empty)]
+    if binding is REST10:
         assert found == ["NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT"]
         error = gone.error["error"]
         assert error["code"] == 404 and "no-such-task" in error["message"]
         assert gone.answer.headers["content-type"] == "application/a2a+json"
-    elif way is REST03:
+    elif binding is REST03:
         assert found == ["TaskNotFoundError", "UnsupportedOperationError", "InvalidParamsError"]
         assert (late.answer.status, empty.answer.status) == (501, 400)
     else:
         assert found == [-32001, -32004, -32602]
         assert "no-such-task" in gone.error["message"]
-    if way.version == "1.0":
-        details = (gone.error["data"] if way is V10 else gone.error["error"]["details"])[0]
+    if binding.version == "1.0":
+        details = (gone.error["data"] if binding is V10 else gone.error["error"]["details"])[0]
         assert details["@type"] == "type.googleapis.com/google.rpc.ErrorInfo"
         assert (details["reason"], details["domain"]) == ("TASK_NOT_FOUND", "a2a-protocol.org")
         assert [reason(one.error) for one in (late, empty)] == [
@@ -250,7 +253,7 @@ def test_errors_have_the_dialects_own_form(served: RunningHub, way: Way) -> None
 
 
 @pytest.mark.promise("J3")
-def test_json_rpc_errors_are_json_rpcs(served: RunningHub) -> None:
+def test_json_rpc_errors_use_json_rpc_codes(served: RunningHub) -> None:
     url = f"{served.url}/a2a"
 
     def code(body: Any, **headers: str) -> tuple[int, Any]:
@@ -278,7 +281,7 @@ def test_json_rpc_errors_are_json_rpcs(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J3")
-def test_clients_that_are_nearly_of_a_dialect_are_answered(served: RunningHub) -> None:
+def test_near_dialect_clients_are_answered(served: RunningHub) -> None:
     """An id that is null, messages without any kind, JSON-RPC where others have plain HTTP."""
     message = {"messageId": "m", "role": "user", "parts": [{"text": "hello"}]}
 
@@ -311,7 +314,7 @@ def test_clients_that_are_nearly_of_a_dialect_are_answered(served: RunningHub) -
 
 
 @pytest.mark.promise("J3")
-def test_paths_that_are_none_and_methods_that_do_not_fit_are_told(served: RunningHub) -> None:
+def test_unknown_paths_and_wrong_methods_are_reported(served: RunningHub) -> None:
     version = {"A2A-Version": "1.0"}
     lost = served.get("/a2a/tasks/x/nothing", version)
     assert lost.status == 404 and lost.json()["error"]["status"] == "NOT_FOUND"
@@ -328,7 +331,7 @@ def test_paths_that_are_none_and_methods_that_do_not_fit_are_told(served: Runnin
 
 
 @pytest.mark.promise("J3")
-def test_a_version_that_is_named_wins_over_the_method(served: RunningHub) -> None:
+def test_named_version_wins_over_the_method(served: RunningHub) -> None:
     url = f"{served.url}/a2a"
     message = wire.request(1, "tasks/get", {"id": "none"})
     for version, code in (("1.0", -32601), ("0.3", -32001), ("0.2.5", -32001), ("0.1", -32001)):
@@ -342,7 +345,7 @@ def test_a_version_that_is_named_wins_over_the_method(served: RunningHub) -> Non
 
 @pytest.mark.promise("J3")
 @pytest.mark.parametrize("version", ["1.7", "2.0", "0.4", "one", "1"])
-def test_a_version_that_is_not_spoken_is_refused_on_every_operation(
+def test_unsupported_version_is_refused_on_every_operation(
     served: RunningHub, version: str
 ) -> None:
     named = {"A2A-Version": version}
@@ -361,8 +364,8 @@ def test_a_version_that_is_not_spoken_is_refused_on_every_operation(
 
 
 @pytest.mark.promise("J3")
-def test_without_a_version_the_words_decide_unless_it_is_required(grounds: Grounds) -> None:
-    url = f"{grounds.hub.url}/a2a"
+def test_message_form_decides_the_version_unless_required(rig: HubRig) -> None:
+    url = f"{rig.hub.url}/a2a"
     assert (
         "task" in wire.post(url, wire.request(1, "SendMessage", V10.params("x"))).json()["result"]
     )
@@ -372,6 +375,6 @@ def test_without_a_version_the_words_decide_unless_it_is_required(grounds: Groun
         assert refused["error"]["code"] == -32009
         rest = wire.post(f"{url}/message:send", V10.params("x"))
         assert rest.status == 400 and reason(rest.json()) == "VERSION_NOT_SUPPORTED"
-        for way in WAYS:  # the rest is unmistakable, or says it
-            task = way.task(way.ask(strict.hub, SEND, way.params("x")).value)
-            assert task["status"]["state"] == way.state("completed")
+        for binding in BINDINGS:  # the rest is unmistakable, or says it
+            task = binding.task(binding.ask(strict.hub, SEND, binding.params("x")).value)
+            assert task["status"]["state"] == binding.state("completed")

@@ -1,5 +1,6 @@
-"""Tasks as their owners see them: contexts, history, lists, cancelling, sending once; and what is
-kept of them, how long, and for whom."""
+"""Tasks as their owners see them: contexts, history, lists, cancellation, idempotency,
+retention.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.live.a2a_hub import (
     AGENTS,
+    BINDINGS,
     CANCEL,
     GET,
     LIST,
@@ -25,27 +27,26 @@ from tests.live.a2a_hub import (
     V01,
     V03,
     V10,
-    WAYS,
     Caller,
-    Grounds,
+    HubRig,
     a2a_config,
     agent_entry,
     agents_env,
     reason,
     run_a2a_hub,
     steps,
+    text_from_parts,
     with_key,
-    words,
 )
 from tests.live.conftest import RunningHub
-from tests.live.lasting import together, until
+from tests.live.module_hub import run_concurrently, until
 from tests.peers import wire
 
 API_KEY = "the key of the configuration"
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     agents = (*AGENTS, agent_entry("stubborn", "stubborn"))
     config = f'api_key = "{API_KEY}"'
     with run_a2a_hub(agents, config=config, a2a={"push_private": True}) as made:
@@ -53,14 +54,14 @@ def grounds() -> Iterator[Grounds]:
 
 
 @pytest.fixture(scope="module")
-def others(grounds: Grounds) -> list[Caller]:
+def others(rig: HubRig) -> list[Caller]:
     """Two callers with keys of their own, who speak to `actor`."""
-    return [with_key(grounds.hub, name, "actor") for name in ("ann", "ben")]
+    return [with_key(rig.hub, name, "actor") for name in ("ann", "ben")]
 
 
 @pytest.fixture
-def actor(grounds: Grounds) -> Caller:
-    return Caller(grounds.hub, "actor")
+def actor(rig: HubRig) -> Caller:
+    return Caller(rig.hub, "actor")
 
 
 def ids(listed: Any) -> list[str]:
@@ -71,7 +72,7 @@ def ids(listed: Any) -> list[str]:
 
 
 @pytest.mark.promise("K1")
-def test_a_context_is_made_kept_inferred_and_held_to(actor: Caller) -> None:
+def test_context_is_created_kept_inferred_and_enforced(actor: Caller) -> None:
     made = actor.send("x")
     assert made["contextId"] and made["contextId"] != actor.send("x")["contextId"]
     params = V10.params("x")
@@ -90,8 +91,8 @@ def test_a_context_is_made_kept_inferred_and_held_to(actor: Caller) -> None:
 
 
 @pytest.mark.promise("K1")
-def test_a_message_to_a_task_that_is_not_there_or_done_or_at_work_is_refused(
-    grounds: Grounds, actor: Caller
+def test_message_to_a_missing_finished_or_working_task_is_refused(
+    rig: HubRig, actor: Caller
 ) -> None:
     unknown = actor.ask(SEND, V10.params("x", task="nobody"))
     assert unknown.error["code"] == -32001 and "nobody" in unknown.error["message"]
@@ -103,38 +104,40 @@ def test_a_message_to_a_task_that_is_not_there_or_done_or_at_work_is_refused(
     working = actor.send(steps(["wait", "busy"]), at_once=True)["id"]
     early = actor.ask(SEND, V10.params("more", task=working))
     assert early.error["code"] == -32004 and "at work" in early.error["message"]
-    grounds.open("busy")
+    rig.open("busy")
 
 
 @pytest.mark.promise("K1")
-def test_history_is_as_long_as_was_asked_for(grounds: Grounds, actor: Caller) -> None:
+def test_history_has_the_requested_length(rig: HubRig, actor: Caller) -> None:
     id = actor.send(steps(["say", "one"], ["say", "two"], ["ask", "three?"]))["id"]
     whole = actor.send("four", task=id)
-    said = [words(message) for message in whole["history"]]
+    said = [text_from_parts(message) for message in whole["history"]]
     assert said == ["", "one", "two", "three?", "four"]
     assert "history" not in actor.get(id, historyLength=0)
-    assert [words(message) for message in actor.get(id, historyLength=2)["history"]] == said[-2:]
+    assert [
+        text_from_parts(message) for message in actor.get(id, historyLength=2)["history"]
+    ] == said[-2:]
     assert actor.get(id, historyLength=100) == whole
-    by_rest = Caller(grounds.hub, way=REST10)
-    assert [words(m) for m in by_rest.get(id, historyLength=1)["history"]] == ["four"]
-    assert "history" not in V03.ask(grounds.hub, GET, {"id": id, "historyLength": 0}).value
+    by_rest = Caller(rig.hub, binding=REST10)
+    assert [text_from_parts(m) for m in by_rest.get(id, historyLength=1)["history"]] == ["four"]
+    assert "history" not in V03.ask(rig.hub, GET, {"id": id, "historyLength": 0}).value
     configured = {**V10.params("x"), "configuration": {"historyLength": 0}}
     assert "history" not in actor.ask(SEND, configured).value["task"]
     for bad in (-1, "x", 1.5, True):
         assert actor.ask(GET, {"id": id, "historyLength": bad}).error["code"] == -32602
     listed = actor.ask(LIST, {"historyLength": 1, "contextId": whole["contextId"]}).value
-    assert [words(message) for message in listed["tasks"][0]["history"]] == ["four"]
+    assert [text_from_parts(message) for message in listed["tasks"][0]["history"]] == ["four"]
 
 
 # --- lists ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("J3")
-def test_lists_are_filtered_by_context_state_and_time(grounds: Grounds) -> None:
-    mine = with_key(grounds.hub, "lister", "actor")
+def test_lists_are_filtered_by_context_state_and_time(rig: HubRig) -> None:
+    mine = with_key(rig.hub, "lister", "actor")
     done = mine.send("x")
     later = time.time() + 0.002
-    until(lambda: time.time() > later)  # in another millisecond, which is as times are told
+    until(lambda: time.time() > later)  # in another millisecond, the resolution of times
     asked = mine.send(steps(["ask", "?"]))
     echoed = mine.ask(SEND, V10.params("hi"), agent="echo").value["task"]
     everywhere = Caller(mine.hub, "", mine.headers)
@@ -154,14 +157,14 @@ def test_lists_are_filtered_by_context_state_and_time(grounds: Grounds) -> None:
         ({"statusTimestampAfter": "2999-01-01T00:00:00Z"}, []),
         ({"status": "TASK_STATE_COMPLETED", "contextId": asked["contextId"]}, []),
     ):
-        for way in (V10, REST10):
-            value = Caller(mine.hub, "actor", mine.headers, way).ask(LIST, filter_).value
+        for binding in (V10, REST10):
+            value = Caller(mine.hub, "actor", mine.headers, binding).ask(LIST, filter_).value
             assert ids(value) == found, filter_
             assert value["totalSize"] == len(found)
 
 
 @pytest.mark.promise("J3")
-def test_a_list_that_is_asked_for_wrongly_is_refused(actor: Caller) -> None:
+def test_invalid_task_list_request_is_refused(actor: Caller) -> None:
     for wrong in (
         {"status": "TASK_STATE_DONE"},
         {"status": "completed"},
@@ -178,13 +181,13 @@ def test_a_list_that_is_asked_for_wrongly_is_refused(actor: Caller) -> None:
         assert refused.error["code"] == -32602, wrong
         (field,) = refused.error["data"][1]["fieldViolations"]
         assert field["field"] == next(iter(wrong))
-        by_rest = Caller(actor.hub, way=REST10).ask(LIST, wrong)
+        by_rest = Caller(actor.hub, binding=REST10).ask(LIST, wrong)
         assert by_rest.answer.status == 400, wrong
 
 
 @pytest.mark.promise("J3")
-def test_pages_show_every_task_once_though_tasks_move_in_between(grounds: Grounds) -> None:
-    mine = with_key(grounds.hub, "pager", "actor")
+def test_pages_list_every_task_once_during_changes(rig: HubRig) -> None:
+    mine = with_key(rig.hub, "pager", "actor")
     made = [mine.send(steps(["ask", f"{n}?"]))["id"] for n in range(7)]
     first = mine.ask(LIST, {"pageSize": 3}).value
     assert ids(first) == made[:3:-1] and first["totalSize"] == 7
@@ -209,9 +212,7 @@ def test_pages_show_every_task_once_though_tasks_move_in_between(grounds: Ground
 
 
 @pytest.mark.promise("J2", "J3")
-def test_someone_elses_task_is_not_there_by_any_operation(
-    grounds: Grounds, others: list[Caller]
-) -> None:
+def test_tasks_of_other_principals_are_not_found(rig: HubRig, others: list[Caller]) -> None:
     ann, ben = others
     task = ann.send(steps(["ask", "Which?"]))
     id = task["id"]
@@ -226,12 +227,12 @@ def test_someone_elses_task_is_not_there_by_any_operation(
         (PUSH_LIST, {"taskId": id}),
         (PUSH_DELETE, {"taskId": id, "id": "x"}),
     ):
-        for caller in (ben, Caller(grounds.hub)):
+        for caller in (ben, Caller(rig.hub)):
             assert caller.ask(op, params).error["code"] == -32001, op
         told = Caller(ben.hub, "", ben.headers, REST10).ask(op, params)
         assert told.answer.status == 404, op
         unknown = ben.ask(op, _renamed(params, id))
-        assert unknown.error["code"] == -32001  # and cannot be told from one that never was
+        assert unknown.error["code"] == -32001  # and looks like one that never existed
     assert ids(ben.ask(LIST, {"contextId": task["contextId"]}).value) == []
     for path, method in ((f"/a2a/tasks/{id}", "GET"), (f"/a2a/tasks/{id}/cancel", "POST")):
         seen = wire.http_request(method, ben.hub.url + path, None, ben.headers)
@@ -246,7 +247,7 @@ def _renamed(params: Any, id: str) -> Any:
 
 
 @pytest.mark.promise("J3")
-def test_ids_that_clients_choose_are_each_callers_own(others: list[Caller]) -> None:
+def test_client_chosen_ids_are_scoped_to_the_principal(others: list[Caller]) -> None:
     found = []
     for caller in others:
         params = {**V01.params(f"of {caller.headers}"), "id": "same"}
@@ -259,43 +260,41 @@ def test_ids_that_clients_choose_are_each_callers_own(others: list[Caller]) -> N
 
 
 @pytest.mark.promise("J5")
-def test_cancelling_stops_the_work_at_once_and_is_the_last_that_happens(
-    grounds: Grounds, actor: Caller
-) -> None:
+def test_cancel_stops_the_work_and_is_the_last_event(rig: HubRig, actor: Caller) -> None:
     todo = steps(["mark", "c-begun"], ["wait", "never"], ["mark", "c-after"])
     with actor.stream(STREAM, V10.params(todo)) as stream:
         id = V10.event(stream.next())["task"]["id"]
-        grounds.seen("c-begun")
+        rig.seen("c-begun")
         cancelled = actor.ask(CANCEL, {"id": id, "metadata": {"why": "late"}}).value
         assert cancelled["status"]["state"] == "TASK_STATE_CANCELED"
         assert V10.events(stream)[-1][1]["statusUpdate"]["status"]["state"].endswith("CANCELED")
-    grounds.seen(f"{id}.cancelled")
-    assert not (grounds.gates / "c-after").exists()
+    rig.seen(f"{id}.cancelled")
+    assert not (rig.gates / "c-after").exists()
     again = actor.ask(CANCEL, {"id": id})
     assert again.error["code"] == -32002 and "CANCELED already" in again.error["message"]
     assert actor.get(id) == cancelled
 
 
 @pytest.mark.promise("J5")
-def test_a_question_can_be_cancelled_and_what_is_done_cannot(actor: Caller) -> None:
+def test_pending_question_is_cancellable_and_a_finished_task_is_not(actor: Caller) -> None:
     asked = actor.send(steps(["ask", "Which?"]))["id"]
     assert actor.ask(CANCEL, {"id": asked}).value["status"]["state"].endswith("CANCELED")
     assert actor.ask(SEND, V10.params("this", task=asked)).error["code"] == -32004
     for step in (["reply", "x"], ["fail", "x"], ["decline", "x"]):
         id = actor.send(steps(step))["id"]
         assert actor.ask(CANCEL, {"id": id}).error["code"] == -32002
-    by_rest = Caller(actor.hub, way=REST10).ask(CANCEL, {"id": asked})
+    by_rest = Caller(actor.hub, binding=REST10).ask(CANCEL, {"id": asked})
     assert by_rest.answer.status == 400 and reason(by_rest.error) == "TASK_NOT_CANCELABLE"
 
 
 @pytest.mark.promise("J5")
-def test_an_agent_that_goes_on_all_the_same_changes_nothing(grounds: Grounds) -> None:
-    caller = Caller(grounds.hub, "stubborn")
+def test_agent_ignoring_cancel_changes_nothing(rig: HubRig) -> None:
+    caller = Caller(rig.hub, "stubborn")
     id = caller.send("x", at_once=True)["id"]
-    grounds.seen(f"{id}.begun")
+    rig.seen(f"{id}.begun")
     cancelled = caller.ask(CANCEL, {"id": id}).value
-    grounds.seen(f"{id}.late")
-    assert caller.send("x", at_once=True)["id"] != id  # whatever was under way is over by now
+    rig.seen(f"{id}.late")
+    assert caller.send("x", at_once=True)["id"] != id  # every running task has ended by now
     assert caller.get(id) == cancelled
     with caller.stream(SUBSCRIBE, {"id": id}, headers={"Last-Event-ID": "1"}) as stream:
         events = [event for _, event in V10.events(stream)]
@@ -303,7 +302,7 @@ def test_an_agent_that_goes_on_all_the_same_changes_nothing(grounds: Grounds) ->
 
 
 @pytest.mark.promise("J5")
-def test_a_cancel_that_races_the_end_is_never_overwritten(actor: Caller) -> None:
+def test_cancel_racing_completion_is_never_overwritten(actor: Caller) -> None:
     """A task that was answered as cancelled stays so; one that could not be is completed."""
 
     def race(worker: int) -> list[bool]:
@@ -323,7 +322,7 @@ def test_a_cancel_that_races_the_end_is_never_overwritten(actor: Caller) -> None
                 assert task["status"]["state"] == "TASK_STATE_COMPLETED"
         return found
 
-    outcomes = [one for found in together(race, 8) for one in found]
+    outcomes = [one for found in run_concurrently(race, 8) for one in found]
     assert len(outcomes) == 320 and True in outcomes and False in outcomes
     left = actor.ask(LIST, {"status": "TASK_STATE_WORKING"}).value  # of this agent's
     assert left["totalSize"] == 0
@@ -333,7 +332,7 @@ def test_a_cancel_that_races_the_end_is_never_overwritten(actor: Caller) -> None
 
 
 @pytest.mark.promise("J3")
-def test_what_is_sent_twice_with_a_key_is_done_once(grounds: Grounds, actor: Caller) -> None:
+def test_send_repeated_with_a_key_runs_once(rig: HubRig, actor: Caller) -> None:
     key = {"Idempotency-Key": "k-1"}
     params = V10.params(steps(["mark", "once-1"], ["pause", 0.05], ["reply", "x"]))
 
@@ -342,14 +341,14 @@ def test_what_is_sent_twice_with_a_key_is_done_once(grounds: Grounds, actor: Cal
         assert reply.error is None, reply.error
         return reply.value["task"]
 
-    tasks = together(send, 8)
+    tasks = run_concurrently(send, 8)
     assert all(task == tasks[0] for task in tasks)
     assert send(0) == tasks[0]
-    assert (grounds.gates / "once-1").read_text(encoding="utf-8") == "x"
+    assert (rig.gates / "once-1").read_text(encoding="utf-8") == "x"
     changed = V10.params("something else")
     other = actor.ask(SEND, changed, headers=key)
     assert other.error["code"] == -32600 and "Idempotency-Key" in other.error["message"]
-    by_rest = Caller(actor.hub, "actor", way=REST10).ask(SEND, params, headers=key)
+    by_rest = Caller(actor.hub, "actor", binding=REST10).ask(SEND, params, headers=key)
     assert by_rest.value["task"]["id"] == tasks[0]["id"]
     with actor.stream(STREAM, params, headers=key) as stream:
         ((_, event),) = V10.events(stream)
@@ -358,7 +357,7 @@ def test_what_is_sent_twice_with_a_key_is_done_once(grounds: Grounds, actor: Cal
 
 
 @pytest.mark.promise("J3")
-def test_a_key_is_its_callers_and_its_agents_own(others: list[Caller]) -> None:
+def test_idempotency_key_is_scoped_to_principal_and_agent(others: list[Caller]) -> None:
     ann, ben = others
     key = {"Idempotency-Key": "shared"}
     params = V10.params("x")
@@ -372,7 +371,7 @@ def test_a_key_is_its_callers_and_its_agents_own(others: list[Caller]) -> None:
 
 
 @pytest.mark.promise("J3", "K2")
-def test_an_answer_that_is_sent_twice_with_a_key_is_taken_once(actor: Caller) -> None:
+def test_answer_repeated_with_a_key_is_applied_once(actor: Caller) -> None:
     asked = actor.send(steps(["ask", "Which?"]))
     params = V10.params("this", task=asked["id"])
     key = {"Idempotency-Key": "answer-1"}
@@ -385,23 +384,23 @@ def test_an_answer_that_is_sent_twice_with_a_key_is_taken_once(actor: Caller) ->
 
 
 @pytest.mark.promise("K2")
-def test_at_the_bound_the_oldest_finished_goes_and_none_finished_is_refused() -> None:
+def test_full_task_store_evicts_the_oldest_finished_or_refuses() -> None:
     config = f'api_key = "{API_KEY}"'
-    with run_a2a_hub(config=config, a2a={"max_tasks": 4, "store": "memory"}) as grounds:
-        mine, other = Caller(grounds.hub, "actor"), with_key(grounds.hub, "other", "actor")
+    with run_a2a_hub(config=config, a2a={"max_tasks": 4, "store": "memory"}) as rig:
+        mine, other = Caller(rig.hub, "actor"), with_key(rig.hub, "other", "actor")
         waiting = mine.send(steps(["ask", "?"]))["id"]
         done = [mine.send(str(n))["id"] for n in range(3)]
         fifth = mine.send("more")["id"]
         assert mine.ask(GET, {"id": done[0]}).error["code"] == -32001
-        gone = grounds.hub.get(f"/a2a/tasks/{done[0]}")
+        gone = rig.hub.get(f"/a2a/tasks/{done[0]}")
         assert gone.status == 404
         for id in (waiting, done[1], done[2], fifth):
             mine.get(id)
         open_ = [waiting, *(mine.send(steps(["ask", "?"]))["id"] for _ in range(3))]
-        for way in WAYS:
-            full = way.ask(grounds.hub, SEND, way.params("x"), "actor")
+        for binding in BINDINGS:
+            full = binding.ask(rig.hub, SEND, binding.params("x"), "actor")
             assert "4 tasks of this caller are unfinished" in str(full.error)
-            assert full.answer.status == (429 if way.rest else 200)
+            assert full.answer.status == (429 if binding.rest else 200)
         assert other.send("x")["status"]["state"] == "TASK_STATE_COMPLETED"
         assert sorted(ids(mine.ask(LIST, {}).value)) == sorted(open_)
         mine.ask(CANCEL, {"id": open_[1]})
@@ -410,7 +409,7 @@ def test_at_the_bound_the_oldest_finished_goes_and_none_finished_is_refused() ->
 
 
 @pytest.mark.promise("K2")
-def test_tasks_survive_and_what_was_under_way_has_failed_with_a_reason(
+def test_tasks_survive_a_restart_and_running_ones_fail_with_a_reason(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     env = agents_env(short_tmp)
@@ -430,7 +429,7 @@ def test_tasks_survive_and_what_was_under_way_has_failed_with_a_reason(
     assert caller.get(asked["id"]) == asked
     failed = caller.get(running["id"])
     assert failed["status"]["state"] == "TASK_STATE_FAILED"
-    assert "interrupted" in words(failed["status"]["message"])
+    assert "interrupted" in text_from_parts(failed["status"]["message"])
     assert caller.ask(SEND, params, headers=key).value["task"] == sent
     changed = caller.ask(SEND, V10.params("other"), headers=key)
     assert changed.error["code"] == -32600
@@ -440,7 +439,7 @@ def test_tasks_survive_and_what_was_under_way_has_failed_with_a_reason(
     with caller.stream(SUBSCRIBE, {"id": done["id"]}, headers=last) as stream:
         assert [id for id, _ in V10.events(stream)] == ["2", "3", "4", "5"]
     answered = caller.send("this", task=asked["id"])
-    assert words(answered["artifacts"][0]) == "2: this"
+    assert text_from_parts(answered["artifacts"][0]) == "2: this"
     assert second.stop() == 0
     third = hub(home=first.home, env=env)
     assert Caller(third).get(answered["id"]) == answered

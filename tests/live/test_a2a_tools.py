@@ -1,4 +1,4 @@
-"""MCP's tools as skills of the hub, by A2A; and agents as tools, by MCP."""
+"""MCP tools as A2A skills of the hub, and agents as MCP tools."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.live.a2a_hub import (
     V03,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     a2a_config,
     agent_entry,
     agents_env,
     run_a2a_hub,
-    words,
+    text_from_parts,
 )
 from tests.live.conftest import RunningHub
-from tests.live.lasting import text_of, until
-from tests.live.matrix_grounds import Log
+from tests.live.matrix_fixture import Log
+from tests.live.module_hub import text_of, until
 from tests.peers.process import server_entry
 
 from dragoman.a2a.cards.parse import parse_card
@@ -46,7 +46,7 @@ def logs() -> Iterator[dict[str, Log]]:
 
 
 @pytest.fixture(scope="module")
-def grounds(logs: dict[str, Log]) -> Iterator[Grounds]:
+def rig(logs: dict[str, Log]) -> Iterator[HubRig]:
     """Without agents: the hub itself is the one that answers."""
     servers = [
         server_entry(era, "matrix_server", "--era", era, "--log", logs[era].file, interactive=True)
@@ -58,8 +58,8 @@ def grounds(logs: dict[str, Log]) -> Iterator[Grounds]:
 
 
 @pytest.fixture
-def caller(grounds: Grounds) -> Caller:
-    return Caller(grounds.hub)
+def caller(rig: HubRig) -> Caller:
+    return Caller(rig.hub)
 
 
 def to(skill: str, *contents: Any, **how: Any) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def state(task: Any) -> str:
 
 
 @pytest.mark.promise("I1", "I2")
-def test_the_hub_is_an_agent_whose_skills_are_its_tools(grounds: Grounds) -> None:
-    card = grounds.hub.api("/.well-known/agent.json")
-    assert card["name"] == "dragoman" and card["url"] == f"{grounds.hub.url}/a2a"
+def test_hub_agent_skills_are_its_tools(rig: HubRig) -> None:
+    card = rig.hub.api("/.well-known/agent.json")
+    assert card["name"] == "dragoman" and card["url"] == f"{rig.hub.url}/a2a"
     skills = {skill["id"]: skill for skill in card["skills"]}
     assert {"modern.echo", "modern.ask_form", "legacy.ask_form", "legacy.add"} <= set(skills)
     assert len(skills) == len(card["skills"])
@@ -105,12 +105,12 @@ def test_the_hub_is_an_agent_whose_skills_are_its_tools(grounds: Grounds) -> Non
     assert schemas["modern.add"]["required"] == ["a", "b"]
     read = {skill["id"]: skill for skill in parse_card(card)["skills"]}  # as another hub reads it
     assert read["modern.add"]["inputSchema"] == schemas["modern.add"]
-    listed = grounds.hub.api("/a2a/agents")  # where there is no other agent
+    listed = rig.hub.api("/a2a/agents")  # where there is no other agent
     assert [one["name"] for one in listed["agents"]] == ["dragoman"] and listed["total"] == 1
 
 
 @pytest.mark.promise("J4")
-def test_data_are_the_arguments_of_a_tool_and_structured_results_are_data(caller: Caller) -> None:
+def test_data_parts_are_tool_arguments_and_structured_results_are_data(caller: Caller) -> None:
     task = sent(caller, "modern.add", {"a": 1, "b": 2})
     assert state(task) == "completed"
     (artifact,) = task["artifacts"]
@@ -122,9 +122,9 @@ def test_data_are_the_arguments_of_a_tool_and_structured_results_are_data(caller
 
 
 @pytest.mark.promise("J4")
-def test_a_text_goes_to_a_tool_that_takes_one_string_in_every_dialect(caller: Caller) -> None:
-    assert words(sent(caller, "modern.echo", "hello")["artifacts"][0]) == "hello"
-    assert words(sent(caller, "modern_echo", "by its other name")["artifacts"][0])
+def test_text_reaches_a_single_string_tool_in_every_dialect(caller: Caller) -> None:
+    assert text_from_parts(sent(caller, "modern.echo", "hello")["artifacts"][0]) == "hello"
+    assert text_from_parts(sent(caller, "modern_echo", "by its other name")["artifacts"][0])
     for metadata in ({"skillId": "modern.echo"}, {"skill": "modern.echo"}):
         old = {"message": V03.message("hi", metadata=metadata)}
         done = V03.ask(caller.hub, SEND, old).value
@@ -136,12 +136,12 @@ def test_a_text_goes_to_a_tool_that_takes_one_string_in_every_dialect(caller: Ca
 
 
 @pytest.mark.promise("J4", "K1")
-def test_arguments_that_are_missing_or_wrong_are_asked_for_and_then_it_goes_on(
+def test_missing_or_invalid_arguments_are_asked_for(
     caller: Caller,
 ) -> None:
     asked = sent(caller, "modern.add", {"a": 1})
     assert state(asked) == "input_required"
-    assert '"b"' in words(asked["status"]["message"])
+    assert '"b"' in text_from_parts(asked["status"]["message"])
     done = caller.send({"b": 41}, task=asked["id"])
     assert (done["id"], state(done)) == (asked["id"], "completed")
     assert '"sum": 42' in json.dumps(done["artifacts"])
@@ -156,13 +156,13 @@ def test_arguments_that_are_missing_or_wrong_are_asked_for_and_then_it_goes_on(
 
 
 @pytest.mark.promise("J4")
-def test_what_is_no_skill_and_what_is_no_argument_is_an_error(caller: Caller) -> None:
+def test_unknown_skill_or_argument_is_an_error(caller: Caller) -> None:
     before = caller.ask("list", {}).value["totalSize"]
     for params in (to("modern.nothing", "x"), to("nowhere", {"a": 1})):
         refused = caller.ask(SEND, params)
         assert refused.error["code"] == -32602, refused.error
         assert "modern.nothing" in refused.error["message"] or "nowhere" in refused.error["message"]
-        by_rest = Caller(caller.hub, way=REST10).ask(SEND, params)
+        by_rest = Caller(caller.hub, binding=REST10).ask(SEND, params)
         assert by_rest.answer.status == 400
     file = to("modern.echo", "x")
     file["message"]["parts"] = [{"raw": "aGk=", "mediaType": "text/plain"}]
@@ -171,29 +171,29 @@ def test_what_is_no_skill_and_what_is_no_argument_is_an_error(caller: Caller) ->
 
 
 @pytest.mark.promise("J4")
-def test_one_who_names_no_skill_is_asked_which(caller: Caller) -> None:
+def test_message_without_a_skill_is_asked_which(caller: Caller) -> None:
     asked = caller.send("hello")
     assert state(asked) == "input_required"
-    question = words(asked["status"]["message"])
+    question = text_from_parts(asked["status"]["message"])
     assert question.startswith("Which skill is this for?") and "legacy.add" in question
     again = caller.send("no such thing", task=asked["id"])
     assert state(again) == "input_required"
     done = caller.send("modern.echo", task=asked["id"])
-    assert state(done) == "completed" and words(done["artifacts"][0]) == "hello"
+    assert state(done) == "completed" and text_from_parts(done["artifacts"][0]) == "hello"
     other = caller.send("hi")
     named = to("modern.echo", "this", task=other["id"])
-    assert words(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "this"
+    assert text_from_parts(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "this"
 
 
 @pytest.mark.promise("J4")
-def test_a_client_of_plain_text_names_a_skill_and_gives_its_arguments(caller: Caller) -> None:
+def test_text_client_names_skill_and_arguments(caller: Caller) -> None:
     asked = caller.send("modern.add")
     assert state(asked) == "input_required"
     said, form = asked["status"]["message"]["parts"]
     assert '"a", "b"' in said["text"]
     assert form["data"]["schema"]["required"] == ["a", "b"]
     still = caller.send({"a": 1}, task=asked["id"])
-    assert state(still) == "input_required" and '"b"' in words(still["status"]["message"])
+    assert state(still) == "input_required" and '"b"' in text_from_parts(still["status"]["message"])
     wrong = caller.send("many", task=asked["id"])
     assert state(wrong) == "input_required"
     done = caller.send(" 41 ", task=asked["id"])
@@ -201,21 +201,23 @@ def test_a_client_of_plain_text_names_a_skill_and_gives_its_arguments(caller: Ca
     led = caller.send("modern.add")
     away = caller.send("modern.echo", task=led["id"])
     assert state(away) == "input_required" and "text" in json.dumps(away["status"]["message"])
-    assert words(caller.send("modern.add", task=led["id"])["artifacts"][0]) == "modern.add"
+    assert (
+        text_from_parts(caller.send("modern.add", task=led["id"])["artifacts"][0]) == "modern.add"
+    )
     led = caller.send("legacy.add")
     named = to("modern.echo", "instead", task=led["id"])
-    assert words(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "instead"
+    assert text_from_parts(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "instead"
     by_name = caller.send("legacy.ask form")  # as the card calls it
     assert by_name["status"]["message"]["parts"] and "Which skill" not in json.dumps(by_name)
 
 
 @pytest.mark.promise("J4")
-def test_what_no_skill_takes_is_refused_where_none_is_named(caller: Caller) -> None:
+def test_part_accepted_by_no_skill_is_refused(caller: Caller) -> None:
     params = V10.params("x")
     for part in ({"raw": "aGk=", "mediaType": "image/png"}, {"text": "x", "mediaType": "x/y"}):
         params["message"]["parts"] = [part]
         assert caller.ask(SEND, params).error["code"] == -32005
-        assert Caller(caller.hub, way=REST10).ask(SEND, params).answer.status == 400
+        assert Caller(caller.hub, binding=REST10).ask(SEND, params).answer.status == 400
 
 
 # --- what a server asks and tells -----------------------------------------------------------------
@@ -223,7 +225,7 @@ def test_what_no_skill_takes_is_refused_where_none_is_named(caller: Caller) -> N
 
 @pytest.mark.promise("J4", "K1")
 @each_era
-def test_a_question_of_a_server_is_answered_by_a_form_or_a_word(caller: Caller, era: str) -> None:
+def test_server_question_is_answered_by_form_or_text(caller: Caller, era: str) -> None:
     for number, answer in enumerate(({"name": "Ann", "size": "s"}, "Ann")):
         asked = sent(caller, f"{era}.ask_form", {"key": f"f{number}"})
         assert state(asked) == "input_required"
@@ -232,48 +234,48 @@ def test_a_question_of_a_server_is_answered_by_a_form_or_a_word(caller: Caller, 
         assert form["data"]["schema"]["required"] == ["name"]
         done = caller.send(answer, task=asked["id"])
         assert state(done) == "completed", done
-        got = json.loads(words(done["artifacts"][0]))
+        got = json.loads(text_from_parts(done["artifacts"][0]))
         assert got["action"] == "accept" and got["content"]["name"] == "Ann"
 
 
 @each_era
-def test_a_question_is_declined_put_again_and_put_in_rounds(caller: Caller, era: str) -> None:
+def test_question_is_declined_repeated_and_asked_in_rounds(caller: Caller, era: str) -> None:
     asked = sent(caller, f"{era}.ask_form", {"key": "d"})
     again = caller.send({"size": "s"}, task=asked["id"])
-    assert state(again) == "input_required" and "Name" in words(again["status"]["message"])
+    assert state(again) == "input_required" and "Name" in text_from_parts(
+        again["status"]["message"]
+    )
     done = caller.send("Ben", task=asked["id"])
-    got = json.loads(words(done["artifacts"][0]))
+    got = json.loads(text_from_parts(done["artifacts"][0]))
     assert got["content"] == {"name": "Ben", "size": "s"}
     asked = sent(caller, f"{era}.ask_form", {"key": "no"})
     done = caller.send({"action": "decline"}, task=asked["id"])
-    assert json.loads(words(done["artifacts"][0]))["action"] == "decline"
+    assert json.loads(text_from_parts(done["artifacts"][0]))["action"] == "decline"
     first = sent(caller, f"{era}.ask_rounds", {"key": "r"})
     second = caller.send("one", task=first["id"])
     assert state(second) == "input_required"
-    assert words(second["status"]["message"]) == "Second?"
+    assert text_from_parts(second["status"]["message"]) == "Second?"
     third = caller.send("two", task=first["id"])
-    assert words(third["artifacts"][0]) == "one and two"
+    assert text_from_parts(third["artifacts"][0]) == "one and two"
 
 
 @each_era
-def test_a_login_at_a_server_is_auth_required_and_goes_on_when_it_is_done(
-    caller: Caller, era: str
-) -> None:
+def test_server_login_is_auth_required_and_continues_when_done(caller: Caller, era: str) -> None:
     asked = sent(caller, f"{era}.ask_url", {"key": "u"})
     assert state(asked) == "auth_required"
     data = asked["status"]["message"]["parts"][1]["data"]
     assert data["url"] == "https://example.com/sign-in?x=1"
     done = caller.send("I have", task=asked["id"])
     assert state(done) == "completed"
-    assert json.loads(words(done["artifacts"][0]))["action"] == "accept"
+    assert json.loads(text_from_parts(done["artifacts"][0]))["action"] == "accept"
 
 
 @each_era
-def test_what_a_server_reports_becomes_updates_of_the_status(caller: Caller, era: str) -> None:
+def test_server_progress_becomes_status_updates(caller: Caller, era: str) -> None:
     with caller.stream(STREAM, to(f"{era}.progress", {"steps": 3, "pause": 0.02})) as stream:
         events = [event for _, event in V10.events(stream)]
     statuses = [event["statusUpdate"]["status"] for event in events if "statusUpdate" in event]
-    said = [words(status["message"]) for status in statuses if "message" in status]
+    said = [text_from_parts(status["message"]) for status in statuses if "message" in status]
     assert said == ["step 1", "step 2", "step 3"]
     assert {status["state"] for status in statuses[:-1]} == {"TASK_STATE_WORKING"}
     assert statuses[-1]["state"] == "TASK_STATE_COMPLETED"
@@ -281,9 +283,7 @@ def test_what_a_server_reports_becomes_updates_of_the_status(caller: Caller, era
 
 @pytest.mark.promise("J5")
 @each_era
-def test_cancelling_is_told_to_the_server_that_does_the_work(
-    caller: Caller, logs: dict[str, Log], era: str
-) -> None:
+def test_cancel_reaches_the_working_server(caller: Caller, logs: dict[str, Log], era: str) -> None:
     task = sent(caller, f"{era}.slow", {"seconds": 30, "key": "c"}, at_once=True)
     until(lambda: logs[era].entries(event="started", key="c"))
     assert caller.ask(CANCEL, {"id": task["id"]}).error is None
@@ -294,9 +294,7 @@ def test_cancelling_is_told_to_the_server_that_does_the_work(
 
 
 @pytest.mark.promise("J5")
-def test_cancelling_a_question_lets_the_server_go_that_has_put_it(
-    caller: Caller, logs: dict[str, Log]
-) -> None:
+def test_cancelled_question_releases_its_server(caller: Caller, logs: dict[str, Log]) -> None:
     asked = sent(caller, "legacy.ask_form", {"key": "left"})
     assert state(asked) == "input_required"
     caller.ask(CANCEL, {"id": asked["id"]})
@@ -309,7 +307,7 @@ def test_cancelling_a_question_lets_the_server_go_that_has_put_it(
 
 
 @pytest.mark.promise("K4")
-def test_what_tools_give_back_has_the_kinds_that_a2a_has(caller: Caller) -> None:
+def test_tool_results_map_to_a2a_parts(caller: Caller) -> None:
     (image,) = sent(caller, "modern.image", {})["artifacts"][0]["parts"]
     assert image["mediaType"] == "image/png" and image["raw"]
     (audio,) = sent(caller, "modern.audio", {})["artifacts"][0]["parts"]
@@ -320,10 +318,10 @@ def test_what_tools_give_back_has_the_kinds_that_a2a_has(caller: Caller) -> None
     assert inner["text"] == "embedded"
     failed = sent(caller, "modern.fail", {})
     assert state(failed) == "failed"
-    assert words(failed["status"]["message"]) == "it went wrong"
+    assert text_from_parts(failed["status"]["message"]) == "it went wrong"
 
 
-def test_every_call_takes_the_one_road(caller: Caller) -> None:
+def test_every_a2a_call_passes_the_pipeline(caller: Caller) -> None:
     task = sent(caller, "modern.echo", "audited")
     records = [one for one in caller.hub.audit() if one["verb"] == "modern.echo"]
     assert state(task) == "completed"
@@ -334,7 +332,7 @@ def test_every_call_takes_the_one_road(caller: Caller) -> None:
 
 
 @pytest.fixture(scope="module")
-def with_agents() -> Iterator[Grounds]:
+def with_agents() -> Iterator[HubRig]:
     agents = (*AGENTS, agent_entry("asking", "asking"), agent_entry("code-reviewer", "echo"))
     with run_a2a_hub(agents) as made:
         yield made
@@ -342,7 +340,7 @@ def with_agents() -> Iterator[Grounds]:
 
 @pytest.mark.promise("F3")
 @each_era
-def test_an_agent_is_a_tool_over_http(with_agents: Grounds, era: str) -> None:
+def test_agent_is_listed_as_a_tool_over_http(with_agents: HubRig, era: str) -> None:
     hub = with_agents.hub
     tools = {tool["name"]: tool for tool in hub.rpc("tools/list", era=era)["result"]["tools"]}
     assert {"dragoman_agent_echo", "dragoman_agent_code_reviewer"} <= set(tools)
@@ -358,7 +356,7 @@ def test_an_agent_is_a_tool_over_http(with_agents: Grounds, era: str) -> None:
 
 
 @pytest.mark.promise("F3")
-def test_an_agent_is_a_tool_over_stdio_though_nothing_is_exposed(with_agents: Grounds) -> None:
+def test_agent_is_listed_over_stdio_without_exposed_tools(with_agents: HubRig) -> None:
     with with_agents.hub.relay() as stdio:
         stdio.initialize()
         listed = stdio.request("tools/list")["result"]["tools"]
@@ -368,9 +366,7 @@ def test_an_agent_is_a_tool_over_stdio_though_nothing_is_exposed(with_agents: Gr
         assert text_of(answer) == "hi"
 
 
-def test_the_prefix_of_agents_is_the_operators(
-    hub: Callable[..., RunningHub], short_tmp: Path
-) -> None:
+def test_agent_tool_prefix_is_configurable(hub: Callable[..., RunningHub], short_tmp: Path) -> None:
     config = a2a_config(config='[mcp]\nagent_prefix = "openfang_agent_"')
     running = hub(config=config, env=agents_env(short_tmp))
     names = {tool["name"] for tool in running.rpc("tools/list")["result"]["tools"]}
@@ -378,7 +374,7 @@ def test_the_prefix_of_agents_is_the_operators(
     assert text_of(running.call("openfang_agent_echo", {"message": "hi"})) == "hi"
 
 
-def test_a_question_of_an_agent_is_an_elicitation(with_agents: Grounds) -> None:
+def test_agent_question_becomes_an_elicitation(with_agents: HubRig) -> None:
     hub = with_agents.hub
     meta: dict[str, Any] = {CAPABILITIES: {"elicitation": {"form": {}}}}
     params = {"name": "dragoman_agent_asking", "arguments": {"message": "hm"}, "_meta": meta}
@@ -398,7 +394,7 @@ def test_a_question_of_an_agent_is_an_elicitation(with_agents: Grounds) -> None:
     assert refused["isError"] and "not answered" in refused["content"][0]["text"]
 
 
-def test_agents_and_tools_are_skills_beside_each_other(with_agents: Grounds) -> None:
+def test_agents_and_tools_are_both_skills(with_agents: HubRig) -> None:
     hub = with_agents.hub
     own = hub.api("/a2a/dragoman/.well-known/agent-card.json")
     assert own["name"] == "dragoman" and own["url"] == f"{hub.url}/a2a/dragoman"

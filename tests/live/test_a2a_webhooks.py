@@ -16,11 +16,11 @@ from tests.live.a2a_hub import (
     V03,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     run_a2a_hub,
     with_key,
 )
-from tests.live.lasting import until
+from tests.live.module_hub import until
 
 
 class Receiver(ThreadingHTTPServer):
@@ -68,20 +68,20 @@ def receiving() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     with run_a2a_hub(a2a={"push_private": True}) as found:
         yield found
 
 
 @pytest.mark.promise("I3")
-def test_a_webhook_that_does_not_answer_adds_nothing_to_a_send(grounds: Grounds) -> None:
+def test_unresponsive_webhook_does_not_delay_a_send(rig: HubRig) -> None:
     with receiving() as slow:
         slow.answers.clear()
         params = V10.params("hello")
         secret = {"scheme": "Bearer", "credentials": "c"}
         config = {"url": slow.url, "token": "t", "authentication": secret}
         params["configuration"] = {"taskPushNotificationConfig": config}
-        reply = V10.ask(grounds.hub, SEND, params)
+        reply = V10.ask(rig.hub, SEND, params)
         assert reply.value["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
         assert slow.asked.wait(10) and not slow.taken, "the answer did not wait for a delivery"
         slow.answers.set()
@@ -95,12 +95,12 @@ def test_a_webhook_that_does_not_answer_adds_nothing_to_a_send(grounds: Grounds)
 
 
 @pytest.mark.promise("I3", "J3")
-def test_a_webhook_is_told_in_the_dialect_of_whoever_registered_it(grounds: Grounds) -> None:
+def test_webhook_receives_the_dialect_of_its_registration(rig: HubRig) -> None:
     with receiving() as receiver:
         params = V03.params("hello")
         config = {"url": receiver.url}
         params["configuration"] = {"blocking": True, "pushNotificationConfig": config}
-        assert V03.ask(grounds.hub, SEND, params).value["status"]["state"] == "completed"
+        assert V03.ask(rig.hub, SEND, params).value["status"]["state"] == "completed"
         until(
             lambda: receiver.taken and receiver.taken[-1][1]["status"]["state"] == "completed", 10
         )
@@ -109,7 +109,7 @@ def test_a_webhook_is_told_in_the_dialect_of_whoever_registered_it(grounds: Grou
 
 
 @pytest.mark.promise("B11")
-def test_a_webhook_inside_is_refused_when_it_is_registered_and_the_message_is_not_sent() -> None:
+def test_private_webhook_refuses_the_send() -> None:
     with run_a2a_hub() as found:
         caller = Caller(found.hub)
         for url in ("http://127.0.0.1:1/", "http://169.254.169.254/latest", "http://[::1]/x"):
@@ -123,7 +123,7 @@ def test_a_webhook_inside_is_refused_when_it_is_registered_and_the_message_is_no
 
 
 @pytest.mark.promise("K2")
-def test_the_1001st_task_takes_the_place_of_the_oldest_finished_one() -> None:
+def test_task_1001_replaces_the_oldest_finished_one() -> None:
     with run_a2a_hub(a2a={"store": "memory"}) as found:
         caller = Caller(found.hub)
         first, second = caller.send("first"), caller.send("second")
@@ -138,7 +138,7 @@ def test_the_1001st_task_takes_the_place_of_the_oldest_finished_one() -> None:
 
 
 @pytest.mark.promise("K2")
-def test_a_thousand_unfinished_tasks_refuse_the_next_while_others_are_still_served() -> None:
+def test_thousand_unfinished_tasks_refuse_the_next() -> None:
     with run_a2a_hub(a2a={"store": "memory"}) as found:
         mine, theirs = with_key(found.hub, "mine"), with_key(found.hub, "theirs")
         hub = Caller(found.hub, "dragoman", mine.headers)

@@ -1,4 +1,4 @@
-"""What is done to the hub itself is in the audit: keys, servers, wrong keys, refused requests."""
+"""Administrative actions in the audit: keys, servers, wrong keys, refused requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until_recorded(hub: RunningHub, verb: str, count: int) -> list[dict[str, Any
     return found
 
 
-def test_keys_servers_wrong_keys_and_refused_administration_are_recorded(
+def test_administrative_actions_are_audited(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     home = short_tmp / "home"

@@ -10,14 +10,14 @@ from urllib.parse import quote
 import jsonschema
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, state_of, until
+from tests.live.module_hub import run_module_hub, state_of, until
 from tests.peers import wire
 from tests.peers.process import server_entry
 from tests.web.test_metrics import parsed
 
 SECRETS = ("s3cret-header", "s3cret-query", "s3cret-variable")
 LIMIT = 4
-"""Calls that one caller may have under way."""
+"""Calls that one principal may run at once."""
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def hub() -> Iterator[RunningHub]:
             transport={"headers": {"X-Key": SECRETS[0], "X-Other": "${TOKEN}"}},
         ),
         server_entry("nothing", "stdio", "/no/such/program"),
-        server_entry("off", "rude_server", "ok", enabled=False),
-        server_entry("dies", "rude_server", "exit-at-call"),
-        server_entry("hangs", "rude_server", "hang-on-call", timeout_secs=0.3),
-        server_entry("large", "rude_server", "bigline", "--megabytes", 11),
+        server_entry("off", "faulty_server", "ok", enabled=False),
+        server_entry("dies", "faulty_server", "exit-at-call"),
+        server_entry("hangs", "faulty_server", "hang-on-call", timeout_secs=0.3),
+        server_entry("large", "faulty_server", "bigline", "--megabytes", 11),
     ]
     config = f"[limits]\ncalls_in_flight = {2 * LIMIT}\n"
-    with lasting_hub(servers, config, {"TOKEN": SECRETS[2]}) as running:
+    with run_module_hub(servers, config, {"TOKEN": SECRETS[2]}) as running:
         running.wait_connected("s", "dies", "hangs", "large")
         for name in ("away", "nothing"):
 
@@ -58,7 +58,7 @@ def call(hub: RunningHub, name: str, body: Any = None, **headers: str) -> wire.A
 
 
 @pytest.mark.promise("G3")
-def test_servers_are_shown_as_the_seed_shows_them(hub: RunningHub) -> None:
+def test_server_list_has_the_documented_members(hub: RunningHub) -> None:
     shown = hub.api("/api/mcp/servers")
     configured = {entry["name"]: entry for entry in shown["configured"]}
     connected = {entry["name"]: entry for entry in shown["connected"]}
@@ -78,7 +78,7 @@ def test_servers_are_shown_as_the_seed_shows_them(hub: RunningHub) -> None:
 
 
 @pytest.mark.promise("G3")
-def test_a_server_that_is_not_connected_has_a_reason_in_words(hub: RunningHub) -> None:
+def test_disconnected_server_has_a_reason(hub: RunningHub) -> None:
     for name, words in (
         ("away", "127.0.0.1"),
         ("nothing", "/no/such/program"),
@@ -91,7 +91,7 @@ def test_a_server_that_is_not_connected_has_a_reason_in_words(hub: RunningHub) -
 
 
 @pytest.mark.promise("G3")
-def test_secrets_are_shown_nowhere(hub: RunningHub) -> None:
+def test_api_shows_no_secrets(hub: RunningHub) -> None:
     names = ("s", "away", "nothing", "off", "dies")
     paths = ["/api/mcp/servers", "/api/status", "/metrics", "/api/tools", "/openapi.json"]
     paths += [f"/api/mcp/servers/{name}/logs" for name in names]
@@ -105,7 +105,7 @@ def test_secrets_are_shown_nowhere(hub: RunningHub) -> None:
     assert shown["transport"]["url"].startswith("http://127.0.0.1:1/mcp")
 
 
-def test_the_log_of_a_server_can_be_read(hub: RunningHub) -> None:
+def test_server_log_is_readable(hub: RunningHub) -> None:
     assert hub.api("/api/mcp/servers/s/logs")["name"] == "s"
     missing = hub.get("/api/mcp/servers/none/logs")
     assert missing.status == 404 and "none" in missing.json()["error"]["message"]
@@ -140,7 +140,7 @@ def test_tools_are_listed_and_described_one_by_one(hub: RunningHub) -> None:
 
 
 @pytest.mark.promise("G1")
-def test_a_call_gives_the_whole_result(hub: RunningHub) -> None:
+def test_api_call_returns_the_complete_result(hub: RunningHub) -> None:
     done = call(hub, "mcp_s_add", {"arguments": {"a": 1, "b": 2}})
     assert done.status == 200
     result = done.json()
@@ -172,7 +172,7 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
 
 @pytest.mark.promise("B8", "G1")
 @pytest.mark.parametrize("case", ERRORS)
-def test_each_error_has_its_status_and_says_what_to_do(hub: RunningHub, case: str) -> None:
+def test_each_api_error_has_its_status_and_remedy(hub: RunningHub, case: str) -> None:
     name, body, status, kind = ERRORS[case]
     answer = call(hub, name, body)
     error = answer.json()["error"]
@@ -188,7 +188,7 @@ def test_a_call_must_be_sent_as_json(hub: RunningHub) -> None:
 
 
 @pytest.mark.promise("N1")
-def test_too_many_calls_at_once_are_refused_with_the_time_to_try_again(hub: RunningHub) -> None:
+def test_excess_calls_are_refused_with_retry_after(hub: RunningHub) -> None:
     slow = {"arguments": {"seconds": 1}}
     with ThreadPoolExecutor(LIMIT + 2) as pool:
         answers = list(pool.map(lambda _: call(hub, "s.slow", slow), range(LIMIT + 2)))
@@ -204,7 +204,7 @@ def test_too_many_calls_at_once_are_refused_with_the_time_to_try_again(hub: Runn
 # --- health, status, metrics, documents
 
 
-def test_health_needs_nothing_and_says_little(hub: RunningHub) -> None:
+def test_health_is_public_and_minimal(hub: RunningHub) -> None:
     for path in ("/healthz", "/readyz"):
         answer = wire.get(hub.url + path)
         assert answer.status == 200 and len(answer.body) < 10
@@ -249,7 +249,7 @@ def test_metrics_count_every_call(hub: RunningHub) -> None:
     assert after["dragoman_servers"] == 6
 
 
-def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
+def test_unknown_route_is_404(hub: RunningHub) -> None:
     for path in ("/api", "/api/tools/", "/api/tools/a/b", "/MCP", "/healthz/"):
         answer = hub.get(path)
         assert answer.status == 404, path
@@ -262,7 +262,7 @@ def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
 PLAIN = {"/", "/healthz", "/readyz", "/metrics", "/api/events"}
 
 
-def test_a_browser_is_told_what_it_has_found(hub: RunningHub) -> None:
+def test_browser_request_gets_an_explanation(hub: RunningHub) -> None:
     page = hub.get("/", {"Accept": "text/html,*/*;q=0.8"})
     assert page.status == 200 and page.headers["content-type"].startswith("text/html")
     assert page.headers["content-security-policy"] == "default-src 'none'"
@@ -273,7 +273,7 @@ def test_a_browser_is_told_what_it_has_found(hub: RunningHub) -> None:
         assert str(hub.home).encode() not in answer.body
 
 
-def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
+def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
     whole = hub.api("/openapi.json")
     requests = {
         "/api/status": hub.get("/api/status"),
@@ -294,6 +294,7 @@ def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
         "/api/resources": hub.get("/api/resources"),
         "/api/pins": hub.get("/api/pins"),
         "/api/pins/diff": hub.get("/api/pins/diff?name=s.echo"),
+        "/api/limits": hub.get("/api/limits"),
     }
     plain = {path for path in whole["paths"] if path in PLAIN}
     posts = {path for path, item in whole["paths"].items() if "post" in item}
@@ -315,7 +316,7 @@ def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
 
 
 @pytest.mark.promise("G1")
-def test_every_call_by_the_api_is_recorded_once_and_what_never_became_one_is_not(
+def test_every_api_call_is_audited_once_and_invalid_requests_are_not(
     hub: RunningHub,
 ) -> None:
     before = len(hub.audit())

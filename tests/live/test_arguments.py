@@ -1,5 +1,4 @@
-"""Arguments on their way to servers: what a real server converts reaches it as it was sent, unless
-the configuration or a policy wants it exact."""
+"""Arguments reach real servers as sent, unless configuration or policy requires validation."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.lasting import lasting_hub
-from tests.live.told_grounds import Told, tool
+from tests.live.configurable_servers import ConfigurableServer, tool
+from tests.live.module_hub import run_module_hub
 from tests.peers.process import run_client, server_entry
 
 FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}, "path": {"type": "string"}}}
@@ -28,18 +27,18 @@ when { context.args.contains("force=true") };
 
 
 @pytest.mark.promise("B12")
-def test_what_a_server_converts_reaches_it_as_it_was_sent(tmp_path: Path) -> None:
+def test_convertible_arguments_reach_the_server_unchanged(tmp_path: Path) -> None:
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^\S+\Z"}}}
     schemas = {"run": FORCE, "odd": odd, "far": ELSEWHERE}
     offered = [tool(name) | {"inputSchema": schema} for name, schema in schemas.items()]
-    told = Told(tmp_path, "told", {"tools": offered})
-    exact = Told(tmp_path, "exact", told.offers)
+    told = ConfigurableServer(tmp_path, "told", {"tools": offered})
+    exact = ConfigurableServer(tmp_path, "exact", told.offers)
     servers = [
         server_entry("old", "mcp1_server"),
         told.entry(),
         exact.entry(check_arguments="strict"),
     ]
-    with lasting_hub(servers) as hub:
+    with run_module_hub(servers) as hub:
         hub.wait_connected("old", "told", "exact")
         seen = run_client(
             "sdk_client", "--http", hub.mcp_url, "--call", "old.add",

@@ -1,4 +1,4 @@
-"""Who gets in: keys, Host and Origin on every route, addresses, sockets and files."""
+"""Access control: keys, Host and Origin on every route, addresses, sockets and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import lasting_hub, until
+from tests.live.module_hub import run_module_hub, until
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import server_entry
@@ -34,8 +34,11 @@ def hub() -> Iterator[RunningHub]:
 allowed_origins = ["{ORIGIN}"]
 allowed_hosts = ["hub.example.com"]
 public_url = "https://public.example.com/hub"
+[limits.rate]
+address_per_minute = 1_000_000
+address_burst = 100_000
 """
-    with lasting_hub([server_entry("r", "rude_server", "ok")], config) as running:
+    with run_module_hub([server_entry("r", "faulty_server", "ok")], config) as running:
         running.wait_connected("r")
         yield running
 
@@ -101,9 +104,7 @@ EVIL: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("evil", EVIL)
-def test_no_route_but_the_probes_answers_to_another_name_or_to_another_page(
-    hub: RunningHub, evil: str
-) -> None:
+def test_only_probes_answer_a_foreign_host_or_origin(hub: RunningHub, evil: str) -> None:
     for method, path in routes(hub):
         answer = ask(hub, method, path, EVIL[evil])
         if path in PROBES and (EVIL[evil].get("Host") or "Origin" not in EVIL[evil]):
@@ -131,7 +132,7 @@ def test_no_route_but_the_probes_answers_to_another_name_or_to_another_page(
         {"Host": "localhost:1234", "Origin": "http://localhost:1234"},
     ],
 )
-def test_names_and_pages_of_the_hub_are_answered(
+def test_own_hosts_and_origins_are_accepted(
     hub: RunningHub, headers: dict[str, str | None]
 ) -> None:
     for method, path in (("GET", "/healthz"), ("GET", "/api/tools"), ("POST", "/mcp")):
@@ -140,7 +141,7 @@ def test_names_and_pages_of_the_hub_are_answered(
         assert answer.getheader("Access-Control-Allow-Origin") == headers.get("Origin")
 
 
-def test_a_page_that_may_call_gets_its_preflight_answered_without_a_key(hub: RunningHub) -> None:
+def test_cors_preflight_of_an_allowed_origin_needs_no_key(hub: RunningHub) -> None:
     preflight: dict[str, str | None] = {
         "Origin": ORIGIN,
         "Authorization": None,
@@ -168,7 +169,7 @@ def test_a_page_that_may_call_gets_its_preflight_answered_without_a_key(hub: Run
 # --- keys
 
 
-def test_without_a_good_key_only_health_is_told(hub: RunningHub) -> None:
+def test_only_health_is_served_without_a_valid_key(hub: RunningHub) -> None:
     bad = [
         None,
         "",
@@ -199,7 +200,7 @@ def test_without_a_good_key_only_health_is_told(hub: RunningHub) -> None:
     assert ask(hub, "GET", "/api/tools", {}).status == 200
 
 
-def test_keys_are_made_listed_and_revoked_by_command(hub: RunningHub) -> None:
+def test_keys_are_created_listed_and_revoked_by_command(hub: RunningHub) -> None:
     made = hub.command("keys", "create", "ci", "--expires", "1h")
     key = made.stdout.strip()
     assert made.returncode == 0 and key.startswith("dgm_")
@@ -218,7 +219,8 @@ def test_keys_are_made_listed_and_revoked_by_command(hub: RunningHub) -> None:
         wire.request(1, "tools/call", {"name": "r.echo"}),
         {"Authorization": f"Bearer {key}"},
     )
-    assert hub.audit()[-1]["caller"] == "key:ci"
+    calls = [record for record in hub.audit() if record["asked_as"] == "r.echo"]
+    assert calls[-1]["caller"] == "key:ci"
     assert hub.command("keys", "revoke", "ci").returncode == 0
     until(lambda: status() == 401, 3)
     again = hub.command("keys", "create", "ci")
@@ -228,7 +230,7 @@ def test_keys_are_made_listed_and_revoked_by_command(hub: RunningHub) -> None:
     assert key not in hub.log()
 
 
-def test_a_key_that_has_expired_is_refused(hub: RunningHub) -> None:
+def test_expired_key_is_refused(hub: RunningHub) -> None:
     store = KeyStore(hub.home)
     made = time.time()
     key = store.create("brief", owner="me", expires_at=made + 2.5, scopes=["call"])
@@ -242,8 +244,8 @@ def test_a_key_that_has_expired_is_refused(hub: RunningHub) -> None:
     assert time.time() >= made + 2.5
 
 
-def test_once_a_key_exists_nobody_gets_in_without_and_removing_the_last_opens_nothing() -> None:
-    with lasting_hub([]) as bare:
+def test_hub_with_a_key_stays_closed_after_the_last_key_is_removed() -> None:
+    with run_module_hub([]) as bare:
 
         def status(key: str | None = None) -> int:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -273,7 +275,7 @@ def up(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
-def test_a_hub_without_a_key_does_not_listen_outside(short_tmp: Path, host: str) -> None:
+def test_hub_without_a_key_does_not_listen_publicly(short_tmp: Path, host: str) -> None:
     config = f'[server]\nhost = "{host}"\nport = 0\n'
     (short_tmp / "config.toml").write_text(config, encoding="utf-8")
     done = up(short_tmp)
@@ -284,9 +286,9 @@ def test_a_hub_without_a_key_does_not_listen_outside(short_tmp: Path, host: str)
     assert not (short_tmp / "daemon.json").exists()
 
 
-def test_a_hub_with_a_key_listens_outside_and_checks_it() -> None:
+def test_hub_with_a_key_listens_publicly_and_checks_it() -> None:
     config = f'api_key = "{API_KEY}"\n[server]\nhost = "0.0.0.0"\n'
-    with lasting_hub([], config) as open_:
+    with run_module_hub([], config) as open_:
         port = int(open_.url.rpartition(":")[2])
         mine = socket.gethostbyname(socket.gethostname())
         for address in {"127.0.0.1", mine}:
@@ -297,7 +299,7 @@ def test_a_hub_with_a_key_listens_outside_and_checks_it() -> None:
             assert wire.get(url, {"Host": "0.0.0.0"}).status == 421
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence(short_tmp: Path) -> None:
+def test_used_port_is_reported_in_one_sentence(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (short_tmp / "config.toml").write_text(f"[server]\nport = {port}\n", encoding="utf-8")
@@ -310,7 +312,7 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(short_tmp: Path) -> None:
 # --- sockets and files
 
 
-def test_the_owner_comes_in_by_the_socket_without_a_key_under_any_name(hub: RunningHub) -> None:
+def test_unix_socket_authenticates_the_owner_without_a_key(hub: RunningHub) -> None:
     record = json.loads((hub.home / "daemon.json").read_bytes())
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(10)
@@ -324,7 +326,7 @@ def test_the_owner_comes_in_by_the_socket_without_a_key_under_any_name(hub: Runn
     assert {r["caller"] for r in hub.audit()[before:]} == {"owner:owner"}
 
 
-def test_what_the_hub_writes_is_its_owners_alone(hub: RunningHub) -> None:
+def test_files_of_the_hub_are_private_to_the_owner(hub: RunningHub) -> None:
     record = json.loads((hub.home / "daemon.json").read_bytes())
     private: list[Any] = [record["socket"], record["mcp_socket"], hub.home / "daemon.json"]
     private += [hub.home / name for name in ("hub.key", "hub.db", "lock")]

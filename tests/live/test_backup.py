@@ -1,4 +1,4 @@
-"""A home in one file and back: while the hub works, and with nothing left open by it."""
+"""Backup and restore of a home while the hub runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import text_of
+from tests.live.module_hub import text_of
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -29,10 +29,8 @@ def dragoman(hub: RunningHub, home: Path, *args: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_audit(
-    hub: Start, short_tmp: Path
-) -> None:
-    first = hub([server_entry("near", "rude_server", "ok")])
+def test_backup_restores_keys_pins_policies_and_audit(hub: Start, short_tmp: Path) -> None:
+    first = hub([server_entry("near", "faulty_server", "ok")])
     (first.home / "env").write_text(f"TOKEN={SECRET}\n", encoding="utf-8")
     (first.home / "env").chmod(0o600)
     assert first.command("policy", "init").returncode == 0
@@ -69,7 +67,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     assert refused[0] == 2 and "exists and is not empty" in refused[1]
     home = short_tmp / "new" / "home"
     asked = dragoman(first, home, "restore", str(file))
-    assert asked[0] == 2 and not home.exists()  # nobody has answered
+    assert asked[0] == 2 and not home.exists()  # unanswered
     code, said = dragoman(first, home, "restore", str(file), "--yes")
     assert code == 0, said
     assert all(not path.stat().st_mode & 0o077 for path in home.rglob("*"))
@@ -100,7 +98,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     assert third.get("/api/tools").status == 200  # its own keys, of which there are none yet
 
 
-def test_a_copy_without_secrets_has_none_where_policies_are_in_the_home_itself(
+def test_backup_without_secrets_contains_none(
     tmp_path: Path,
 ) -> None:
     from dragoman.stores.backup import back_up
@@ -113,7 +111,7 @@ def test_a_copy_without_secrets_has_none_where_policies_are_in_the_home_itself(
     assert list(manifest.files) == ["mine.cedar"]
 
 
-def test_links_lead_into_a_copy_only_what_the_hub_reads(hub: Start, short_tmp: Path) -> None:
+def test_backup_follows_only_links_that_the_hub_reads(hub: Start, short_tmp: Path) -> None:
     home, away = short_tmp / "linked", short_tmp / "away"
     home.mkdir(mode=0o700)
     (away / "rules").mkdir(parents=True)
@@ -206,7 +204,7 @@ OUTSIDE = ["../policies", "/etc", "a/../../b", "", "x\0y"]
 
 
 @pytest.mark.parametrize("policies", OUTSIDE)
-def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
+def test_backup_with_policies_outside_the_home_is_refused(
     archive: Path, tmp_path: Path, policies: str
 ) -> None:
     from dragoman.core.errors import InvalidInput
@@ -228,7 +226,7 @@ def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "half of it", "no archive", "nothing"])
-def test_a_copy_that_was_changed_makes_no_home(archive: Path, tmp_path: Path, damage: str) -> None:
+def test_changed_backup_is_not_restored(archive: Path, tmp_path: Path, damage: str) -> None:
     from dragoman.core.errors import InvalidInput
     from dragoman.stores.backup import restore
 
@@ -251,9 +249,7 @@ def test_a_copy_that_was_changed_makes_no_home(archive: Path, tmp_path: Path, da
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz"]
 
 
-def test_a_home_with_a_lost_store_is_not_backed_up_as_if_it_were_whole(
-    hub: Start, short_tmp: Path
-) -> None:
+def test_home_with_a_lost_store_is_not_backed_up(hub: Start, short_tmp: Path) -> None:
     running = hub([])
     running.stop()
     running.checks = False

@@ -1,5 +1,6 @@
-"""Callers and agents that want more than they were given: a key without `admin`, a stranger, an
-agent that changes its card. The hub, its sockets and its files are real."""
+"""Clients and agents that exceed their rights: a key without `admin`, an unauthenticated client, an
+agent that changes its card.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -40,7 +41,7 @@ class Agent:
         self.skills = [skill("deploy"), skill("status")]
         self.sent: list[dict[str, Any]] = []
         self.hangs = threading.Event()
-        """Unless it is set, whoever asks for the card waits."""
+        """Until set, requests for the card wait."""
         self.hangs.set()
 
     def card(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def agent() -> Iterator[Agent]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Drops log output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
     server.daemon_threads = True
@@ -148,7 +149,7 @@ def said_to(
 # --- a skill by another way -----------------------------------------------------------------------
 
 
-def test_a_skill_that_policies_forbid_is_not_reached_through_the_agents_own_address(
+def test_forbidden_skill_is_unreachable_through_the_agents_endpoint(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -174,7 +175,7 @@ def test_a_skill_that_policies_forbid_is_not_reached_through_the_agents_own_addr
         assert len(ops.messages()) == 2
 
 
-def test_a_skill_that_is_held_is_not_reached_through_the_agents_own_address(
+def test_quarantined_skill_is_unreachable_through_the_agents_endpoint(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -190,7 +191,7 @@ def test_a_skill_that_is_held_is_not_reached_through_the_agents_own_address(
 # --- what is held is not seen ---------------------------------------------------------------------
 
 
-def test_a_card_that_is_held_is_shown_to_nobody_but_who_may_approve_it(
+def test_quarantined_card_is_visible_only_to_approvers(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -220,7 +221,7 @@ def test_a_card_that_is_held_is_shown_to_nobody_but_who_may_approve_it(
         assert EVIL in json.dumps(running.api(f"{AGENTS}/ops/cards?n=1"))
 
 
-def test_a_skill_that_is_no_tool_does_not_come_unseen_onto_the_card_of_its_agent(
+def test_skill_without_a_tool_is_not_added_to_the_card_unreviewed(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -234,7 +235,7 @@ def test_a_skill_that_is_no_tool_does_not_come_unseen_onto_the_card_of_its_agent
         assert EVIL not in json.dumps(running.api(path))
 
 
-def test_what_an_agent_says_when_it_begins_to_be_pinned_is_what_it_is_held_to(
+def test_first_pinned_card_is_the_baseline(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -247,7 +248,7 @@ def test_what_an_agent_says_when_it_begins_to_be_pinned_is_what_it_is_held_to(
         assert EVIL not in json.dumps(running.api("/api/tools"))
 
 
-def test_an_agent_that_hangs_does_not_keep_others_from_being_changed(
+def test_hanging_agent_does_not_block_changes_of_others(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops, agent() as other:
@@ -271,7 +272,7 @@ def test_an_agent_that_hangs_does_not_keep_others_from_being_changed(
 # --- who may know what ----------------------------------------------------------------------------
 
 
-def test_a_key_without_admin_learns_nothing_of_how_the_hub_is_made(
+def test_key_without_admin_sees_no_internals(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     secret = server_entry("files", "stdio", "false", "--password=hunter2")
@@ -289,7 +290,7 @@ def test_a_key_without_admin_learns_nothing_of_how_the_hub_is_made(
     assert b"--password=" in shown and b"hunter2" not in shown
 
 
-def test_an_agent_that_somebody_may_not_discover_is_not_there_for_him(
+def test_undiscoverable_agent_is_not_found(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -319,7 +320,7 @@ def test_an_agent_that_somebody_may_not_discover_is_not_there_for_him(
         assert running.get(card).status == 200
 
 
-def test_what_is_held_or_shared_is_named_to_those_alone_who_may_list_it(
+def test_quarantined_names_are_visible_only_to_principals_that_may_list_them(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -331,7 +332,7 @@ def test_what_is_held_or_shared_is_named_to_those_alone_who_may_list_it(
         until(lambda: running.api("/api/pins")["total"] == 2, 5)
         path = "/api/tools/ops.deploy/call"
         told = wire.post(running.url + path, {"arguments": {}}, guest)
-        assert told.status == 403 and b"held" in told.body
+        assert told.status == 403 and b"is quarantined" in told.body
         policies(
             running,
             '@id("hush") forbid (principal, action, resource) '
@@ -345,10 +346,10 @@ def test_what_is_held_or_shared_is_named_to_those_alone_who_may_list_it(
             assert answer.status == 404 and b"held" not in answer.body
 
 
-# --- who somebody is, later -----------------------------------------------------------------------
+# --- identity over time ---------------------------------------------------------------------------
 
 
-def test_whoever_goes_on_with_a_task_after_a_restart_is_who_it_was_before(
+def test_task_keeps_its_principal_across_a_restart(
     hub: Callable[..., RunningHub],
 ) -> None:
     with agent() as ops:
@@ -369,7 +370,7 @@ def test_whoever_goes_on_with_a_task_after_a_restart_is_who_it_was_before(
         assert not ops.messages()
 
 
-def test_a_key_cannot_have_the_name_of_the_key_in_the_configuration(
+def test_key_cannot_take_the_name_of_the_configured_key(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub(config=CONFIG)
@@ -377,7 +378,7 @@ def test_a_key_cannot_have_the_name_of_the_key_in_the_configuration(
     assert made.returncode != 0 and "another name" in made.stderr
 
 
-def test_who_changes_a_policy_and_leaves_at_once_is_in_the_audit(
+def test_disconnected_policy_change_is_audited(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub(config=CONFIG)

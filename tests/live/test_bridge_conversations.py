@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import eventually, external, over_http
+from tests.live.bridge_fixture import eventually, external, over_http
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, text_of, until
+from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log, server_entry
 
@@ -34,7 +34,7 @@ input_modes = ["text/plain", "application/json", "image/*"]
 
 
 @pytest.fixture(scope="module")
-def ground() -> Iterator[tuple[RunningHub, Path]]:
+def rig() -> Iterator[tuple[RunningHub, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="dgc", dir="/tmp"))
     try:
         with (
@@ -43,7 +43,7 @@ def ground() -> Iterator[tuple[RunningHub, Path]]:
         ):
             agents = external("both", both.url) + external("plain", plain.url)
             config = f'api_key = "{KEY}"\n[a2a]\nenabled = true\n{OWN}{agents}'
-            with lasting_hub([server_entry("files", "sdk_server")], config) as hub:
+            with run_module_hub([server_entry("files", "sdk_server")], config) as hub:
                 hub.wait_connected("files")
                 until(lambda: {"both.echo", "plain.echo"} <= names(hub))
                 yield hub, folder / "both"
@@ -76,10 +76,10 @@ def context_of(result: Mapping[str, Any]) -> str:
     return str(result["_meta"][CONTEXT])
 
 
-def test_a_conversation_goes_on_within_a_session_and_not_in_another(
-    ground: tuple[RunningHub, Path],
+def test_conversation_continues_only_within_its_session(
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, log = ground
+    hub, log = rig
     session, other = (wire.Session(hub.mcp_url, headers=hub.headers) for _ in range(2))
     first = call(session, "dragoman_agent_both", {"message": "turn"})
     assert said(first) == "echo: turn 1" and len(first["content"]) == 1
@@ -95,10 +95,10 @@ def test_a_conversation_goes_on_within_a_session_and_not_in_another(
     assert context_of(first) not in known, "the agent's own id stays in the hub"
 
 
-def test_modern_requests_go_on_by_the_id_that_they_were_given(
-    ground: tuple[RunningHub, Path],
+def test_modern_requests_continue_a_conversation_by_id(
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, _ = ground
+    hub, _ = rig
     first = call(hub, "dragoman_agent_both", {"message": "turn"})
     id = context_of(first)
     answer, note = first["content"]
@@ -111,14 +111,14 @@ def test_modern_requests_go_on_by_the_id_that_they_were_given(
     assert said(third) == "echo: turn 3" and len(third["content"]) == 1
     assert said(call(hub, "both.echo", {"text": "turn", "context": id})) == "echo: turn 4"
     # An argument of the skill's own that happens to be called so.
-    heard = call(hub, "both.echo", {"text": "x", "context": "some word"})
-    assert said(heard) == 'echo: word"}', "it was sent as JSON, whole"
+    received = call(hub, "both.echo", {"text": "x", "context": "some word"})
+    assert said(received) == 'echo: word"}', "it was sent as JSON, whole"
 
 
 def test_a_conversation_belongs_to_its_principal_and_to_its_agent(
-    ground: tuple[RunningHub, Path],
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, _ = ground
+    hub, _ = rig
     id = context_of(call(hub, "dragoman_agent_both", {"message": "turn"}))
     with hub.relay() as owner:
         owner.initialize()
@@ -133,8 +133,8 @@ def test_a_conversation_belongs_to_its_principal_and_to_its_agent(
     )
 
 
-def test_files_and_data_reach_the_agent_with_the_message(ground: tuple[RunningHub, Path]) -> None:
-    hub, _ = ground
+def test_files_and_data_reach_the_agent_with_the_message(rig: tuple[RunningHub, Path]) -> None:
+    hub, _ = rig
     sent = {
         "message": "parts",
         "data": {"n": 1},
@@ -144,8 +144,8 @@ def test_files_and_data_reach_the_agent_with_the_message(ground: tuple[RunningHu
             {"url": "https://files.example/c.csv", "mediaType": "text/csv"},
         ],
     }
-    heard = call(hub, "dragoman_agent_both", sent)["structuredContent"]["parts"]
-    assert heard == [
+    received = call(hub, "dragoman_agent_both", sent)["structuredContent"]["parts"]
+    assert received == [
         {"text": "parts"},
         {"data": {"n": 1.0}, "mediaType": "application/json"},
         {"raw": PNG, "filename": "a.png", "mediaType": "image/png"},
@@ -168,36 +168,34 @@ def test_files_and_data_reach_the_agent_with_the_message(ground: tuple[RunningHu
         assert refused["isError"] and why in refused["content"][0]["text"], bad
 
 
-def test_an_agent_of_the_hub_has_conversations_and_files_too(
-    ground: tuple[RunningHub, Path],
+def test_hub_agent_has_conversations_and_files(
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, _ = ground
+    hub, _ = rig
     session = wire.Session(hub.mcp_url, headers=hub.headers)
     image = {"name": "a.png", "mediaType": "image/png", "data": PNG}
     first = call(session, "dragoman_agent_own", {"message": "hi", "files": [image]})
-    heard = first["structuredContent"]
-    assert heard["context"] == context_of(first)
-    assert [part["type"] for part in heard["parts"]] == ["text", "image"]
+    received = first["structuredContent"]
+    assert received["context"] == context_of(first)
+    assert [part["type"] for part in received["parts"]] == ["text", "image"]
     second = call(session, "dragoman_agent_own", {"message": "hi"})
-    assert second["structuredContent"]["context"] == heard["context"]
-    modern = call(hub, "dragoman_agent_own", {"message": "hi", "context": heard["context"]})
-    assert modern["structuredContent"]["context"] == heard["context"]
+    assert second["structuredContent"]["context"] == received["context"]
+    modern = call(hub, "dragoman_agent_own", {"message": "hi", "context": received["context"]})
+    assert modern["structuredContent"]["context"] == received["context"]
     pdf = {"mediaType": "application/pdf", "data": "AAEC"}
     refused = call(session, "dragoman_agent_own", {"message": "hi", "files": [pdf]})
     assert refused["isError"] and "does not accept" in refused["content"][0]["text"]
 
 
-def test_skills_are_sent_what_their_agent_takes(ground: tuple[RunningHub, Path]) -> None:
-    hub, _ = ground
+def test_skill_input_follows_the_agents_modes(rig: tuple[RunningHub, Path]) -> None:
+    hub, _ = rig
     assert text_of(hub.call("plain.echo", {"text": "hello"})) == "echo: hello"
     assert text_of(hub.call("both.echo", {"text": "hello"})) == "echo: hello"
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-async def test_pieces_of_an_artifact_are_progress(
-    ground: tuple[RunningHub, Path], mode: str
-) -> None:
-    hub, _ = ground
+async def test_artifact_chunks_are_progress(rig: tuple[RunningHub, Path], mode: str) -> None:
+    hub, _ = rig
     async with over_http(hub.mcp_url, mode, hub.headers) as user:
         assert await user.call("both.echo", "chunks") == "one two"
         await eventually(lambda: len(user.told) >= 2)
@@ -207,12 +205,12 @@ async def test_pieces_of_an_artifact_are_progress(
         assert "echo: whole" not in user.told, "what comes whole is the result"
 
 
-def test_a_structured_result_has_the_same_shape_behind_two_hubs(
-    ground: tuple[RunningHub, Path],
+def test_structured_result_is_unchanged_through_two_hubs(
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, _ = ground
+    hub, _ = rig
     near = hub.call("files.add", {"a": 1, "b": 2})["result"]
-    with lasting_hub([], A2A, {"DRAGOMAN_AGENT_X": KEY}) as behind:
+    with run_module_hub([], A2A, {"DRAGOMAN_AGENT_X": KEY}) as behind:
         body = {"url": f"{hub.url}/a2a/dragoman", "name": "first", "token": "env:DRAGOMAN_AGENT_X"}
         assert not behind.post("/api/a2a/agents", body).get("error")
         far = behind.call("first.files.add", {"a": 1, "b": 2})["result"]
@@ -220,8 +218,8 @@ def test_a_structured_result_has_the_same_shape_behind_two_hubs(
     assert far["content"] == near["content"]
 
 
-def test_the_command_line_goes_on_with_a_conversation(ground: tuple[RunningHub, Path]) -> None:
-    hub, _ = ground
+def test_cli_continues_a_conversation(rig: tuple[RunningHub, Path]) -> None:
+    hub, _ = rig
     first = hub.command("call", "dragoman_agent_both", "message=turn")
     assert first.stdout == "echo: turn 1\n", first.stderr
     (hint,) = [line for line in first.stderr.splitlines() if "context=" in line]
@@ -232,12 +230,12 @@ def test_the_command_line_goes_on_with_a_conversation(ground: tuple[RunningHub, 
     assert result["extra"]["_meta"][CONTEXT] == given.removeprefix("context=")
 
 
-def test_the_command_line_tells_the_size_of_an_image_exactly(
-    ground: tuple[RunningHub, Path],
+def test_cli_prints_the_exact_image_size(
+    rig: tuple[RunningHub, Path],
 ) -> None:
-    hub, _ = ground
+    hub, _ = rig
     (block,) = hub.call("files.image", {})["result"]["content"]
     size = len(base64.b64decode(block["data"]))
-    assert block["data"].endswith("="), "or its length could not be told wrongly"
+    assert block["data"].endswith("="), "or its length could not be wrong"
     shown = hub.command("call", "files.image").stdout
     assert shown == f"[image, image/png, {size} bytes; --json has it]\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import (
+from tests.live.bridge_fixture import (
     EXPOSE,
     VERSIONS,
     Agents,
@@ -27,8 +27,8 @@ from tests.live.bridge_grounds import (
     using,
 )
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, until
 from tests.live.matrix_transports import OverHttp
+from tests.live.module_hub import run_module_hub, until
 from tests.peers.process import processes_at_home
 
 pytestmark = [pytest.mark.promise("R1", "R3", "R4"), pytest.mark.timeout(60)]
@@ -39,7 +39,7 @@ OUTCOMES = ["completed", "asked", "completed", "completed", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Place:
+class HubRig:
     hub: RunningHub
     agents: Agents
     anns: Mapping[str, str]
@@ -53,14 +53,14 @@ def agents() -> Iterator[Agents]:
 
 
 @pytest.fixture(scope="module")
-def place(agents: Agents) -> Iterator[Place]:
-    with lasting_hub([], f'api_key = "{KEY}"\n{EXPOSE}{agents.config()}') as hub:
+def rig(agents: Agents) -> Iterator[HubRig]:
+    with run_module_hub([], f'api_key = "{KEY}"\n{EXPOSE}{agents.config()}') as hub:
         made = hub.command("keys", "create", "ide", "--owner", "ann")
         assert made.returncode == 0, made.stderr
         anns = {"Authorization": f"Bearer {made.stdout.strip().splitlines()[-1]}"}
         until(lambda: hub.get("/api/status", anns).status == 200)
         until(lambda: {"new.echo", "old.echo"} <= tool_names(hub))
-        yield Place(hub, agents, anns)
+        yield HubRig(hub, agents, anns)
 
 
 @dataclass(frozen=True)
@@ -115,21 +115,17 @@ def recorded(records: Sequence[Mapping[str, Any]], made: Journey, **who: Any) ->
 @pytest.mark.promise("F1", "F2", "Q6")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", VERSIONS)
-async def test_an_ide_beside_a_hub_uses_an_agents_skills(
-    place: Place, mode: str, name: str
-) -> None:
-    async with using(over_stdio(place.hub.home), mode) as user:
+async def test_ide_beside_a_hub_uses_agent_skills(rig: HubRig, mode: str, name: str) -> None:
+    async with using(over_stdio(rig.hub.home), mode) as user:
         assert {f"{name}.echo", f"{name}.ask"} <= await user.names()
-        made = await journey(user, place.agents, name)
+        made = await journey(user, rig.agents, name)
     who = {"caller": "owner:owner", "on_behalf_of": None, "door": "mcp-stdio"}
-    recorded(place.hub.audit(), made, **who, policies=["everybody", "owner"])
+    recorded(rig.hub.audit(), made, **who, policies=["everybody", "owner"])
 
 
 @pytest.mark.promise("F1", "F2")
 @pytest.mark.parametrize("mode", VERSIONS)
-async def test_an_ide_that_hosts_the_hub_itself_does_as_well(
-    agents: Agents, short_tmp: Path, mode: str
-) -> None:
+async def test_hosting_ide_uses_agent_skills(agents: Agents, short_tmp: Path, mode: str) -> None:
     home = short_tmp / "h"
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text(EXPOSE + agents.config(), encoding="utf-8")
@@ -150,47 +146,43 @@ async def test_an_ide_that_hosts_the_hub_itself_does_as_well(
 @pytest.mark.promise("G1", "G2", "Q6")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", VERSIONS)
-async def test_a_client_over_http_does_with_a_key_that_is_somebodys(
-    place: Place, mode: str, name: str
-) -> None:
-    async with over_http(place.hub.mcp_url, mode, place.anns) as user:
+async def test_http_client_with_a_key_uses_agent_skills(rig: HubRig, mode: str, name: str) -> None:
+    async with over_http(rig.hub.mcp_url, mode, rig.anns) as user:
         assert {f"{name}.echo", f"{name}.ask"} <= await user.names()
-        made = await journey(user, place.agents, name)
+        made = await journey(user, rig.agents, name)
     who = {"caller": "key:ide", "on_behalf_of": "ann", "door": "mcp-http"}
-    recorded(place.hub.audit(), made, **who, policies=["everybody"])
+    recorded(rig.hub.audit(), made, **who, policies=["everybody"])
 
 
 @pytest.mark.promise("Q6")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", VERSIONS)
-async def test_all_rounds_of_a_call_are_one_trace_whoever_began_it(
-    place: Place, mode: str, name: str
-) -> None:
-    before = len(place.agents.log(name))
-    async with over_http(place.hub.mcp_url, mode, place.anns) as user:
+async def test_all_rounds_of_a_call_share_one_trace(rig: HubRig, mode: str, name: str) -> None:
+    before = len(rig.agents.log(name))
+    async with over_http(rig.hub.mcp_url, mode, rig.anns) as user:
         user.traces = False
         assert await user.call(f"{name}.ask", "ask me") == "you said: blue"
-    first, second = place.hub.audit()[-2:]
+    first, second = rig.hub.audit()[-2:]
     assert [first["outcome"], second["outcome"]] == ["asked", "completed"]
     assert first["trace"] == second["trace"] and first["far_task"] == second["far_task"]
-    told = [one["trace"] for one in place.agents.since(name, before, "request")]
+    told = [one["trace"] for one in rig.agents.since(name, before, "request")]
     assert told == [first["trace"]] * 2
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("revision", VERSIONS.values())
 @pytest.mark.parametrize("able", [True, False])
-def test_a_question_that_nobody_answers_ends_the_agents_task(
-    place: Place, revision: str, name: str, able: bool
+def test_unanswered_question_ends_the_agent_task(
+    rig: HubRig, revision: str, name: str, able: bool
 ) -> None:
-    before = len(place.agents.log(name))
+    before = len(rig.agents.log(name))
     features: dict[str, Any] = {"elicitation": {"form": {}}} if able else {}
-    with OverHttp(place.hub, revision, features, place.anns) as client:
+    with OverHttp(rig.hub, revision, features, rig.anns) as client:
         client.answering = lambda method, params: {"action": "decline"}
         answer = client.call(f"{name}.ask", {"text": "ask me"})
         assert len(client.asked) == able
     words = "its question was not answered" if able else "which colour?"
     assert words in json.dumps(answer), answer
-    (cancelled,) = until(lambda: place.agents.since(name, before, "cancel"))
-    (asked,) = place.agents.since(name, before, "execute")
+    (cancelled,) = until(lambda: rig.agents.since(name, before, "cancel"))
+    (asked,) = rig.agents.since(name, before, "execute")
     assert cancelled["task"] == asked["task"]

@@ -1,5 +1,6 @@
-"""Agents that change what their cards say while they serve: whoever lists, whenever and however,
-never sees what nobody has approved, and nothing is sent where a new card leads."""
+"""Agents that change their cards at run time: no list ever shows an unapproved card, and nothing is
+sent to the URL of a new card.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import external, tool_names
+from tests.live.bridge_fixture import external, tool_names
 from tests.live.conftest import RunningHub
-from tests.live.crowd import Member, crowd, skill
-from tests.live.lasting import lasting_hub, until
+from tests.live.module_hub import run_module_hub, until
+from tests.live.recording_agents import RecordingAgent, run_agents, skill
 from tests.live.test_pins_live import Watcher, held, listed
 from tests.peers import wire
 
@@ -33,12 +34,12 @@ MORE = {"projectId": {"type": "string"}, "branch": {"type": "string"}, "key": {"
 
 
 @contextmanager
-def watched() -> Iterator[tuple[RunningHub, Member, Member, Watcher]]:
-    """A hub with an agent, another to which a card might lead, and somebody who looks."""
-    agent, thief = Member("Ops", DEPLOY, LOGS), Member("Ops", DEPLOY)
+def watched() -> Iterator[tuple[RunningHub, RecordingAgent, RecordingAgent, Watcher]]:
+    """A hub with an agent, another that a card might point to, and a watcher."""
+    agent, thief = RecordingAgent("Ops", DEPLOY, LOGS), RecordingAgent("Ops", DEPLOY)
     with (
-        crowd(agent, thief),
-        lasting_hub([], CONFIG + external("Ops", agent.url, allow_private=True)) as hub,
+        run_agents(agent, thief),
+        run_module_hub([], CONFIG + external("Ops", agent.url, allow_private=True)) as hub,
     ):
         until(lambda: NAME in tool_names(hub))
         watcher = CardWatcher(hub)
@@ -68,7 +69,7 @@ def done(hub: RunningHub) -> bool:
     [{**DEPLOY, "description": EVIL}, {**DEPLOY, "inputSchema": {**SCHEMA, "properties": MORE}}],
     ids=["description", "schema"],
 )
-def test_a_skill_that_has_changed_is_held_before_anybody_sees_it(changed: Any) -> None:
+def test_changed_skill_is_quarantined_before_listing(changed: Any) -> None:
     with watched() as (hub, agent, _, watcher):
         honest = listed(hub)[NAME]
         agent.skills = [changed, LOGS]
@@ -98,7 +99,7 @@ def test_a_skill_that_has_changed_is_held_before_anybody_sees_it(changed: Any) -
         until(lambda: watcher.told >= 4)
 
 
-def test_a_card_that_leads_elsewhere_takes_the_agent_away_until_it_is_approved() -> None:
+def test_card_with_a_new_url_disables_the_agent_until_approved() -> None:
     with watched() as (hub, agent, thief, watcher):
         address = {**agent.card()["supportedInterfaces"][0], "url": f"{thief.url}/EVIL"}
         agent.more = {"supportedInterfaces": [address]}
@@ -110,7 +111,7 @@ def test_a_card_that_leads_elsewhere_takes_the_agent_away_until_it_is_approved()
         assert row["held"] and row["health"] == "degraded" and not row["tools"]
         looked = len(agent.received)
         until(lambda: len(agent.received) > looked)  # it is looked at, again and again
-        assert not thief.received, "nobody was there"
+        assert not thief.received, "the new URL was contacted"
 
         agent.more = {}
         until(lambda: held(hub) == [])
@@ -127,9 +128,9 @@ def test_a_card_that_leads_elsewhere_takes_the_agent_away_until_it_is_approved()
         assert done(hub) and len(thief.sent) == 1 and len(agent.sent) == sent
 
 
-def test_another_order_is_no_change_and_it_was_never_away() -> None:
-    agent = Member("Ops", DEPLOY, LOGS)
-    with crowd(agent), lasting_hub([], CONFIG + external("Ops", agent.url)) as hub:
+def test_reordered_card_is_not_a_change() -> None:
+    agent = RecordingAgent("Ops", DEPLOY, LOGS)
+    with run_agents(agent), run_module_hub([], CONFIG + external("Ops", agent.url)) as hub:
         until(lambda: NAME in tool_names(hub))
         session = wire.Session(hub.mcp_url)
         ended = threading.Event()

@@ -1,5 +1,6 @@
-"""A hundred agents with ten skills each, ten of which hang: the others are found meanwhile, by
-configuration and by the API, while clients are connected that hear of it."""
+"""A hundred agents with ten skills each, ten of which hang: the others are discovered meanwhile, by
+configuration and by the API, while clients are connected.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import EXPOSE, external
+from tests.live.bridge_fixture import EXPOSE, external
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.crowd import Member, crowd
-from tests.live.lasting import together, until
+from tests.live.module_hub import run_concurrently, until
+from tests.live.recording_agents import RecordingAgent, run_agents
 from tests.peers import wire
 
 pytestmark = [pytest.mark.promise("R9", "R10", "B5", "Q2"), pytest.mark.timeout(60)]
@@ -27,23 +28,23 @@ AT = "/api/a2a/agents"
 
 
 @contextmanager
-def a_hundred() -> Iterator[list[Member]]:
+def run_hundred_agents() -> Iterator[list[RecordingAgent]]:
     """Every tenth of them hangs."""
     skills = [f"skill-{number}" for number in range(SKILLS)]
     members = [
-        Member(f"Agent {number}", *skills, hangs=number % (AGENTS // HANGING) == 5)
+        RecordingAgent(f"Agent {number}", *skills, hangs=number % (AGENTS // HANGING) == 5)
         for number in range(AGENTS)
     ]
-    with crowd(*members):
+    with run_agents(*members):
         yield members
 
 
-def expected(members: list[Member]) -> set[str]:
+def expected(members: list[RecordingAgent]) -> set[str]:
     there = [number for number, member in enumerate(members) if not member.hangs]
     return {f"agent_{number}.skill-{skill}" for number in there for skill in range(SKILLS)}
 
 
-def give_up(members: list[Member]) -> None:
+def close_hanging(members: list[RecordingAgent]) -> None:
     """Those that hang close their connections."""
     for member in members:
         member.gone = member.hangs
@@ -61,18 +62,20 @@ def skills(request: Callable[[str, Any], Any]) -> set[str]:
         cursor = {"cursor": page["nextCursor"]}
 
 
-def until_listed(told: Callable[[], Any], request: Callable[[str, Any], Any], count: int) -> int:
-    """Looks when told, and only then, until there are so many; how often it was told."""
+def until_listed(
+    next_notification: Callable[[], Any], request: Callable[[str, Any], Any], count: int
+) -> int:
+    """Lists on each change notification until `count` is reached; counts notifications."""
     times = 0
     while True:
-        if told().get("method") != CHANGED:
+        if next_notification().get("method") != CHANGED:
             continue
         times += 1
         if len(skills(request)) == count:
             return times
 
 
-def test_a_hundred_configured_agents_are_found_while_ten_of_them_hang(short_tmp: Path) -> None:
+def test_hundred_configured_agents_are_discovered_while_ten_hang(short_tmp: Path) -> None:
     home = short_tmp / "h"
     home.mkdir(mode=0o700)
 
@@ -81,7 +84,7 @@ def test_a_hundred_configured_agents_are_found_while_ten_of_them_hang(short_tmp:
         done = subprocess.run(line, capture_output=True, text=True, timeout=20, check=True)
         return Counter(one["health"] for one in json.loads(done.stdout)["agents"])
 
-    with a_hundred() as members:
+    with run_hundred_agents() as members:
         entries = [external(one.name, one.url, timeout_secs=TIMEOUT) for one in members]
         config = EXPOSE + "[a2a]\nenabled = true\n" + "".join(entries)
         (home / "config.toml").write_text(config, encoding="utf-8")
@@ -89,42 +92,46 @@ def test_a_hundred_configured_agents_are_found_while_ten_of_them_hang(short_tmp:
         with wire.Stdio([*DRAGOMAN, "mcp", "--home", home]) as ide:
             ide.initialize()
 
-            def told() -> Any:  # what came while a list was waited for is there already
+            def next_notification() -> (
+                Any
+            ):  # notifications received while waiting for a list are queued
                 return ide.notifications.pop(0) if ide.notifications else ide.read(20)
 
-            until_listed(told, ide.request, 90 * SKILLS)  # while the others still hang
+            until_listed(next_notification, ide.request, 90 * SKILLS)  # while the others still hang
             assert skills(ide.request) == expected(members)
-            give_up(members)
+            close_hanging(members)
             until(lambda: states() == {"healthy": 90, "unreachable": 10}, 30)
             ide.close_stdin()
             assert ide.wait(15) == 0
 
 
-def test_a_hundred_agents_are_registered_at_once_while_ten_of_them_hang(
+def test_hundred_agents_register_concurrently_while_ten_hang(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub(config="[a2a]\nenabled = true\n")
     session = wire.Session(running.mcp_url, headers=running.headers)
     answers: list[wire.Answer] = []
 
-    def register(member: Member) -> wire.Answer:
+    def register(member: RecordingAgent) -> wire.Answer:
         body = {"url": member.url, "timeout_secs": TIMEOUT}
         return wire.post(running.url + AT, body, running.headers, timeout=50)
 
     with (
-        a_hundred() as members,
-        wire.stream("GET", running.mcp_url, headers=session.headers, timeout=20) as told,
+        run_hundred_agents() as members,
+        wire.stream(
+            "GET", running.mcp_url, headers=session.headers, timeout=20
+        ) as next_notification,
     ):
 
         def either(number: int) -> None:
             if number < AGENTS:
                 answers.append(register(members[number]))
             else:
-                until_listed(told.next_json, session.request, 90 * SKILLS)
+                until_listed(next_notification.next_json, session.request, 90 * SKILLS)
                 assert all(answer.status == 200 for answer in answers), "the others still hang"
-                give_up(members)
+                close_hanging(members)
 
-        together(either, AGENTS + 1)
+        run_concurrently(either, AGENTS + 1)
         assert Counter(answer.status for answer in answers) == {200: 90, 400: 10}
         assert skills(session.request) == expected(members)
         listed = running.api(AT)["agents"]

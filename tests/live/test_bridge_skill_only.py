@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import ERROR_KEY, lasting_hub, until
+from tests.live.module_hub import ERROR_KEY, run_module_hub, until
 
 SCHEMA = {
     "type": "object",
@@ -128,7 +128,7 @@ def agents() -> Iterator[Agents]:
 
 @pytest.fixture(scope="module")
 def bridge(agents: Agents) -> Iterator[RunningHub]:
-    with lasting_hub([], config_of(agents), ENV) as hub:
+    with run_module_hub([], config_of(agents), ENV) as hub:
         until(lambda: len(skills_of(hub)) == len(SKILLS))
         yield hub
 
@@ -162,7 +162,7 @@ def test_names_and_listing_are_as_documented(bridge: RunningHub) -> None:
 
 
 @pytest.mark.promise("R1")
-def test_both_names_go_the_same_way_and_the_record_names_the_canonical_one(
+def test_both_names_call_the_skill_and_the_record_is_canonical(
     bridge: RunningHub, agents: Agents
 ) -> None:
     for alias, name in (
@@ -204,7 +204,7 @@ def test_the_body_on_the_wire_is_as_documented(bridge: RunningHub, agents: Agent
 
 
 @pytest.mark.promise("R2")
-def test_arguments_are_checked_before_anything_leaves(bridge: RunningHub, agents: Agents) -> None:
+def test_arguments_are_validated_before_sending(bridge: RunningHub, agents: Agents) -> None:
     answer = bridge.call("vercel_ops.deploy", {"branch": "main"}, era="legacy")
     assert "projectId" in json.dumps(answer)
     assert answer.get("error") or answer["result"]["isError"]
@@ -213,7 +213,7 @@ def test_arguments_are_checked_before_anything_leaves(bridge: RunningHub, agents
 
 @pytest.mark.promise("R4")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_answers_are_as_documented(era: str, bridge: RunningHub, agents: Agents) -> None:
+def test_responses_are_as_documented(era: str, bridge: RunningHub, agents: Agents) -> None:
     def called() -> Any:
         return bridge.call("vercel_ops.deploy", ARGS, era=era)["result"]
 
@@ -245,7 +245,7 @@ def never(agents: Agents) -> Callable[[Any], tuple[int, bytes]]:
         (result(task(state="failed")), -32204, "RemoteA2ATaskFailedError"),
     ],
 )
-def test_each_error_has_its_code_and_its_class(
+def test_each_error_has_its_code_and_class(
     answer: Any, code: int, kind: str, bridge: RunningHub, agents: Agents
 ) -> None:
     agents.answer = answer or never(agents)
@@ -261,7 +261,7 @@ def test_each_error_has_its_code_and_its_class(
 
 
 @pytest.mark.promise("R7", "R6")
-def test_what_no_policy_permits_is_refused_and_never_leaves(
+def test_call_without_a_permit_is_refused_and_not_sent(
     hub: Callable[..., RunningHub], agents: Agents, short_tmp: Path
 ) -> None:
     home = short_tmp / "strict"

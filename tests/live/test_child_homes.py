@@ -1,4 +1,4 @@
-"""Servers that were taken over run as they did, with the user's home; others have their own."""
+"""Imported servers run with the user's home; others have their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import text_of
+from tests.live.module_hub import text_of
 from tests.peers.process import command, server_entry
 
 pytestmark = pytest.mark.promise("B10")
@@ -31,7 +31,7 @@ def user(tmp_path: Path) -> Path:
     return home
 
 
-def test_a_server_that_was_imported_works_as_it_did(
+def test_imported_server_works_as_before(
     hub: Callable[..., RunningHub], user: Path, tmp_path: Path, short_tmp: Path
 ) -> None:
     repository = tmp_path / "repository"

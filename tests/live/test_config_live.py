@@ -1,4 +1,4 @@
-"""The configuration while the hub runs: what changed is applied, and nobody else is touched."""
+"""Configuration changes at run time are applied without affecting anything else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import kind_of, reason_of, state_of, text_of, tools_of, until, words_of
-from tests.live.test_healing import odd_entry
+from tests.live.module_hub import (
+    error_kind,
+    error_text,
+    state_of,
+    text_of,
+    tools_of,
+    until,
+    wait_failure_reason,
+)
+from tests.live.test_recovery import quirky_entry
 from tests.peers.process import HttpPeer, alive, read_log, server_entry, wait_for_log
 
 Start = Callable[..., RunningHub]
@@ -35,8 +43,8 @@ def test_servers_are_added_changed_switched_off_and_removed_without_touching_the
     hub: Start, short_tmp: Path
 ) -> None:
     log = short_tmp / "stays.log"
-    stays = server_entry("stays", "rude_server", "ok", "--log", log)
-    changes = odd_entry("changes", "plain")
+    stays = server_entry("stays", "faulty_server", "ok", "--log", log)
+    changes = quirky_entry("changes", "plain")
     running = hub([stays, changes])
     running.wait_connected("stays", "changes")
     kept, first = pid_of(running, "stays"), pid_of(running, "changes")
@@ -44,23 +52,23 @@ def test_servers_are_added_changed_switched_off_and_removed_without_touching_the
         in_flight = pool.submit(running.call, "stays.slow", {"seconds": 5})
         wait_for_log(log, method="tools/call", count=2)
 
-        added = odd_entry("added", "plain")
+        added = quirky_entry("added", "plain")
         rewrite(running, stays, changes, added)
         running.wait_connected("added")
         third = pid_of(running, "added")
         assert pid_of(running, "changes") == first
 
-        rewrite(running, stays, odd_entry("changes", "plain", timeout_secs=5), added)
+        rewrite(running, stays, quirky_entry("changes", "plain", timeout_secs=5), added)
         until(lambda: not alive(first), 5)
         running.wait_connected("changes")
         assert pid_of(running, "changes") != first
         assert pid_of(running, "added") == third
 
-        rewrite(running, stays, odd_entry("changes", "plain", enabled=False), added)
+        rewrite(running, stays, quirky_entry("changes", "plain", enabled=False), added)
         until(lambda: state_of(running, "changes")["state"] == "off", 5)
         assert state_of(running, "changes")["reason"] == "it is disabled (enabled = false)"
         assert tools_of(running, "changes") == []
-        assert kind_of(running.call("changes.pid")) == "NotFound"
+        assert error_kind(running.call("changes.pid")) == "NotFound"
 
         rewrite(running, stays)
         until(lambda: names(running) == ["stays"], 5)
@@ -73,28 +81,28 @@ def test_servers_are_added_changed_switched_off_and_removed_without_touching_the
     assert sum(entry.get("event") == "start" for entry in read_log(log)) == 1
 
 
-def test_a_call_under_way_to_a_server_that_is_removed_is_told_so(
+def test_running_call_to_a_removed_server_fails_with_the_reason(
     hub: Start, short_tmp: Path
 ) -> None:
     log = short_tmp / "goes.log"
-    stays = server_entry("stays", "rude_server", "ok")
-    running = hub([stays, odd_entry("goes", "plain", log)])
+    stays = server_entry("stays", "faulty_server", "ok")
+    running = hub([stays, quirky_entry("goes", "plain", log)])
     running.wait_connected("stays", "goes")
     with ThreadPoolExecutor(1) as pool:
         in_flight = pool.submit(running.call, "goes.hang")
         wait_for_log(log, method="tools/call")
         rewrite(running, stays)
         answer = in_flight.result(5)
-    assert kind_of(answer) == "Unreachable"
-    assert words_of(answer).startswith(
+    assert error_kind(answer) == "Unreachable"
+    assert error_text(answer).startswith(
         'server "goes" was lost: it was stopped. The request may or may not have been executed'
     )
-    assert kind_of(running.call("goes.hang")) == "NotFound"
+    assert error_kind(running.call("goes.hang")) == "NotFound"
 
 
 @pytest.mark.promise("B1")
-def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Start) -> None:
-    entry = odd_entry("stays", "plain")
+def test_broken_configuration_changes_nothing_and_is_reported_until_fixed(hub: Start) -> None:
+    entry = quirky_entry("stays", "plain")
     running = hub([entry])
     running.wait_connected("stays")
     pid = pid_of(running, "stays")
@@ -114,18 +122,18 @@ def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Star
         assert f"the new configuration is not used: {running.home}/config.toml" in running.log()
         assert words in running.log()
         assert pid_of(running, "stays") == pid
-    rewrite(running, entry, odd_entry("more", "plain"))
+    rewrite(running, entry, quirky_entry("more", "plain"))
     running.wait_connected("more")
     assert running.api("/api/status")["config_problem"] is None
     assert pid_of(running, "stays") == pid
 
 
 @pytest.mark.promise("B2", "B10")
-def test_variables_come_from_the_env_file_in_the_home_too(
+def test_variables_are_read_from_the_home_env_file(
     hub: Start, http_peer: Callable[..., HttpPeer], short_tmp: Path
 ) -> None:
     log = short_tmp / "http.log"
-    peer = http_peer("rude_http", "--log", log)
+    peer = http_peer("faulty_http", "--log", log)
     home = short_tmp / "home"
     home.mkdir(mode=0o700)
     (home / "env").write_text("# keys\nFROM_FILE=in the file\nBOTH=file\n", encoding="utf-8")
@@ -142,7 +150,7 @@ def test_variables_come_from_the_env_file_in_the_home_too(
         home=home,
         env={"BOTH": "environment"},
     )  # fmt: skip
-    reason = reason_of(running, "http")
+    reason = wait_failure_reason(running, "http")
     assert "needs the environment variable LATER, which is not set" in reason
     seen = running.home / "servers" / "child" / "home" / "seen"
     until(lambda: seen.exists() and seen.read_text(encoding="utf-8").endswith("}"))
@@ -158,7 +166,7 @@ def test_variables_come_from_the_env_file_in_the_home_too(
 
 
 @pytest.mark.promise("B1")
-def test_a_hub_does_not_start_on_a_configuration_that_is_wrong(short_tmp: Path, hub: Start) -> None:
+def test_hub_does_not_start_with_an_invalid_configuration(short_tmp: Path, hub: Start) -> None:
     for text, words in (
         ('[[mcp_servers]]\nname = "x"\n', 'needs a "transport"'),
         (server_entry("x", "stdio", "../run"), 'contains ".."'),
@@ -171,18 +179,21 @@ def test_a_hub_does_not_start_on_a_configuration_that_is_wrong(short_tmp: Path, 
 
 @pytest.mark.promise("B3")
 def test_two_servers_with_one_name_are_refused_by_name(hub: Start) -> None:
-    pair = [server_entry("my-server", "rude_server", "ok"), server_entry("My_Server", "stdio", "x")]
+    pair = [
+        server_entry("my-server", "faulty_server", "ok"),
+        server_entry("My_Server", "stdio", "x"),
+    ]
     with pytest.raises(
         RuntimeError, match='the name of server "My_Server" already exists: "my-server"'
     ):
         hub(pair)
 
 
-def test_a_stubborn_server_delays_neither_another_nor_the_policies(hub: Start) -> None:
-    running = hub([odd_entry("stubborn", "stubborn")])
+def test_slow_stopping_server_delays_neither_others_nor_policies(hub: Start) -> None:
+    running = hub([quirky_entry("stubborn", "stubborn")])
     running.wait_connected("stubborn")
     pid = pid_of(running, "stubborn")
-    rewrite(running, odd_entry("new", "plain"))
+    rewrite(running, quirky_entry("new", "plain"))
     running.wait_connected("new")
     (running.home / "policies").mkdir(mode=0o700)  # nothing is permitted
     until(lambda: "error" in running.call("new.pid"), 5)
@@ -190,8 +201,8 @@ def test_a_stubborn_server_delays_neither_another_nor_the_policies(hub: Start) -
     until(lambda: not alive(pid), 5)
 
 
-def test_a_file_that_is_gone_or_half_written_takes_no_server_away(hub: Start) -> None:
-    entry = odd_entry("stays", "plain")
+def test_missing_or_partial_configuration_removes_no_server(hub: Start) -> None:
+    entry = quirky_entry("stays", "plain")
     running = hub([entry])
     running.wait_connected("stays")
     pid = pid_of(running, "stays")

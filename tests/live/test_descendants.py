@@ -1,4 +1,6 @@
-"""What a server starts: it is never the owner, never out of the hub's reach, and ends with it."""
+"""Processes started by a server are never the owner, stay within the hub's reach, and
+end with it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, text_of, until
+from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
 from tests.peers.process import alive, server_entry, wait_until_gone
 
 INTRUDER = Path(__file__).with_name("intruder_server.py")
 ENTRY = server_entry("intruder", "stdio", sys.executable, INTRUDER)
-OTHER = server_entry("other", "rude_server", "ok")
+OTHER = server_entry("other", "faulty_server", "ok")
 APPROVE = {"method": "POST", "path": "/api/pins/approve", "body": {"all": True}}
 ANOTHER_USER = """
 import encodings.idna, http.client, os
@@ -33,7 +35,7 @@ print(answer.status, answer.read().decode())
 @pytest.fixture(scope="module")
 def hub() -> Iterator[RunningHub]:
     config = "[a2a]\nenabled = true\n"
-    with lasting_hub([ENTRY, OTHER], config) as running:
+    with run_module_hub([ENTRY, OTHER], config) as running:
         running.wait_connected("intruder", "other")
         until(lambda: "other.echo" in str(running.api("/api/tools")))
         yield running
@@ -47,16 +49,14 @@ def ask(hub: RunningHub, to: str, **what: Any) -> tuple[int, str]:
 @pytest.mark.promise("G1")
 @pytest.mark.parametrize("away", [False, True], ids=["its own process", "one that has left it"])
 @pytest.mark.parametrize("over", ["tcp", "unix"])
-def test_a_servers_process_is_an_ordinary_caller_and_not_the_owner(
-    hub: RunningHub, over: str, away: bool
-) -> None:
+def test_server_process_is_not_the_owner(hub: RunningHub, over: str, away: bool) -> None:
     to = hub.url if over == "tcp" else str(hub.home / "run" / "http.sock")
     assert wire.post(f"{hub.url}/api/pins/approve", {"all": True}).status == 200  # the owner's
     status, body = ask(hub, to, **APPROVE, away=away)
     assert status == 403 and "admin" in body
     path, arguments = "/api/tools/other.echo/call", {"arguments": {"text": over}}
     status, body = ask(hub, to, method="POST", path=path, body=arguments, away=away)
-    if away:  # it is below the hub, and nobody knows whose it is
+    if away:  # it is below the hub, and its server is unknown
         assert status in (403, 404)
     else:
         assert status == 200 and over in body, body
@@ -64,7 +64,7 @@ def test_a_servers_process_is_an_ordinary_caller_and_not_the_owner(
         assert made["caller"] == "server:intruder"
 
 
-def test_a_servers_process_sees_nothing_of_the_hubs(hub: RunningHub) -> None:
+def test_server_process_cannot_read_hub_secrets(hub: RunningHub) -> None:
     seen = json.loads(text_of(hub.call("intruder.look")))
     assert seen["dumpable"] == 1  # as every program
     if os.geteuid() != 0:  # root sees all
@@ -72,7 +72,7 @@ def test_a_servers_process_sees_nothing_of_the_hubs(hub: RunningHub) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_is_not_the_owner_while_there_is_no_key(hub: RunningHub) -> None:
+def test_other_user_is_not_the_owner_without_keys(hub: RunningHub) -> None:
     def request(path: str, headers: dict[str, str] | None = None) -> str:
         code = ANOTHER_USER.format(
             where=hub.url.removeprefix("http://"), path=path, headers=headers or {}
@@ -90,7 +90,7 @@ def test_another_user_is_not_the_owner_while_there_is_no_key(hub: RunningHub) ->
 
 
 @pytest.mark.promise("B9")
-def test_what_a_server_has_started_ends_with_it_and_with_the_hub(
+def test_descendants_of_a_server_end_with_it_and_with_the_hub(
     short_tmp: Path,
 ) -> None:
     """Though it has left the server's session, cleared its environment and lost its parent."""

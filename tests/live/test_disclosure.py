@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, reason_of, until
+from tests.live.module_hub import run_module_hub, until, wait_failure_reason
 from tests.peers import wire
+from tests.peers.leaky_server import ESCAPES, FORGED
 from tests.peers.process import server_entry, toml
-from tests.peers.told_server import ESCAPES, FORGED
 
 OWNER_KEY = "a-key-that-is-long-enough"
 SLOTS = (
@@ -134,7 +134,7 @@ def counterpart() -> Iterator[Counterpart]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Drops log output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
     server.daemon_threads = True
@@ -167,7 +167,7 @@ def hub(keyed: Counterpart) -> Iterator[RunningHub]:
     headers = {"X-Key": SECRET["header"], "Authorization": "Bearer ${VARIABLE}"}
     transport = {"headers": headers}
     servers = [
-        server_entry("told", "told_server", "--token", SECRET["argument"], env=["VARIABLE"]),
+        server_entry("told", "leaky_server", "--token", SECRET["argument"], env=["VARIABLE"]),
         server_entry(
             "keyed",
             "http",
@@ -187,10 +187,10 @@ def hub(keyed: Counterpart) -> Iterator[RunningHub]:
     config = f'api_key = "{OWNER_KEY}"\n[bridge]\nprobe_secs = 600\n[a2a]\nenabled = true\n'
     config += "push_attempts = 1\n" + "\n".join(agents)
     secrets = {"VARIABLE": SECRET["variable"], "TOKEN": SECRET["token"]}
-    with lasting_hub(servers, config, secrets) as running:
+    with run_module_hub(servers, config, secrets) as running:
         running.wait_connected("told", "keyed")
         for name in ("gone", "user"):
-            reason_of(running, name)
+            wait_failure_reason(running, name)
         agents_path = "/api/a2a/agents"
         until(lambda: running.api(f"{agents_path}/keyed%20agent")["tools"])
         until(lambda: running.api(f"{agents_path}/gone%20agent")["reason"])
@@ -230,9 +230,9 @@ def _provoke(hub: RunningHub, key: dict[str, str]) -> list[str]:
     reads = ("db://listed", f"db://{SECRET['resource']}", f"none:{SECRET['resource']}")
     work += [partial(rpc, "resources/read", {"uri": uri}) for uri in reads]
     with ThreadPoolExecutor(8) as pool:
-        heard = list(pool.map(lambda one: one(), work))
+        received = list(pool.map(lambda one: one(), work))
     # What a caller sent itself comes back to it alone.
-    return [text.replace(SECRET["resource"], "(sent)") for text in heard]
+    return [text.replace(SECRET["resource"], "(sent)") for text in received]
 
 
 def _searched(views: dict[str, str]) -> dict[str, list[str]]:
@@ -243,7 +243,7 @@ def _searched(views: dict[str, str]) -> dict[str, list[str]]:
     return {view: slots for view, slots in found.items() if slots}
 
 
-def test_no_secret_is_told(hub: RunningHub) -> None:
+def test_no_secret_appears_in_any_output(hub: RunningHub) -> None:
     key = key_of(hub, "ann")
     refused = [
         f"http://user:{SECRET['userinfo']}@127.0.0.1:1/x",
@@ -291,7 +291,7 @@ def test_no_secret_is_told(hub: RunningHub) -> None:
     assert configured["transport"]["url"].endswith("/…/mcp?…")
 
 
-def test_nothing_from_outside_reaches_a_terminal_or_forges_a_line_of_the_log(
+def test_external_text_cannot_control_terminals_or_forge_log_lines(
     hub: RunningHub,
 ) -> None:
     commands = [["servers", "logs", "told"], ["servers", "logs", "told", "--json"]]
@@ -310,7 +310,7 @@ def test_nothing_from_outside_reaches_a_terminal_or_forges_a_line_of_the_log(
     assert not [line for line in log.splitlines() if line.startswith(FORGED)]
 
 
-def test_without_a_key_only_public_agents_are_known(hub: RunningHub, keyed: Counterpart) -> None:
+def test_only_public_agents_are_visible_without_a_key(hub: RunningHub, keyed: Counterpart) -> None:
     url, agents = f"{keyed.origin}/{SECRET['agent']}", f"{hub.url}/api/a2a/agents"
     for name, public in (("open", True), ("closed", False)):
         body = {"url": url, "name": name, "public": public}

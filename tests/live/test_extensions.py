@@ -1,5 +1,4 @@
-"""Extensions of MCP that servers declare: clients hear of them, and their results pass as they
-are."""
+"""MCP extensions declared by servers: clients see them, and their results pass unchanged."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.lasting import lasting_hub
-from tests.live.told_grounds import Told, tool
+from tests.live.configurable_servers import ConfigurableServer, tool
+from tests.live.module_hub import run_module_hub
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -24,7 +23,7 @@ RECEIPTS, APPS, SKILLS, TASKS = (
 
 
 @pytest.mark.promise("B12")
-def test_extensions_of_servers_reach_clients_and_their_results_pass_as_they_are(
+def test_server_extensions_and_their_results_reach_clients(
     tmp_path: Path,
 ) -> None:
     receipt = {"resultType": "receipt", "receiptToken": "r-117", "_meta": {"shop.test/x": 1}}
@@ -38,12 +37,12 @@ def test_extensions_of_servers_reach_clients_and_their_results_pass_as_they_are(
     modern = server_entry(
         "shop", "stdio", sys.executable, SCRIPTED, tmp_path / "script.json", tmp_path / "log"
     )
-    other = Told(tmp_path, "told", {
+    other = ConfigurableServer(tmp_path, "told", {
         "tools": [tool(f"is_{said}", execution={"taskSupport": said, "evil": "words"})
                   for said in ("forbidden", "required", "optional", "nonsense")] + [tool("plain")],
         "capabilities": {"extensions": {RECEIPTS: {"version": 3}}},
     })  # fmt: skip
-    with lasting_hub([modern, other.entry()]) as hub:
+    with run_module_hub([modern, other.entry()]) as hub:
         hub.wait_connected("shop", "told")
         found = hub.rpc("server/discover")["result"]["capabilities"]["extensions"]
         # The two disagree about the settings of one; what needs methods of its own is not carried.
@@ -61,7 +60,7 @@ def test_extensions_of_servers_reach_clients_and_their_results_pass_as_they_are(
         result = answer.rpc()["result"]
         assert result.pop("_meta")["shop.test/x"] == 1
         assert result == {"resultType": "receipt", "receiptToken": "r-117"}
-        # One who does not know the extension is told, and gets nothing that looks complete.
+        # A client without the extension gets an error, never a result that looks complete.
         plain = hub.call("shop.buy")
         assert "receipt" in str(plain) and "r-117" not in str(plain)
 

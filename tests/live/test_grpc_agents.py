@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import external
+from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub
-from tests.live.lasting import lasting_hub, text_of, until
+from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log
 
@@ -22,7 +22,7 @@ TOKEN = "s3cret-of-the-new-one"
 
 
 @pytest.fixture(scope="module")
-def ground() -> Iterator[tuple[RunningHub, HttpPeer, Path]]:
+def rig() -> Iterator[tuple[RunningHub, HttpPeer, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="dgg", dir="/tmp"))
     try:
         with (
@@ -35,7 +35,7 @@ def ground() -> Iterator[tuple[RunningHub, HttpPeer, Path]]:
                 + external("old", old.url, allow_private=True)
                 + external("near", new.url)
             )
-            with lasting_hub([], config, {"GRPC_TOKEN": TOKEN}) as hub:
+            with run_module_hub([], config, {"GRPC_TOKEN": TOKEN}) as hub:
                 until(lambda: {"new.echo", "old.echo"} <= names(hub))
                 yield hub, old, folder / "new"
     finally:
@@ -52,10 +52,10 @@ def said(session: wire.Session, agent: str, message: str) -> Any:
 
 
 @pytest.mark.parametrize("agent", ["new", "old"])
-def test_an_agent_over_grpc_answers_messages_and_skills(
-    ground: tuple[RunningHub, HttpPeer, Path], agent: str
+def test_grpc_agent_answers_messages_and_skills(
+    rig: tuple[RunningHub, HttpPeer, Path], agent: str
 ) -> None:
-    hub, _, _ = ground
+    hub, _, _ = rig
     session = wire.Session(hub.mcp_url, headers=hub.headers)
     assert text_of(said(session, agent, "say hello")) == "echo: hello"
     assert text_of(said(session, agent, "direct hi")) == "hi"
@@ -73,10 +73,10 @@ def test_an_agent_over_grpc_answers_messages_and_skills(
     assert row["health"] == "healthy" and f"A2A {version} over GRPC" in row["dialect"], row
 
 
-def test_a_call_carries_credentials_version_extension_and_trace(
-    ground: tuple[RunningHub, HttpPeer, Path],
+def test_grpc_call_carries_credentials_version_extension_and_trace(
+    rig: tuple[RunningHub, HttpPeer, Path],
 ) -> None:
-    hub, _, log = ground
+    hub, _, log = rig
     hub.call("new.echo", {"text": "hello"})
     call = [one for one in read_log(log) if one.get("method", "").endswith("StreamingMessage")][-1]
     assert call["authorization"] == f"Bearer {TOKEN}" and call["a2a-version"] == "1.0"
@@ -84,18 +84,18 @@ def test_a_call_carries_credentials_version_extension_and_trace(
     assert hub.audit()[-1]["trace"] in call["traceparent"]
 
 
-def test_another_port_of_this_machine_needs_the_operators_word(
-    ground: tuple[RunningHub, HttpPeer, Path],
+def test_local_port_needs_operator_permission(
+    rig: tuple[RunningHub, HttpPeer, Path],
 ) -> None:
-    hub, _, _ = ground
+    hub, _, _ = rig
     near = until(lambda: (row := hub.api("/api/a2a/agents/near"))["health"] != "unknown" and row)
     assert near["health"] == "unreachable" and "allow_private = true" in near["reason"]
 
 
-def test_an_agent_that_goes_away_is_unreachable_and_the_command_line_speaks_grpc_too(
-    ground: tuple[RunningHub, HttpPeer, Path],
+def test_lost_grpc_agent_is_unreachable_and_the_cli_speaks_grpc(
+    rig: tuple[RunningHub, HttpPeer, Path],
 ) -> None:
-    hub, old, _ = ground
+    hub, old, _ = rig
     sent = hub.command("a2a", "send", old.url, "--allow-private", "say hello")
     assert (sent.returncode, sent.stdout) == (0, "echo: hello\n"), sent.stderr
     asked = hub.command("a2a", "send", old.url, "--allow-private", "ask")

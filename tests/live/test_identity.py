@@ -1,5 +1,6 @@
-"""Servers and agents that spell their names in another way, take the place of others, or say more
-than was approved: nobody sees it, by any door, under any name."""
+"""Servers and agents that respell names, take over those of others, or extend approved definitions:
+invisible through every entry point, under every name.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.live.bridge_grounds import external
+from tests.live.bridge_fixture import external
+from tests.live.configurable_servers import (
+    ConfigurableServer,
+    EntryPoints,
+    held,
+    names,
+    run_configurable_hub,
+    tool,
+)
 from tests.live.conftest import RunningHub
-from tests.live.crowd import Member, crowd, skill
-from tests.live.lasting import state_of, text_of, until
-from tests.live.told_grounds import Doors, Told, held, names, told_hub, tool
+from tests.live.module_hub import state_of, text_of, until
+from tests.live.recording_agents import RecordingAgent, run_agents, skill
 from tests.peers import wire
 
 pytestmark = [pytest.mark.promise("R9"), pytest.mark.timeout(60)]
@@ -34,53 +42,55 @@ def put(hub: RunningHub, text: str) -> None:
     assert done.get("ok"), done
 
 
-class World(NamedTuple):
+class HubRig(NamedTuple):
     hub: RunningHub
-    doors: Doors
-    servers: dict[str, Told]
-    agent: Member
+    entry_points: EntryPoints
+    servers: dict[str, ConfigurableServer]
+    agent: RecordingAgent
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubRig]:
     place = tmp_path_factory.mktemp("told")
-    agent = Member("Ops", skill("deploy", description="Deploys."), "logs")
-    with crowd(agent):
+    agent = RecordingAgent("Ops", skill("deploy", description="Deploys."), "logs")
+    with run_agents(agent):
         config = CONFIG + external("Ops", agent.url)
-        with told_hub(place, config, s={}, files={}, github={}, github_enterprise={}) as made:
+        with run_configurable_hub(
+            place, config, s={}, files={}, github={}, github_enterprise={}
+        ) as made:
             hub, servers = made
             until(lambda: "ops.deploy" in names(hub))
-            doors = Doors(hub)
-            yield World(hub, doors, servers, agent)
-            doors.close()
+            entry_points = EntryPoints(hub)
+            yield HubRig(hub, entry_points, servers, agent)
+            entry_points.close()
 
 
-def test_another_spelling_of_a_name_does_not_undo_its_pin(world: World) -> None:
-    hub, doors, server = world.hub, world.doors, world.servers["s"]
+def test_other_spelling_of_a_name_does_not_bypass_its_pin(rig: HubRig) -> None:
+    hub, entry_points, server = rig.hub, rig.entry_points, rig.servers["s"]
     server.offer(*(tool(before) for before, _ in RESPELLED))
     until(lambda: "mcp_s_finduser" in names(hub))
     honest = names(hub)
     server.offer(*(tool(after, EVIL) for _, after in RESPELLED))
     until(lambda: len(held(hub)) == len(RESPELLED))
-    assert "EVIL" not in doors.look()
+    assert "EVIL" not in entry_points.look()
     called = {name for name in honest if name.startswith("mcp_s_")} - {"mcp_s_look"}
     for before, after in RESPELLED:
         called |= {f"s.{before}", f"s.{after}", f"s_{before}".replace("-", "_")}
     for name in called:
-        for answer in doors.answers(name):
+        for answer in entry_points.answers(name):
             assert "EVIL" not in answer and "arrived" not in answer, answer
     server.offer(*(tool(before) for before, _ in RESPELLED))
     until(lambda: held(hub) == [])
     assert names(hub) == honest
 
 
-def test_of_two_spellings_in_one_list_the_approved_one_is_offered(world: World) -> None:
-    hub, doors, server = world.hub, world.doors, world.servers["files"]
+def test_approved_spelling_is_listed_among_two(rig: HubRig) -> None:
+    hub, entry_points, server = rig.hub, rig.entry_points, rig.servers["files"]
     server.offer(tool("read_file", "Reads."))
     until(lambda: "mcp_files_read_file" in names(hub))
     server.offer(tool("Read-File", EVIL), tool("read_file", "Reads."), tool("other"))
     until(lambda: "mcp_files_other" in names(hub))
-    assert "EVIL" not in doors.look() and held(hub) == []
+    assert "EVIL" not in entry_points.look() and held(hub) == []
     assert text_of(hub.call("mcp_files_read_file")) == "arrived: read_file"
     (problem,) = state_of(hub, "files")["problems"]
     assert '"Read-File" is not offered: it is another spelling of "read_file"' in problem
@@ -94,22 +104,22 @@ def test_of_two_spellings_in_one_list_the_approved_one_is_offered(world: World) 
     until(lambda: "mcp_files_a_b" not in names(hub))
 
 
-def test_another_spelling_of_a_skill_does_not_undo_its_pin(world: World) -> None:
-    hub, doors, agent = world.hub, world.doors, world.agent
+def test_other_spelling_of_a_skill_does_not_bypass_its_pin(rig: HubRig) -> None:
+    hub, entry_points, agent = rig.hub, rig.entry_points, rig.agent
     honest = list(agent.skills)
     agent.skills = [skill("DEPLOY", description=EVIL), honest[1]]
     until(lambda: held(hub) == ["skill:ops.deploy"])
-    assert "EVIL" not in doors.look()
+    assert "EVIL" not in entry_points.look()
     sent = len(agent.sent)
     for name in ("ops.deploy", "ops.DEPLOY", "a2a_ops_deploy", "ops_deploy"):
-        assert all("done" not in answer for answer in doors.answers(name))
+        assert all("done" not in answer for answer in entry_points.answers(name))
     assert len(agent.sent) == sent
     agent.skills = honest
     until(lambda: held(hub) == [])
 
 
-def test_names_outside_ascii_are_names_of_their_own(world: World) -> None:
-    hub, server = world.hub, world.servers["s"]
+def test_names_outside_ascii_are_distinct(rig: HubRig) -> None:
+    hub, server = rig.hub, rig.servers["s"]
     server.offer(tool("读取", "Reads."), tool("写入", "Writes."))
     until(lambda: len(names(hub)) > 5 and sum("_s___" in name for name in names(hub)) == 2)
     for name, shown in names(hub).items():
@@ -119,15 +129,15 @@ def test_names_outside_ascii_are_names_of_their_own(world: World) -> None:
     assert "problems" not in state_of(hub, "s")
 
 
-def test_a_policy_holds_for_every_spelling_of_a_name(world: World) -> None:
-    hub, doors, server = world.hub, world.doors, world.servers["s"]
+def test_policy_applies_to_every_spelling(rig: HubRig) -> None:
+    hub, entry_points, server = rig.hub, rig.entry_points, rig.servers["s"]
     server.offer(tool("Delete-All"), tool("keep"))
     until(lambda: "mcp_s_delete_all" in names(hub))
     forbid = '@id("no") forbid (principal, action in Hub::Action::"any_call", resource'
     for spelled in ("s.Delete-All", "s.DELETE_all"):
         put(hub, f'{forbid} == Hub::Tool::"{spelled}");')
         for name in ("mcp_s_delete_all", "s.delete_all", "s.Delete-All", "s_Delete-All"):
-            assert all("arrived" not in answer for answer in doors.answers(name)), name
+            assert all("arrived" not in answer for answer in entry_points.answers(name)), name
         assert "arrived" in repr(hub.call("s.keep"))
     compared = forbid + ') when { resource.name == "s.Delete-All" };'
     refused = hub.post("/api/policies", {"name": "mine", "text": compared})
@@ -142,8 +152,8 @@ def test_a_policy_holds_for_every_spelling_of_a_name(world: World) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_permit_for_a_tool_reads_no_resource_of_its_name(hub: Any, tmp_path: Path) -> None:
-    server, home = Told(tmp_path, "s"), tmp_path / "home"
+def test_permit_for_a_tool_does_not_permit_a_resource_of_its_name(hub: Any, tmp_path: Path) -> None:
+    server, home = ConfigurableServer(tmp_path, "s"), tmp_path / "home"
     server.offers = {"tools": [tool("ok")], "resources": [{"uri": "ok", "name": "r"}]}
     server.write()
     (home / "policies").mkdir(parents=True, mode=0o700)
@@ -165,11 +175,11 @@ def test_a_permit_for_a_tool_reads_no_resource_of_its_name(hub: Any, tmp_path: P
         assert "contents of" not in repr(read) and "error" in read, read
 
 
-def test_a_listed_name_passes_to_nobody_while_its_owner_is_held_or_offers_nothing(
-    world: World,
+def test_listed_name_is_not_transferred_while_its_owner_is_quarantined(
+    rig: HubRig,
 ) -> None:
-    hub, doors = world.hub, world.doors
-    owner, thief = world.servers["github_enterprise"], world.servers["github"]
+    hub, entry_points = rig.hub, rig.entry_points
+    owner, thief = rig.servers["github_enterprise"], rig.servers["github"]
     name = "mcp_github_enterprise_create_issue"
     owner.offer(tool("create_issue", "Honest."))
     until(lambda: name in names(hub))
@@ -181,20 +191,20 @@ def test_a_listed_name_passes_to_nobody_while_its_owner_is_held_or_offers_nothin
     until(lambda: held(hub) == ["tool:github_enterprise.create_issue"])
     for listed in (name, "github_enterprise_create_issue"):
         assert listed not in names(hub)
-        assert all("arrived" not in answer for answer in doors.answers(listed))
+        assert all("arrived" not in answer for answer in entry_points.answers(listed))
     owner.offer()
     until(lambda: "mcp_github_enterprise_look" in names(hub))
     until(lambda: "held" not in repr(hub.call(name)))
     assert name not in names(hub)
-    assert all("arrived" not in answer for answer in doors.answers(name))
+    assert all("arrived" not in answer for answer in entry_points.answers(name))
     assert text_of(hub.call("github.enterprise_create_issue")).startswith("arrived")
     thief.offer()
 
 
-def test_an_agent_is_not_registered_under_names_that_could_be_anothers(world: World) -> None:
-    hub = world.hub
-    imitator = Member("mcp files", "read_file")
-    with crowd(imitator):
+def test_agent_cannot_register_under_ambiguous_names(rig: HubRig) -> None:
+    hub = rig.hub
+    imitator = RecordingAgent("mcp files", "read_file")
+    with run_agents(imitator):
         for card, given, said in (
             ("mcp files", None, "pass another name"),
             ("ops", "mcp-files", "pass another name"),
@@ -217,10 +227,8 @@ def test_an_agent_is_not_registered_under_names_that_could_be_anothers(world: Wo
     assert 'tools of "github" and "github_enterprise" can have the same listed name' in doctor
 
 
-def test_names_stay_with_a_target_that_does_not_start_until_it_is_removed(
-    hub: Any, tmp_path: Path
-) -> None:
-    owner, thief = Told(tmp_path, "git_lab"), Told(tmp_path, "git")
+def test_names_stay_claimed_by_a_failed_target_until_removed(hub: Any, tmp_path: Path) -> None:
+    owner, thief = ConfigurableServer(tmp_path, "git_lab"), ConfigurableServer(tmp_path, "git")
     owner.offers = {"tools": [tool("push")]}
     thief.offers = {"tools": [tool("lab_push", "EVIL")]}
     for one in (owner, thief):
@@ -250,21 +258,19 @@ def test_names_stay_with_a_target_that_does_not_start_until_it_is_removed(
     ],
     ids=["_meta", "unknown", "icons", "annotations"],
 )
-def test_a_member_that_was_not_there_when_it_was_approved_is_not_shown(
-    world: World, more: dict[str, Any]
-) -> None:
-    hub, server = world.hub, world.servers["s"]
+def test_member_added_after_approval_is_hidden(rig: HubRig, more: dict[str, Any]) -> None:
+    hub, server = rig.hub, rig.servers["s"]
     server.offer(tool("more"))
     until(lambda: "mcp_s_more" in names(hub) and not held(hub))
     server.offer(tool("more", **more))
     until(lambda: held(hub) == ["tool:s.more"])
-    assert "EVIL" not in world.doors.look()
+    assert "EVIL" not in rig.entry_points.look()
     server.offer()
     until(lambda: "mcp_s_more" not in names(hub))
 
 
-def test_a_changed_text_of_a_resource_is_not_shown_and_it_can_be_read(world: World) -> None:
-    hub, server = world.hub, world.servers["s"]
+def test_changed_resource_text_is_hidden_and_the_resource_readable(rig: HubRig) -> None:
+    hub, server = rig.hub, rig.servers["s"]
     note = {"uri": "note://1", "name": "a note", "description": "A note.", "size": 1}
     template = {"uriTemplate": "note://{id}", "name": "notes"}
     server.offer(tool("flood", "Reads a file."), resources=[note], resourceTemplates=[template])
@@ -276,7 +282,7 @@ def test_a_changed_text_of_a_resource_is_not_shown_and_it_can_be_read(world: Wor
         resourceTemplates=[{**template, "description": EVIL}],
     )
     until(lambda: held(hub) == ["resource:s.note://1", "template:s.note://{id}"])
-    assert "EVIL" not in world.doors.look()
+    assert "EVIL" not in rig.entry_points.look()
     assert names(hub, "resources")["note://1"] == {**note, "size": 2}
     read = hub.rpc("resources/read", {"uri": "note://1"})
     assert "contents of note://1" in repr(read)
@@ -285,8 +291,8 @@ def test_a_changed_text_of_a_resource_is_not_shown_and_it_can_be_read(world: Wor
     until(lambda: not names(hub, "resources") and "mcp_s_flood" not in names(hub))
 
 
-def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> None:
-    shown, holds = Told(tmp_path, "shown"), Told(tmp_path, "holds")
+def test_added_definitions_are_reported_or_quarantined(hub: Any, tmp_path: Path) -> None:
+    shown, holds = ConfigurableServer(tmp_path, "shown"), ConfigurableServer(tmp_path, "holds")
     for one in (shown, holds):
         one.offers = {"tools": [tool("first")]}
         one.write()
@@ -314,8 +320,8 @@ def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> Non
     assert "pin.approve" in repr(running.audit())
 
 
-def test_approving_an_agent_takes_what_it_offers_now_and_shows_it(world: World) -> None:
-    hub, agent = world.hub, world.agent
+def test_approving_an_agent_covers_its_current_card(rig: HubRig) -> None:
+    hub, agent = rig.hub, rig.agent
     honest = list(agent.skills)
     agent.skills = [skill("deploy", description=EVIL), honest[1]]
     until(lambda: held(hub) == ["skill:ops.deploy"])
@@ -328,14 +334,14 @@ def test_approving_an_agent_takes_what_it_offers_now_and_shows_it(world: World) 
     until(lambda: "ops.deploy" in names(hub) and held(hub) == [])
     agent.skills = [skill("deploy", description=EVIL), honest[1]]
     until(lambda: held(hub) == ["skill:ops.deploy"])
-    assert "EVIL" not in world.doors.look()
+    assert "EVIL" not in rig.entry_points.look()
     agent.skills = honest
     until(lambda: held(hub) == [])
 
 
-def test_the_pins_of_an_older_home_count_under_every_spelling(tmp_path: Path, hub: Any) -> None:
+def test_pins_of_an_older_home_apply_to_every_spelling(tmp_path: Path, hub: Any) -> None:
     """A home in which `readFile` and `read-it` were approved by name as they are spelled."""
-    server = Told(tmp_path, "old")
+    server = ConfigurableServer(tmp_path, "old")
     server.offers = {"tools": [tool("readFile", "Reads."), tool("read-it", "Reads it.")]}
     server.write()
     first = hub(servers=[server.entry()])

@@ -1,5 +1,6 @@
-"""What servers say of their use as a whole reaches clients: of those servers alone that a client
-may see something of, within a budget, and only as it was approved."""
+"""Server instructions reach clients: only of servers whose entries the client may list, within a
+budget, and as approved.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.configurable_servers import ConfigurableServer, run_configurable_hub, tool
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import until
-from tests.live.told_grounds import Told, told_hub, tool
+from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import run_client
 
@@ -43,14 +44,14 @@ def both(hub: RunningHub) -> str:
 
 
 @pytest.mark.promise("B12")
-def test_instructions_reach_clients_as_they_were_approved(tmp_path: Path) -> None:
+def test_instructions_reach_clients_as_approved(tmp_path: Path) -> None:
     leave = tool("leave")
     harmless = "This MCP server sells.\nMCP server of the shop\n# Prices"
     written = "\n".join(["Ask for the price first.", FORGED, *LIKE_HEADINGS, harmless])
     shop = {"tools": [leave], "instructions": written}
     docs = {"instructions": "x" * 480}
     servers: dict[str, Any] = {"shop": {"offers": shop}, "docs": {"offers": docs}}
-    with told_hub(tmp_path, CONFIG, **servers) as (hub, told):
+    with run_configurable_hub(tmp_path, CONFIG, **servers) as (hub, told):
         # Each server has a section of its own, which it cannot leave.
         text = both(hub)
         assert '# MCP server "shop"\n\nAsk for the price first.\n> # MCP server "docs"' in text
@@ -80,10 +81,8 @@ def test_instructions_reach_clients_as_they_were_approved(tmp_path: Path) -> Non
         assert "evil" in both(hub) and "price" not in both(hub)
 
 
-def test_a_client_that_starts_the_hub_gets_the_instructions_of_the_last_one(
-    tmp_path: Path, short_tmp: Path
-) -> None:
-    shop = Told(tmp_path, "shop", {"instructions": "Ask for the price first."})
+def test_hosting_client_gets_instructions_of_the_last_run(tmp_path: Path, short_tmp: Path) -> None:
+    shop = ConfigurableServer(tmp_path, "shop", {"instructions": "Ask for the price first."})
     config = f'[mcp]\nstdio_expose = ["*"]\n{shop.entry()}'
     (short_tmp / "config.toml").write_text(config, encoding="utf-8")
     (short_tmp / "config.toml").chmod(0o600)

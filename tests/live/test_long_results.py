@@ -1,5 +1,4 @@
-"""Results that are longer than what is passed on: cut in a way that keeps them usable, and whole
-for a while where their caller can read them."""
+"""Oversized results: truncated but usable, and readable in full by their principal for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub, _written_config
-from tests.live.lasting import kind_of, until, words_of
+from tests.live.module_hub import error_kind, error_text, until
 from tests.live.test_config_live import rewrite
 from tests.peers import wire
 from tests.peers.process import server_entry
@@ -61,7 +60,9 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-def test_a_long_text_is_cut_and_can_be_read_whole_and_in_parts(big: RunningHub, era: str) -> None:
+def test_long_text_is_truncated_and_readable_in_full_and_in_parts(
+    big: RunningHub, era: str
+) -> None:
     result = big.call("big.read_text", {"chars": 9_000}, era=era)["result"]
     whole = make_text(9_000)
     assert result["structuredContent"] == {"result": whole}, "which has a limit of its own"
@@ -78,9 +79,9 @@ def test_a_long_text_is_cut_and_can_be_read_whole_and_in_parts(big: RunningHub, 
     parts = [text_at(big, f"{uri}?offset={n}&limit=1000", era=era) for n in range(0, 9_000, 1_000)]
     assert "".join(parts) == whole
     assert text_at(big, f"{uri}?offset=8999") == whole[-1]
-    assert "offset=0&limit=50000" in words_of(read(big, f"{uri}?offset=-1"))
-    assert 'repeated query parameter "offset"' in words_of(read(big, f"{uri}?offset=1&offset=2"))
-    assert 'unknown parameter "page"' in words_of(read(big, f"{uri}?page=2"))
+    assert "offset=0&limit=50000" in error_text(read(big, f"{uri}?offset=-1"))
+    assert 'repeated query parameter "offset"' in error_text(read(big, f"{uri}?offset=1&offset=2"))
+    assert 'unknown parameter "page"' in error_text(read(big, f"{uri}?page=2"))
     for place in (
         "/api/a2a/dispatches?limit=1&limit=2",
         "/api/tools?x=1&x=1",
@@ -105,7 +106,7 @@ def test_structured_content_keeps_its_shape_and_fits_its_schema(big: RunningHub)
     assert "isError" not in result or result["isError"] is False
 
 
-def test_what_cannot_be_shortened_says_that_the_work_is_done_and_where_its_result_is(
+def test_unshortenable_result_reports_success_and_its_resource(
     big: RunningHub,
 ) -> None:
     result = big.call("big.read_rows", {"count": 5_000})["result"]
@@ -116,7 +117,7 @@ def test_what_cannot_be_shortened_says_that_the_work_is_done_and_where_its_resul
     assert text_at(big, address_in(words)).count("1000000") == 5_000
 
 
-def test_binary_data_is_never_cut(big: RunningHub) -> None:
+def test_binary_data_is_never_truncated(big: RunningHub) -> None:
     result = big.call("big.read_media", {"size": 120_000})["result"]
     data = result["content"][1]["data"]
     assert len(data) == 160_000
@@ -124,7 +125,7 @@ def test_binary_data_is_never_cut(big: RunningHub) -> None:
     assert result["structuredContent"]["raw"] == data
 
 
-def test_a_resource_has_the_limit_of_data_and_a_prompt_that_of_text(big: RunningHub) -> None:
+def test_resource_has_the_data_limit_and_a_prompt_the_text_limit(big: RunningHub) -> None:
     assert text_at(big, "big://15000") == make_text(15_000)
     cut = text_at(big, "big://30000")
     assert "by [limits] data_chars = 20000; for 10 minutes" in cut
@@ -134,7 +135,7 @@ def test_a_resource_has_the_limit_of_data_and_a_prompt_that_of_text(big: Running
     assert text_at(big, address_in(message["content"]["text"])) == make_text(3_000)
 
 
-def test_a_kept_result_is_recorded_when_it_is_read_and_is_in_no_list(big: RunningHub) -> None:
+def test_reading_a_kept_result_is_audited_and_it_is_unlisted(big: RunningHub) -> None:
     uri = address_in(big.call("big.read_text", {"chars": 2_000})["result"]["content"][0]["text"])
     read(big, uri)
     (entry, *_) = [one for one in reversed(big.audit()) if one["target"] == "results"]
@@ -142,10 +143,10 @@ def test_a_kept_result_is_recorded_when_it_is_read_and_is_in_no_list(big: Runnin
     assert entry["outcome"] == "completed"
     listed = str(big.rpc("resources/list")) + str(big.rpc("resources/templates/list"))
     assert "dragoman://" not in listed
-    assert "is kept for a few minutes" in words_of(read(big, "dragoman://results/" + "x" * 24))
+    assert "is kept for a few minutes" in error_text(read(big, "dragoman://results/" + "x" * 24))
 
 
-def test_only_the_caller_of_a_result_reads_it_and_only_while_it_may_call_the_tool(
+def test_kept_result_is_readable_only_by_its_principal_while_permitted(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub([server_entry("big", "mcp1_big_server")], KEYS + LIMITS)
@@ -171,16 +172,16 @@ def test_only_the_caller_of_a_result_reads_it_and_only_while_it_may_call_the_too
     call = {"name": "big.read_text", "arguments": {"chars": 5_000}}
     uri = address_in(str(ask("tools/call", call, second)["result"]["content"]))
     assert ask("resources/read", {"uri": uri}, second)["result"]["contents"]
-    assert kind_of(ask("resources/read", {"uri": uri}, running.headers)) == "NotFound"
+    assert error_kind(ask("resources/read", {"uri": uri}, running.headers)) == "NotFound"
     permit("big.read_rows")
-    assert kind_of(ask("resources/read", {"uri": uri}, second)) == "NotFound"
+    assert error_kind(ask("resources/read", {"uri": uri}, second)) == "NotFound"
 
 
 def _key_in(printed: str) -> str:
     return str(json.loads(printed)["key"])
 
 
-def test_ordinary_results_are_whole_and_limits_change_while_the_hub_runs(
+def test_ordinary_results_are_complete_and_limits_change_live(
     hub: Callable[..., RunningHub],
 ) -> None:
     entry = server_entry("big", "mcp1_big_server")

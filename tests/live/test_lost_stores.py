@@ -1,4 +1,4 @@
-"""What a running hub, and the next start, do when a store of the home is taken away."""
+"""A store deleted from the home: behaviour of the running hub and of the next start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_hub_whose_keys_were_lost_never_opens(
+def test_hub_that_lost_its_keys_stays_closed(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     home = short_tmp / "home"
@@ -42,7 +42,7 @@ def test_a_hub_whose_keys_were_lost_never_opens(
     assert "dragoman stores accept-loss keys" in refused.stderr
     made = first.command("keys", "create", "in-vain")  # no hub would take it
     assert made.returncode == 7 and "dragoman stores accept-loss keys" in made.stderr
-    unanswered = first.command("stores", "accept-loss", "keys")  # nobody is there to be asked
+    unanswered = first.command("stores", "accept-loss", "keys")  # no terminal to prompt on
     assert unanswered.returncode == 2 and "--yes" in unanswered.stderr
     assert not (home / "hub.db").exists()
     assert first.command("stores", "accept-loss", "keys", "--yes").returncode == 0
@@ -58,7 +58,7 @@ def test_a_hub_whose_keys_were_lost_never_opens(
     assert record["asked_as"] == "keys"
 
 
-def test_a_hub_whose_configuration_with_its_key_was_lost_does_not_open(
+def test_hub_that_lost_its_configured_key_stays_closed(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     home = short_tmp / "home"
@@ -77,7 +77,7 @@ def test_a_hub_whose_configuration_with_its_key_was_lost_does_not_open(
     assert status_without_key(hub(home=home)) == 200  # the operator has taken it out
 
 
-def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_without_its_keys(
+def test_running_hub_reports_a_deleted_store_and_closes_without_keys(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub()
@@ -94,14 +94,14 @@ def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_withou
     until(lambda: running.get("/api/status").status == 200)
 
 
-def test_a_server_that_connects_while_its_pins_cannot_be_stored_is_offered_once_they_can(
+def test_server_is_listed_once_its_pins_can_be_stored(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub()
     locked = sqlite3.connect(running.home / "pins.db", isolation_level=None, timeout=5)
     locked.execute("BEGIN EXCLUSIVE")
     config = running.home / "config.toml"
-    config.write_text(config.read_text() + server_entry("peer", "rude_server", "ok"))
+    config.write_text(config.read_text() + server_entry("peer", "faulty_server", "ok"))
 
     def state() -> dict[str, Any]:
         found = running.api("/api/mcp/servers")["connected"]
@@ -118,10 +118,10 @@ def test_a_server_that_connects_while_its_pins_cannot_be_stored_is_offered_once_
     assert "error" not in running.call("peer.pid")
 
 
-def test_a_storage_failure_is_an_internal_error_and_no_invitation_to_try_again(
+def test_storage_failure_is_an_internal_error_without_retry(
     hub: Callable[..., RunningHub],
 ) -> None:
-    running = hub(config=server_entry("peer", "rude_server", "ok"))
+    running = hub(config=server_entry("peer", "faulty_server", "ok"))
     running.wait_connected("peer")
     locked = sqlite3.connect(running.home / "pins.db", isolation_level=None, timeout=5)
     locked.execute("BEGIN EXCLUSIVE")

@@ -1,5 +1,5 @@
-"""The matrix, part three: resources, prompts, completion, what clients are told unasked, and
-cancellation, for a client of each revision with a server of each era and transport.
+"""The matrix, part three: resources, prompts, completion, notifications and cancellation, for a
+client of each revision with a server of each era and transport.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.lasting import text_of, until
 from tests.live.matrix_client import Client
-from tests.live.matrix_grounds import (
+from tests.live.matrix_fixture import (
     CLIENTS,
     UPSTREAMS,
     YES,
-    Grounds,
+    HubRig,
     expected,
-    matrix_grounds,
+    run_matrix_hub,
     scheme,
 )
+from tests.live.module_hub import text_of, until
 
 pytestmark = pytest.mark.promise("B12", "F6", "F7", "G2")
 
@@ -35,15 +35,15 @@ LISTS = {
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with matrix_grounds() as made:
+def rig() -> Iterator[HubRig]:
+    with run_matrix_hub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
-def client(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares nothing: it shares the hub's connections."""
-    with grounds.connect(request.param, {}) as made:
+    with rig.connect(request.param, {}) as made:
         yield made
 
 
@@ -52,7 +52,7 @@ def upstream(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_resource_is_read_as_its_server_has_it(client: Client, upstream: str) -> None:
+def test_resource_is_read_as_the_server_returns_it(client: Client, upstream: str) -> None:
     def read(uri: str) -> Any:
         return client.request("resources/read", {"uri": uri})
 
@@ -73,7 +73,7 @@ def test_a_resource_is_read_as_its_server_has_it(client: Client, upstream: str) 
     assert shared["text"] == f"the text of {place}"
 
 
-def test_a_resource_that_is_not_there_is_not_found_in_the_words_of_the_revision(
+def test_missing_resource_is_not_found_in_the_form_of_the_revision(
     client: Client, upstream: str
 ) -> None:
     code = int(expected("not found", client.revision))
@@ -85,7 +85,7 @@ def test_a_resource_that_is_not_there_is_not_found_in_the_words_of_the_revision(
     assert shared["contents"], "of the server that had it first"
 
 
-def test_a_prompt_is_filled_in(client: Client, upstream: str) -> None:
+def test_prompt_is_rendered(client: Client, upstream: str) -> None:
     params = {"name": f"mcp_{upstream}_travel", "arguments": {"country": "fr", "city": "Pau"}}
     result = client.request("prompts/get", params)["result"]
     assert result["description"] == "The prompt travel"
@@ -99,7 +99,7 @@ def test_a_prompt_is_filled_in(client: Client, upstream: str) -> None:
     assert unknown["error"]["code"] == -32602
 
 
-def test_arguments_of_prompts_and_templates_are_completed(client: Client, upstream: str) -> None:
+def test_prompt_and_template_arguments_are_completed(client: Client, upstream: str) -> None:
     def complete(ref: dict[str, str], name: str, value: str, **more: Any) -> Any:
         params = {"ref": ref, "argument": {"name": name, "value": value}, **more}
         return client.request("completion/complete", params)["result"]["completion"]
@@ -116,21 +116,19 @@ def test_arguments_of_prompts_and_templates_are_completed(client: Client, upstre
 
 def listening(client: Client, **wanted: Any) -> int:
     """A `subscriptions/listen` that was acknowledged; gives its id."""
-    since = len(client.heard)
+    since = len(client.received)
     number = client.begin("subscriptions/listen", {"notifications": wanted})
-    told = client.until_heard(ACKNOWLEDGED, since)
+    told = client.wait_notification(ACKNOWLEDGED, since)
     assert told.params["notifications"] == wanted
     assert told.params["_meta"][SUBSCRIPTION] == number
-    assert [one.method for one in client.heard[since:] if one.stream == number][:1] in (
+    assert [one.method for one in client.received[since:] if one.stream == number][:1] in (
         [ACKNOWLEDGED],
         [],  # on stdio
     )
     return number
 
 
-def test_a_client_is_told_when_a_resource_that_it_follows_has_changed(
-    client: Client, upstream: str
-) -> None:
+def test_subscribed_resource_update_is_delivered(client: Client, upstream: str) -> None:
     uri = f"{scheme(upstream)}://watched"
     change = f"mcp_{upstream}_change"
     number: int | None = None
@@ -138,9 +136,9 @@ def test_a_client_is_told_when_a_resource_that_it_follows_has_changed(
         assert client.request("resources/subscribe", {"uri": uri})["result"] == {}
     else:
         number = listening(client, resourceSubscriptions=[uri])
-    since = len(client.heard)
+    since = len(client.received)
     version = text_of(client.call(change, {"what": "watched"}))
-    told = client.until_heard(UPDATED, since, uri=uri)
+    told = client.wait_notification(UPDATED, since, uri=uri)
     if number is None:
         assert told.stream == "session"
     else:
@@ -153,16 +151,16 @@ def test_a_client_is_told_when_a_resource_that_it_follows_has_changed(
     else:
         client.cancel(number)
         number = listening(client, toolsListChanged=True)
-    since = len(client.heard)
+    since = len(client.received)
     client.call(change, {"what": "watched"})
     client.call(change, {"what": "tools"})
-    client.until_heard("notifications/tools/list_changed", since)  # it comes after the other
+    client.wait_notification("notifications/tools/list_changed", since)  # it comes after the other
     assert not client.said(UPDATED, since), "it does not follow that any more"
     if number is not None:
         client.cancel(number)
 
 
-def test_a_client_is_told_when_a_list_has_changed_and_sees_the_new_one(client: Client) -> None:
+def test_list_change_is_announced_and_the_new_list_returned(client: Client) -> None:
     def there(what: str) -> list[bool]:
         """Of each server, whether what comes and goes is in its list."""
         method, member, form = LISTS[what]
@@ -173,12 +171,12 @@ def test_a_client_is_told_when_a_list_has_changed_and_sees_the_new_one(client: C
     wanted = {f"{what}ListChanged": True for what in LISTS}
     number = listening(client, **wanted) if client.modern else None
     after = {what: [not one for one in there(what)] for what in LISTS}
-    since = len(client.heard)
+    since = len(client.received)
     for upstream in UPSTREAMS:
         for what in LISTS:
             assert text_of(client.call(f"mcp_{upstream}_change", {"what": what})) == "changed"
     for what in LISTS:
-        told = client.until_heard(f"notifications/{what}/list_changed", since)
+        told = client.wait_notification(f"notifications/{what}/list_changed", since)
         if number is not None:
             assert told.params["_meta"][SUBSCRIPTION] == number
     assert until(lambda: all(there(what) == after[what] for what in LISTS))
@@ -187,25 +185,25 @@ def test_a_client_is_told_when_a_list_has_changed_and_sees_the_new_one(client: C
 
 
 def test_a_cancelled_call_is_cancelled_at_the_server(
-    grounds: Grounds, client: Client, upstream: str
+    rig: HubRig, client: Client, upstream: str
 ) -> None:
     key = f"cancel {next(KEYS)}"
     arguments = {"seconds": 60, "key": key}
     number = client.begin("tools/call", {"name": f"mcp_{upstream}_slow", "arguments": arguments})
-    grounds.wait(upstream, event="started", key=key)
+    rig.wait(upstream, event="started", key=key)
     client.cancel(number)
-    grounds.wait(upstream, event="cancelled", key=key)
+    rig.wait(upstream, event="cancelled", key=key)
     assert text_of(client.call(f"mcp_{upstream}_echo", {"text": "after"})) == "after"
 
 
-def test_an_older_client_that_hangs_up_has_not_cancelled(grounds: Grounds) -> None:
+def test_older_client_disconnect_does_not_cancel(rig: HubRig) -> None:
     for revision in ("2025-03-26", "2025-11-25"):
         for upstream in UPSTREAMS:
             key = f"hung up {revision} {upstream}"
-            with grounds.connect((revision, "http"), {}) as client:
+            with rig.connect((revision, "http"), {}) as client:
                 arguments = {"seconds": 0.15, "key": key}
                 call = {"name": f"mcp_{upstream}_slow", "arguments": arguments}
                 number = client.begin("tools/call", call)
-                grounds.wait(upstream, event="started", key=key)
+                rig.wait(upstream, event="started", key=key)
                 client.hang_up(number)  # type: ignore[attr-defined]
-                grounds.wait(upstream, event="finished", key=key)
+                rig.wait(upstream, event="finished", key=key)

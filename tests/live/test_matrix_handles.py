@@ -1,5 +1,5 @@
-"""The handle of a question is one caller's, for one call, for a time, and for once; whoever brings
-it otherwise is refused, and no server hears of it.
+"""A question handle is bound to one principal, one call and a time, and valid once; any other use
+is refused before the server sees it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.live.lasting import kind_of, text_of, until, words_of
 from tests.live.matrix_client import ADA, Client, everything
-from tests.live.matrix_grounds import UPSTREAMS, Grounds, matrix_grounds
+from tests.live.matrix_fixture import UPSTREAMS, HubRig, run_matrix_hub
 from tests.live.matrix_transports import OverHttp
+from tests.live.module_hub import error_kind, error_text, text_of, until
 from tests.peers.wire import MODERN
 
 pytestmark = pytest.mark.promise("B12")
@@ -27,24 +27,24 @@ question_secs = {QUESTION_SECS}
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with matrix_grounds(config=CONFIG) as made:
+def rig() -> Iterator[HubRig]:
+    with run_matrix_hub(config=CONFIG) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def caller(grounds: Grounds) -> Iterator[Client]:
-    with OverHttp(grounds.hub, MODERN, everything(MODERN)) as made:
+def caller(rig: HubRig) -> Iterator[Client]:
+    with OverHttp(rig.hub, MODERN, everything(MODERN)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def other(grounds: Grounds) -> Iterator[Client]:
+def other(rig: HubRig) -> Iterator[Client]:
     """Another principal, with a key of its own."""
-    made = grounds.hub.command("keys", "create", "other")
+    made = rig.hub.command("keys", "create", "other")
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.split()[-1]}"}
-    with OverHttp(grounds.hub, MODERN, everything(MODERN), headers) as client:
+    with OverHttp(rig.hub, MODERN, everything(MODERN), headers) as client:
         yield client
 
 
@@ -65,10 +65,10 @@ def asked(client: Client, params: dict[str, Any]) -> dict[str, Any]:
     return {"inputResponses": {name: ADA}, "requestState": result["requestState"]}
 
 
-def heard(grounds: Grounds, upstream: str, key: str) -> int:
+def received(rig: HubRig, upstream: str, key: str) -> int:
     """How many answers the server has got for this key, in whatever way."""
     count = 0
-    for entry in grounds.logs[upstream].entries():
+    for entry in rig.logs[upstream].entries():
         params = entry.get("params") or {}
         if entry["event"] == "message" and params.get("inputResponses"):
             count += (params.get("arguments") or {}).get("key") == key
@@ -78,43 +78,43 @@ def heard(grounds: Grounds, upstream: str, key: str) -> int:
 
 
 def refused(answer: Any) -> str:
-    assert kind_of(answer) == "InvalidInput", answer
-    return words_of(answer)
+    assert error_kind(answer) == "InvalidInput", answer
+    return error_text(answer)
 
 
 @pytest.fixture
-def ask(grounds: Grounds, upstream: str) -> Callable[..., Any]:
+def ask(rig: HubRig, upstream: str) -> Callable[..., Any]:
     def ask(client: Client, params: dict[str, Any], answer: dict[str, Any]) -> Any:
         return client.wait(client.begin("tools/call", {**params, **answer}))
 
     return ask
 
 
-def test_nobody_else_can_answer_and_the_one_who_was_asked_still_can(
-    grounds: Grounds, caller: Client, other: Client, upstream: str, ask: Callable[..., Any]
+def test_only_the_asked_client_can_answer(
+    rig: HubRig, caller: Client, other: Client, upstream: str, ask: Callable[..., Any]
 ) -> None:
     params = call(upstream, "stolen")
     answer = asked(caller, params)
     assert "start the call again" in refused(ask(other, params, answer))
-    assert heard(grounds, upstream, "stolen") == 0
+    assert received(rig, upstream, "stolen") == 0
     assert (
         text_of(ask(caller, params, answer)) == '{"action": "accept", "content": {"name": "Ada"}}'
     )
-    assert heard(grounds, upstream, "stolen") == 1
+    assert received(rig, upstream, "stolen") == 1
 
 
-def test_an_answer_counts_once(
-    grounds: Grounds, caller: Client, upstream: str, ask: Callable[..., Any]
+def test_answer_is_accepted_once(
+    rig: HubRig, caller: Client, upstream: str, ask: Callable[..., Any]
 ) -> None:
     params = call(upstream, "twice")
     answer = asked(caller, params)
     text_of(ask(caller, params, answer))
     assert "already been answered" in refused(ask(caller, params, answer))
-    assert heard(grounds, upstream, "twice") == 1
+    assert received(rig, upstream, "twice") == 1
 
 
-def test_a_handle_is_for_the_call_that_it_was_given_for_and_no_other(
-    grounds: Grounds, caller: Client, upstream: str, ask: Callable[..., Any]
+def test_handle_is_bound_to_its_call(
+    rig: HubRig, caller: Client, upstream: str, ask: Callable[..., Any]
 ) -> None:
     answer = asked(caller, call(upstream, "this"))
     refused(ask(caller, call(upstream, "that"), answer))
@@ -124,21 +124,21 @@ def test_a_handle_is_for_the_call_that_it_was_given_for_and_no_other(
     prompt = {"name": f"mcp_{upstream}_asks", "arguments": {"key": "this"}, **answer}
     assert "error" in caller.wait(caller.begin("prompts/get", prompt))
     for server in (upstream, elsewhere):
-        assert heard(grounds, server, "this") == heard(grounds, server, "that") == 0
+        assert received(rig, server, "this") == received(rig, server, "that") == 0
 
 
-def test_a_handle_that_was_changed_or_made_up_is_none(
-    grounds: Grounds, caller: Client, upstream: str, ask: Callable[..., Any]
+def test_modified_or_forged_handle_is_refused(
+    rig: HubRig, caller: Client, upstream: str, ask: Callable[..., Any]
 ) -> None:
     params = call(upstream, "changed")
     answer = asked(caller, params)
     handle = answer["requestState"]
     for bad in (handle[:-8] + "AAAAAAAA", handle[4:], "", "made up", "é" * 20, "A" * 300_000):
         refused(ask(caller, params, {**answer, "requestState": bad}))
-    assert heard(grounds, upstream, "changed") == 0
+    assert received(rig, upstream, "changed") == 0
 
 
-def test_an_answer_that_comes_too_late_does_not_count(grounds: Grounds, caller: Client) -> None:
+def test_late_answer_is_refused(rig: HubRig, caller: Client) -> None:
     answers = {upstream: asked(caller, call(upstream, "late")) for upstream in UPSTREAMS}
     end = time.monotonic() + QUESTION_SECS + 0.1
     until(lambda: time.monotonic() > end)
@@ -146,12 +146,12 @@ def test_an_answer_that_comes_too_late_does_not_count(grounds: Grounds, caller: 
         late = caller.wait(caller.begin("tools/call", {**call(upstream, "late"), **answer}))
         assert "start the call again" in refused(late)
         if UPSTREAMS[upstream][0] == "legacy":
-            grounds.wait(upstream, event="lost", key="late")  # the server waits no more either
-        assert heard(grounds, upstream, "late") == 0
+            rig.wait(upstream, event="lost", key="late")  # the server waits no more either
+        assert received(rig, upstream, "late") == 0
         assert asked(caller, call(upstream, "late")), "begun again, it asks again"
 
 
-def test_an_answer_without_its_handle_is_none(caller: Client, upstream: str) -> None:
+def test_answer_without_its_handle_is_refused(caller: Client, upstream: str) -> None:
     """These servers all give a state; it then belongs to the answer."""
     params = call(upstream, "bare")
     answer = asked(caller, params)

@@ -1,5 +1,5 @@
-"""The matrix, part two: what servers of either era ask, and clients of each revision answer; and
-what those are told that cannot be asked.
+"""The matrix, part two: questions of servers of either era, answers of clients of each revision,
+and errors for clients that cannot answer.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.lasting import text_of, until
 from tests.live.matrix_client import ADA, FOLDERS, PARIS, Client, everything, well
-from tests.live.matrix_grounds import (
+from tests.live.matrix_fixture import (
     CLIENTS,
     UPSTREAMS,
     WORDS,
     YES,
-    Grounds,
+    HubRig,
     expected,
-    matrix_grounds,
+    run_matrix_hub,
     scheme,
 )
+from tests.live.module_hub import text_of, until
 
 pytestmark = pytest.mark.promise("B12", "B13", "F7", "G2")
 
@@ -44,22 +44,22 @@ LEGACY = [name for name, (era, _) in UPSTREAMS.items() if era == "legacy"]
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with matrix_grounds() as made:
+def rig() -> Iterator[HubRig]:
+    with run_matrix_hub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
-def able(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def able(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares all that its revision has."""
-    with grounds.connect(request.param) as made:
+    with rig.connect(request.param) as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
-def client(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares nothing: it shares the hub's connections."""
-    with grounds.connect(request.param, {}) as made:
+    with rig.connect(request.param, {}) as made:
         yield made
 
 
@@ -69,19 +69,19 @@ def upstream(request: pytest.FixtureRequest) -> str:
 
 
 def readable(answer: Any, words: str) -> None:
-    """A result that a model can read, which says what was asked."""
+    """A result that a model can read, with the question."""
     result = answer["result"]
     assert result["isError"] is True
     assert words in result["content"][0]["text"]
 
 
-def answered(grounds: Grounds, upstream: str, key: str) -> list[Any]:
-    return grounds.logs[upstream].entries(event="answered", key=key)
+def answered(rig: HubRig, upstream: str, key: str) -> list[Any]:
+    return rig.logs[upstream].entries(event="answered", key=key)
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
-def test_a_question_reaches_the_client_and_its_answer_the_server(
-    grounds: Grounds, able: Client, upstream: str, kind: str
+def test_question_reaches_the_client_and_its_answer_the_server(
+    rig: HubRig, able: Client, upstream: str, kind: str
 ) -> None:
     method, answer, words = QUESTIONS[kind]
     key = f"{kind} {next(KEYS)}"
@@ -92,10 +92,10 @@ def test_a_question_reaches_the_client_and_its_answer_the_server(
     asked = able.asked[before:]
     if expected(kind, able.revision) == WORDS:
         readable(got, words)
-        assert not asked and not answered(grounds, upstream, key)
+        assert not asked and not answered(rig, upstream, key)
         return
     assert json.loads(text_of(got)) == answer
-    (entry,) = answered(grounds, upstream, key)
+    (entry,) = answered(rig, upstream, key)
     assert list(entry["answers"].values()) == [answer]
     (question,) = asked
     assert question.method == method
@@ -126,7 +126,7 @@ def a_page(client: Client, params: dict[str, Any]) -> None:
         assert "elicitationId" not in params, "2026-07-28 has none"
     else:
         id = params["elicitationId"]
-        client.until_heard("notifications/elicitation/complete", elicitationId=id)
+        client.wait_notification("notifications/elicitation/complete", elicitationId=id)
 
 
 def a_prompt(client: Client, params: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def nothing_more(client: Client, params: dict[str, Any]) -> None:
     assert not set(params) - {"_meta"}
 
 
-def test_what_the_client_declines_the_server_sees_declined(able: Client, upstream: str) -> None:
+def test_declined_question_reaches_the_server_as_declined(able: Client, upstream: str) -> None:
     able.answering = lambda method, params: {"action": "decline"}
     try:
         got = able.call(f"mcp_{upstream}_ask_form", {"key": f"declined {next(KEYS)}"})
@@ -151,9 +151,7 @@ def test_what_the_client_declines_the_server_sees_declined(able: Client, upstrea
         readable(got, "What is your name?")
 
 
-def test_several_questions_at_once_and_one_after_the_other_are_all_answered(
-    able: Client, upstream: str
-) -> None:
+def test_concurrent_and_sequential_questions_are_answered(able: Client, upstream: str) -> None:
     key = f"several {next(KEYS)}"
     before = len(able.asked)
     several = able.call(f"mcp_{upstream}_ask_several", {"key": key})
@@ -175,7 +173,7 @@ def test_several_questions_at_once_and_one_after_the_other_are_all_answered(
         assert words == ["First?", "Second?"]
 
 
-def test_a_prompt_and_a_resource_may_ask_too(able: Client, upstream: str) -> None:
+def test_prompts_and_resources_may_elicit(able: Client, upstream: str) -> None:
     prompt = able.request("prompts/get", {"name": f"mcp_{upstream}_asks", "arguments": {}})
     read = able.request("resources/read", {"uri": f"{scheme(upstream)}://asks"})
     if expected("form", able.revision) == YES:
@@ -186,9 +184,7 @@ def test_a_prompt_and_a_resource_may_ask_too(able: Client, upstream: str) -> Non
         assert "Who reads?" in read["error"]["message"]
 
 
-def test_the_server_is_told_what_this_client_can_do_and_never_more(
-    able: Client, upstream: str
-) -> None:
+def test_server_sees_only_capabilities_of_the_client(able: Client, upstream: str) -> None:
     declared = json.loads(text_of(able.call(f"mcp_{upstream}_declared")))
     assert set(declared) == set(everything(able.revision))
     if able.revision < "2025-11-25":
@@ -197,7 +193,7 @@ def test_the_server_is_told_what_this_client_can_do_and_never_more(
         assert set(declared["elicitation"]) == {"form", "url"}
 
 
-def test_a_server_that_looks_first_asks_who_can_answer(able: Client, upstream: str) -> None:
+def test_server_checking_capabilities_asks_capable_clients(able: Client, upstream: str) -> None:
     got = able.call(f"mcp_{upstream}_ask_politely", {"key": f"polite {next(KEYS)}"})
     if expected("form", able.revision) == YES:
         assert json.loads(text_of(got)) == ADA
@@ -205,9 +201,7 @@ def test_a_server_that_looks_first_asks_who_can_answer(able: Client, upstream: s
         readable(got, "form")
 
 
-def test_a_server_that_looks_first_and_does_not_ask_is_understood(
-    client: Client, upstream: str
-) -> None:
+def test_server_not_asking_is_handled(client: Client, upstream: str) -> None:
     """2026-07-28 has an error for it (-32021), which says nothing to older clients."""
     got = client.call(f"mcp_{upstream}_ask_politely", {"key": f"polite {next(KEYS)}"})
     if client.modern and UPSTREAMS[upstream][0] == "modern":
@@ -218,9 +212,7 @@ def test_a_server_that_looks_first_and_does_not_ask_is_understood(
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
-def test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_revision(
-    able: Client, legacy: str
-) -> None:
+def test_url_elicitation_error_has_the_form_of_the_revision(able: Client, legacy: str) -> None:
     """2025-11-25 has an error for it (-32042), after which the client calls again."""
     before, key = len(able.asked), f"needed {next(KEYS)}"
     got = able.call(f"mcp_{legacy}_need_url", {"key": key})
@@ -229,7 +221,7 @@ def test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_rev
         assert got["error"]["code"] == -32042 and sent["elicitationId"] == f"needed {key}"
         assert sent["url"] == "https://example.com/sign-in?x=1"
         assert text_of(able.call(f"mcp_{legacy}_need_url", {"key": key})) == "signed in"
-        able.until_heard(COMPLETED, elicitationId=f"needed {key}")
+        able.wait_notification(COMPLETED, elicitationId=f"needed {key}")
         assert len(able.asked) == before
     elif expected("url", able.revision) == YES:
         assert text_of(got) == "signed in"
@@ -241,7 +233,7 @@ def test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_rev
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
-def test_an_error_that_sends_to_a_page_says_where_to_who_cannot_be_asked(
+def test_url_elicitation_error_names_the_url_for_incapable_clients(
     client: Client, legacy: str
 ) -> None:
     got = client.call(f"mcp_{legacy}_need_url", {"key": f"needed {next(KEYS)}"})
@@ -261,53 +253,49 @@ def refused(client: Client, answer: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
-def test_a_call_on_a_connection_of_its_own_is_cancelled_at_the_server(
-    grounds: Grounds, able: Client, legacy: str
+def test_call_on_a_client_session_is_cancelled_at_the_server(
+    rig: HubRig, able: Client, legacy: str
 ) -> None:
     key = f"cancel {next(KEYS)}"
     call = {"name": f"mcp_{legacy}_slow", "arguments": {"seconds": 60, "key": key}}
     number = able.begin("tools/call", call)
-    grounds.wait(legacy, event="started", key=key)
+    rig.wait(legacy, event="started", key=key)
     able.cancel(number)
-    grounds.wait(legacy, event="cancelled", key=key)
+    rig.wait(legacy, event="cancelled", key=key)
 
 
-def test_a_call_that_is_cancelled_while_its_question_is_open_asks_no_more(
-    grounds: Grounds, able: Client, upstream: str
-) -> None:
+def test_cancelled_call_withdraws_its_question(rig: HubRig, able: Client, upstream: str) -> None:
     """Of a client that is asked by push: a modern one has its answer, which is the question."""
     if able.modern:
         return
     key = f"left {next(KEYS)}"
     able.answering = lambda method, params: None
     try:
-        before, since = len(able.asked), len(able.heard)
+        before, since = len(able.asked), len(able.received)
         call = {"name": f"mcp_{upstream}_ask_roots", "arguments": {"key": key}}
         number = able.begin("tools/call", call)
         until(lambda: len(able.asked) > before)
         able.cancel(number)
-        able.until_heard("notifications/cancelled", since)
+        able.wait_notification("notifications/cancelled", since)
     finally:
         able.answering = well
     if UPSTREAMS[upstream][0] == "legacy":
-        grounds.wait(upstream, event="lost", key=key)
-    assert not answered(grounds, upstream, key)
+        rig.wait(upstream, event="lost", key=key)
+    assert not answered(rig, upstream, key)
 
 
-def test_a_client_with_a_connection_of_its_own_is_told_of_what_it_follows(
-    able: Client, upstream: str
-) -> None:
+def test_client_session_delivers_subscribed_updates(able: Client, upstream: str) -> None:
     """What its calls change may be known on that connection alone."""
     uri = f"{scheme(upstream)}://watched"
-    since = len(able.heard)
+    since = len(able.received)
     if able.modern:
         listening = {"notifications": {"resourceSubscriptions": [uri]}}
         number = able.begin("subscriptions/listen", listening)
-        able.until_heard("notifications/subscriptions/acknowledged", since)
+        able.wait_notification("notifications/subscriptions/acknowledged", since)
     else:
         assert able.request("resources/subscribe", {"uri": uri})["result"] == {}
     version = text_of(able.call(f"mcp_{upstream}_change", {"what": "watched"}))
-    able.until_heard("notifications/resources/updated", since, uri=uri)
+    able.wait_notification("notifications/resources/updated", since, uri=uri)
     (content,) = able.request("resources/read", {"uri": uri})["result"]["contents"]
     assert content["text"] == version
     if able.modern:
@@ -317,29 +305,29 @@ def test_a_client_with_a_connection_of_its_own_is_told_of_what_it_follows(
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
-def test_a_client_that_cannot_be_asked_is_told_what_was_asked(
-    grounds: Grounds, client: Client, upstream: str, kind: str
+def test_client_without_elicitation_gets_the_question_as_an_error(
+    rig: HubRig, client: Client, upstream: str, kind: str
 ) -> None:
     key = f"unable {kind} {next(KEYS)}"
     got = client.call(f"mcp_{upstream}_ask_{kind}", {"key": key})
     refused(client, got, kind)
-    assert not client.asked and not answered(grounds, upstream, key)
+    assert not client.asked and not answered(rig, upstream, key)
 
 
-def test_what_is_shared_declares_nothing(client: Client, upstream: str) -> None:
+def test_shared_session_declares_no_capabilities(client: Client, upstream: str) -> None:
     assert json.loads(text_of(client.call(f"mcp_{upstream}_declared"))) == {}
 
 
-def test_a_client_that_declares_what_its_revision_has_not_is_not_asked_it(
-    grounds: Grounds,
+def test_capability_unknown_to_the_revision_is_ignored(
+    rig: HubRig,
 ) -> None:
     features: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
-    with grounds.connect(("2025-03-26", "http"), features) as client:
+    with rig.connect(("2025-03-26", "http"), features) as client:
         for upstream in UPSTREAMS:
             key = f"undeclarable {upstream}"
             readable(client.call(f"mcp_{upstream}_ask_form", {"key": key}), "What is your name?")
-            assert not client.asked and not answered(grounds, upstream, key)
-    with grounds.connect(("2025-06-18", "http"), features) as client:
+            assert not client.asked and not answered(rig, upstream, key)
+    with rig.connect(("2025-06-18", "http"), features) as client:
         for upstream in UPSTREAMS:
             got = client.call(f"mcp_{upstream}_ask_url", {"key": f"page {upstream}"})
             readable(got, "https://example.com/sign-in?x=1")

@@ -1,5 +1,5 @@
-"""Schemas come through as the server wrote them, to the byte; nothing that they refer to is
-fetched; and one that is unbearable takes no other tool with it.
+"""Schemas pass byte for byte, references are never fetched, and an unusable schema affects no other
+tool.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tests.live.lasting import state_of, text_of
 from tests.live.matrix_client import REVISIONS
-from tests.live.matrix_grounds import UPSTREAMS, Grounds, matrix_grounds
+from tests.live.matrix_fixture import UPSTREAMS, HubRig, run_matrix_hub
+from tests.live.module_hub import state_of, text_of
 from tests.peers import wire
 
 pytestmark = pytest.mark.promise("B12", "F7")
@@ -19,23 +19,23 @@ pytestmark = pytest.mark.promise("B12", "F7")
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[socket.socket]:
-    """What a schema refers to: whoever fetches it connects here."""
+    """The target of a schema reference: fetching it connects here."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         yield listener
 
 
 @pytest.fixture(scope="module")
-def grounds(elsewhere: socket.socket) -> Iterator[Grounds]:
+def rig(elsewhere: socket.socket) -> Iterator[HubRig]:
     address = f"http://127.0.0.1:{elsewhere.getsockname()[1]}/schema.json"
-    with matrix_grounds("--refer-to", address, "--bomb") as made:
+    with run_matrix_hub("--refer-to", address, "--bomb") as made:
         yield made
 
 
 def raw_list(url: str, revision: str) -> str:
     """The answer to `tools/list` as it stands on the wire."""
-    if revision == wire.MODERN:
-        return wire.modern_request(url, "tools/list").body.decode()
+    if revision >= wire.MODERN:
+        return wire.modern_request(url, "tools/list", version=revision).body.decode()
     listing = wire.request(1, "tools/list", {})
     return wire.Session(url, revision).post(listing).body.decode()
 
@@ -61,11 +61,11 @@ def raw_member(tool: str, member: str) -> str | None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_a_schema_comes_through_to_the_byte(grounds: Grounds, revision: str) -> None:
-    shown = raw_tools(raw_list(grounds.hub.mcp_url, revision))
+def test_schema_passes_byte_for_byte(rig: HubRig, revision: str) -> None:
+    shown = raw_tools(raw_list(rig.hub.mcp_url, revision))
     for upstream, (era, _) in UPSTREAMS.items():
         own_revision = wire.MODERN if era == "modern" else wire.LEGACY
-        own = raw_tools(raw_list(grounds.urls[f"{era}_http"], own_revision))["faithful"]
+        own = raw_tools(raw_list(rig.urls[f"{era}_http"], own_revision))["faithful"]
         there = shown[f"mcp_{upstream}_faithful"]
         schema = raw_member(own, "inputSchema")
         assert schema is not None
@@ -79,22 +79,22 @@ def test_a_schema_comes_through_to_the_byte(grounds: Grounds, revision: str) -> 
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-def test_what_a_schema_refers_to_is_never_fetched(
-    grounds: Grounds, elsewhere: socket.socket, upstream: str
+def test_schema_references_are_never_fetched(
+    rig: HubRig, elsewhere: socket.socket, upstream: str
 ) -> None:
-    shown = raw_tools(raw_list(grounds.hub.mcp_url, wire.MODERN))
+    shown = raw_tools(raw_list(rig.hub.mcp_url, wire.MODERN))
     reference = f'"$ref":"http://127.0.0.1:{elsewhere.getsockname()[1]}/schema.json"'
     assert reference in shown[f"mcp_{upstream}_refers"]
     for era in ("modern", "legacy"):
-        answer = grounds.hub.call(f"mcp_{upstream}_refers", {"x": 1}, era=era)
+        answer = rig.hub.call(f"mcp_{upstream}_refers", {"x": 1}, era=era)
         assert text_of(answer) == "refers", "only its server can check what it refers to"
     with pytest.raises(BlockingIOError):
         elsewhere.accept()
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-def test_a_schema_bomb_is_refused_and_its_neighbours_stay(grounds: Grounds, upstream: str) -> None:
-    hub = grounds.hub
+def test_schema_bomb_is_refused_without_affecting_other_tools(rig: HubRig, upstream: str) -> None:
+    hub = rig.hub
     state = state_of(hub, upstream)
     names = [tool["name"] for tool in state["tools"]]
     assert len(names) > 20

@@ -1,4 +1,5 @@
-"""The same cells over stdio: `dragoman mcp` in front of a server of either era.
+"""The matrix over stdio: `dragoman mcp` in front of a server of either era. Reuses the tests of the
+other parts with the clients below.
 
 The tests are those of the other parts, with the clients below.
 """
@@ -9,91 +10,91 @@ from collections.abc import Iterator
 
 import pytest
 from tests.live.matrix_client import REVISIONS, Client
-from tests.live.matrix_grounds import Grounds, matrix_grounds
+from tests.live.matrix_fixture import HubRig, run_matrix_hub
 from tests.live.test_matrix_content import (
-    test_a_client_is_told_when_a_list_has_changed_and_sees_the_new_one,
-    test_a_client_is_told_when_a_resource_that_it_follows_has_changed,
-    test_a_prompt_is_filled_in,
-    test_a_resource_is_read_as_its_server_has_it,
-    test_a_resource_that_is_not_there_is_not_found_in_the_words_of_the_revision,
-    test_arguments_of_prompts_and_templates_are_completed,
+    test_list_change_is_announced_and_the_new_list_returned,
+    test_missing_resource_is_not_found_in_the_form_of_the_revision,
+    test_prompt_and_template_arguments_are_completed,
+    test_prompt_is_rendered,
+    test_resource_is_read_as_the_server_returns_it,
+    test_subscribed_resource_update_is_delivered,
 )
 from tests.live.test_matrix_questions import (
-    test_a_call_on_a_connection_of_its_own_is_cancelled_at_the_server,
-    test_a_call_that_is_cancelled_while_its_question_is_open_asks_no_more,
-    test_a_client_that_cannot_be_asked_is_told_what_was_asked,
-    test_a_client_with_a_connection_of_its_own_is_told_of_what_it_follows,
-    test_a_prompt_and_a_resource_may_ask_too,
-    test_a_question_reaches_the_client_and_its_answer_the_server,
-    test_a_server_that_looks_first_and_does_not_ask_is_understood,
-    test_a_server_that_looks_first_asks_who_can_answer,
-    test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_revision,
-    test_an_error_that_sends_to_a_page_says_where_to_who_cannot_be_asked,
-    test_several_questions_at_once_and_one_after_the_other_are_all_answered,
-    test_the_server_is_told_what_this_client_can_do_and_never_more,
-    test_what_is_shared_declares_nothing,
-    test_what_the_client_declines_the_server_sees_declined,
+    test_call_on_a_client_session_is_cancelled_at_the_server,
+    test_cancelled_call_withdraws_its_question,
+    test_client_session_delivers_subscribed_updates,
+    test_client_without_elicitation_gets_the_question_as_an_error,
+    test_concurrent_and_sequential_questions_are_answered,
+    test_declined_question_reaches_the_server_as_declined,
+    test_prompts_and_resources_may_elicit,
+    test_question_reaches_the_client_and_its_answer_the_server,
+    test_server_checking_capabilities_asks_capable_clients,
+    test_server_not_asking_is_handled,
+    test_server_sees_only_capabilities_of_the_client,
+    test_shared_session_declares_no_capabilities,
+    test_url_elicitation_error_has_the_form_of_the_revision,
+    test_url_elicitation_error_names_the_url_for_incapable_clients,
 )
 from tests.live.test_matrix_tools import (
-    test_a_call_comes_back_whole,
-    test_a_log_comes_from_the_level_on_that_the_client_asked_for,
-    test_a_structured_result_that_is_no_object_is_one_for_older_clients,
-    test_each_revision_has_its_own_methods_and_no_other,
-    test_every_list_has_what_every_server_offers_as_the_revision_knows_it,
-    test_progress_comes_on_the_stream_of_the_call,
-    test_what_went_wrong_comes_back_as_the_server_said_it,
+    test_call_result_is_complete,
+    test_each_revision_has_only_its_methods,
+    test_every_list_has_all_entries_in_the_form_of_the_revision,
+    test_logs_arrive_from_the_requested_level,
+    test_non_object_structured_result_is_wrapped_for_older_clients,
+    test_progress_arrives_on_the_stream_of_the_call,
+    test_server_error_is_passed_unchanged,
 )
 
 __all__ = [
-    "test_a_call_comes_back_whole",
-    "test_a_call_on_a_connection_of_its_own_is_cancelled_at_the_server",
-    "test_a_call_that_is_cancelled_while_its_question_is_open_asks_no_more",
-    "test_a_client_is_told_when_a_list_has_changed_and_sees_the_new_one",
-    "test_a_client_is_told_when_a_resource_that_it_follows_has_changed",
-    "test_a_client_that_cannot_be_asked_is_told_what_was_asked",
-    "test_a_client_with_a_connection_of_its_own_is_told_of_what_it_follows",
-    "test_a_log_comes_from_the_level_on_that_the_client_asked_for",
-    "test_a_prompt_and_a_resource_may_ask_too",
-    "test_a_prompt_is_filled_in",
-    "test_a_question_reaches_the_client_and_its_answer_the_server",
-    "test_a_resource_is_read_as_its_server_has_it",
-    "test_a_resource_that_is_not_there_is_not_found_in_the_words_of_the_revision",
-    "test_a_server_that_looks_first_and_does_not_ask_is_understood",
-    "test_a_server_that_looks_first_asks_who_can_answer",
-    "test_a_structured_result_that_is_no_object_is_one_for_older_clients",
-    "test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_revision",
-    "test_an_error_that_sends_to_a_page_says_where_to_who_cannot_be_asked",
-    "test_arguments_of_prompts_and_templates_are_completed",
-    "test_each_revision_has_its_own_methods_and_no_other",
-    "test_every_list_has_what_every_server_offers_as_the_revision_knows_it",
-    "test_progress_comes_on_the_stream_of_the_call",
-    "test_several_questions_at_once_and_one_after_the_other_are_all_answered",
-    "test_the_server_is_told_what_this_client_can_do_and_never_more",
-    "test_what_is_shared_declares_nothing",
-    "test_what_the_client_declines_the_server_sees_declined",
-    "test_what_went_wrong_comes_back_as_the_server_said_it",
+    "test_call_on_a_client_session_is_cancelled_at_the_server",
+    "test_call_result_is_complete",
+    "test_cancelled_call_withdraws_its_question",
+    "test_client_session_delivers_subscribed_updates",
+    "test_client_without_elicitation_gets_the_question_as_an_error",
+    "test_concurrent_and_sequential_questions_are_answered",
+    "test_declined_question_reaches_the_server_as_declined",
+    "test_each_revision_has_only_its_methods",
+    "test_every_list_has_all_entries_in_the_form_of_the_revision",
+    "test_list_change_is_announced_and_the_new_list_returned",
+    "test_logs_arrive_from_the_requested_level",
+    "test_missing_resource_is_not_found_in_the_form_of_the_revision",
+    "test_non_object_structured_result_is_wrapped_for_older_clients",
+    "test_progress_arrives_on_the_stream_of_the_call",
+    "test_prompt_and_template_arguments_are_completed",
+    "test_prompt_is_rendered",
+    "test_prompts_and_resources_may_elicit",
+    "test_question_reaches_the_client_and_its_answer_the_server",
+    "test_resource_is_read_as_the_server_returns_it",
+    "test_server_checking_capabilities_asks_capable_clients",
+    "test_server_error_is_passed_unchanged",
+    "test_server_not_asking_is_handled",
+    "test_server_sees_only_capabilities_of_the_client",
+    "test_shared_session_declares_no_capabilities",
+    "test_subscribed_resource_update_is_delivered",
+    "test_url_elicitation_error_has_the_form_of_the_revision",
+    "test_url_elicitation_error_names_the_url_for_incapable_clients",
 ]
 
 pytestmark = pytest.mark.promise("B12", "B13", "F6", "F7")
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with matrix_grounds() as made:
+def rig() -> Iterator[HubRig]:
+    with run_matrix_hub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=REVISIONS)
-def client(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares nothing: it shares the hub's connections."""
-    with grounds.connect((request.param, "stdio"), {}) as made:
+    with rig.connect((request.param, "stdio"), {}) as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=REVISIONS)
-def able(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def able(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares all that its revision has."""
-    with grounds.connect((request.param, "stdio")) as made:
+    with rig.connect((request.param, "stdio")) as made:
         yield made
 
 

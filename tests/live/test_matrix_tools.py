@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.lasting import text_of
 from tests.live.matrix_client import Client
-from tests.live.matrix_grounds import (
+from tests.live.matrix_fixture import (
     CLIENTS,
     NO_METHOD,
     UPSTREAMS,
-    Grounds,
+    HubRig,
     expected,
-    matrix_grounds,
+    run_matrix_hub,
     scheme,
 )
+from tests.live.module_hub import text_of
 
 pytestmark = pytest.mark.promise("B12", "F6", "F7", "G1", "G2")
 
@@ -29,15 +29,15 @@ KEYS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with matrix_grounds() as made:
+def rig() -> Iterator[HubRig]:
+    with run_matrix_hub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
-def client(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, rig: HubRig) -> Iterator[Client]:
     """Declares nothing: it shares the hub's connections."""
-    with grounds.connect(request.param, {}) as made:
+    with rig.connect(request.param, {}) as made:
         yield made
 
 
@@ -58,7 +58,7 @@ def listed(client: Client, method: str, member: str) -> list[dict[str, Any]]:
         cursor = {"cursor": result["nextCursor"]}
 
 
-def test_every_list_has_what_every_server_offers_as_the_revision_knows_it(
+def test_every_list_has_all_entries_in_the_form_of_the_revision(
     client: Client, upstream: str
 ) -> None:
     tools = {tool["name"]: tool for tool in listed(client, "tools/list", "tools")}
@@ -88,7 +88,7 @@ def test_every_list_has_what_every_server_offers_as_the_revision_knows_it(
     assert item["name"] == "item" and ("title" in item) == titled
 
 
-def test_a_call_comes_back_whole(client: Client, upstream: str) -> None:
+def test_call_result_is_complete(client: Client, upstream: str) -> None:
     assert text_of(client.call(f"mcp_{upstream}_echo", {"text": "hé"})) == "hé"
     assert text_of(client.call(f"{upstream}.echo", {"text": "two"})) == "two"
     result = client.call(f"mcp_{upstream}_add", {"a": 1, "b": 2})["result"]
@@ -106,7 +106,7 @@ def test_a_call_comes_back_whole(client: Client, upstream: str) -> None:
 @pytest.mark.parametrize(
     "modern", [name for name, (era, _) in UPSTREAMS.items() if era == "modern"]
 )
-def test_a_structured_result_that_is_no_object_is_one_for_older_clients(
+def test_non_object_structured_result_is_wrapped_for_older_clients(
     client: Client, modern: str
 ) -> None:
     tools = {tool["name"]: tool for tool in listed(client, "tools/list", "tools")}
@@ -125,7 +125,7 @@ def test_a_structured_result_that_is_no_object_is_one_for_older_clients(
         assert schema["type"] == "array" and result["structuredContent"] == [1, 2]
 
 
-def test_what_went_wrong_comes_back_as_the_server_said_it(client: Client, upstream: str) -> None:
+def test_server_error_is_passed_unchanged(client: Client, upstream: str) -> None:
     failed = client.call(f"mcp_{upstream}_fail")["result"]
     assert failed["isError"] is True
     assert failed["content"] == [{"type": "text", "text": "it went wrong"}]
@@ -134,35 +134,33 @@ def test_what_went_wrong_comes_back_as_the_server_said_it(client: Client, upstre
     assert client.call(f"mcp_{upstream}_none")["error"]["code"] == -32602
 
 
-def test_progress_comes_on_the_stream_of_the_call(client: Client, upstream: str) -> None:
+def test_progress_arrives_on_the_stream_of_the_call(client: Client, upstream: str) -> None:
     token = f"token {next(KEYS)}"
-    since = len(client.heard)
+    since = len(client.received)
     number = client.begin(
         "tools/call",
         {"name": f"mcp_{upstream}_progress", "arguments": {"steps": 3}},
         progressToken=token,
     )
     assert text_of(client.wait(number)) == "3 steps"
-    heard = client.said("notifications/progress", since)
-    assert [one.params["progressToken"] for one in heard] == [token] * 3
-    assert [one.params["progress"] for one in heard] == [1, 2, 3]
-    assert [one.params["total"] for one in heard] == [3, 3, 3]
-    words = [one.params.get("message") for one in heard]
+    received = client.said("notifications/progress", since)
+    assert [one.params["progressToken"] for one in received] == [token] * 3
+    assert [one.params["progress"] for one in received] == [1, 2, 3]
+    assert [one.params["total"] for one in received] == [3, 3, 3]
+    words = [one.params.get("message") for one in received]
     spoken = expected("progress message", client.revision)
     assert words == (["step 1", "step 2", "step 3"] if spoken else [None] * 3)
-    assert {one.stream for one in heard} <= {number, "session"}
+    assert {one.stream for one in received} <= {number, "session"}
     if client.modern:
-        assert len({one.stream for one in heard}) == 1
+        assert len({one.stream for one in received}) == 1
 
-    since = len(client.heard)
+    since = len(client.received)
     client.call(f"mcp_{upstream}_progress", {"steps": 3})
     assert not client.said("notifications/progress", since), "nobody asked for it"
 
 
-def test_a_log_comes_from_the_level_on_that_the_client_asked_for(
-    client: Client, upstream: str
-) -> None:
-    since = len(client.heard)
+def test_logs_arrive_from_the_requested_level(client: Client, upstream: str) -> None:
+    since = len(client.received)
     assert text_of(client.call(f"mcp_{upstream}_log")) == "logged"
     if client.modern:
         assert not client.said("notifications/message", since), "nobody asked for it"
@@ -173,23 +171,23 @@ def test_a_log_comes_from_the_level_on_that_the_client_asked_for(
             meta[LOG_LEVEL] = level
         else:
             assert client.request("logging/setLevel", {"level": level})["result"] == {}
-        since = len(client.heard)
+        since = len(client.received)
         number = client.begin(
             "tools/call", {"name": f"mcp_{upstream}_log", "arguments": {"key": key}}, **meta
         )
         client.wait(number)
-        client.until_heard("notifications/message", since, level="error")
-        heard = client.said("notifications/message", since)
-        assert [one.params["level"] for one in heard] == wanted
-        assert [one.params["data"] for one in heard] == [
+        client.wait_notification("notifications/message", since, level="error")
+        received = client.said("notifications/message", since)
+        assert [one.params["level"] for one in received] == wanted
+        assert [one.params["data"] for one in received] == [
             {"said": one, "key": key} for one in wanted
         ]
-        assert {one.params["logger"] for one in heard} == {"matrix"}
+        assert {one.params["logger"] for one in received} == {"matrix"}
         if client.modern:
-            assert {one.stream for one in heard} <= {number, "session"}
+            assert {one.stream for one in received} <= {number, "session"}
 
 
-def test_each_revision_has_its_own_methods_and_no_other(client: Client) -> None:
+def test_each_revision_has_only_its_methods(client: Client) -> None:
     params: dict[str, dict[str, Any]] = {
         "ping": {},
         "server/discover": {},

@@ -1,5 +1,6 @@
-"""A real server that changes what it says of itself, behind a real hub: whoever lists, whenever and
-however, never sees what nobody has approved."""
+"""A real server that changes its definitions behind a real hub: no list ever shows an unapproved
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -26,8 +27,8 @@ def entry(form: Path, **keys: Any) -> str:
 
 
 class Watcher:
-    """Lists all the time, in both eras and whenever it is told of a change; remembers what was evil
-    and seen before it might be."""
+    """Lists continuously, in both eras and on every change notification; records evil definitions
+    that were visible too early."""
 
     def __init__(self, hub: RunningHub) -> None:
         self._hub = hub
@@ -103,7 +104,7 @@ def become(hub: RunningHub, form: str) -> None:
 
 
 @pytest.mark.promise("R9")
-def test_nobody_sees_what_a_server_has_become_before_it_is_approved(
+def test_changed_definition_is_hidden_until_approved(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     running = hub(servers=[entry(tmp_path / "form")])
@@ -146,7 +147,7 @@ def test_nobody_sees_what_a_server_has_become_before_it_is_approved(
 
 
 @pytest.mark.promise("R9")
-def test_another_order_is_offered_at_once_and_was_never_away(
+def test_reordered_definitions_are_listed_without_interruption(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     running = hub(servers=[entry(tmp_path / "form")])
@@ -163,7 +164,7 @@ def test_another_order_is_offered_at_once_and_was_never_away(
 
 
 @pytest.mark.promise("R9")
-def test_what_changes_while_the_hub_is_down_is_held_from_the_start(
+def test_change_during_downtime_is_quarantined_at_start(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     form = tmp_path / "form"
@@ -186,7 +187,7 @@ def test_what_changes_while_the_hub_is_down_is_held_from_the_start(
 
 
 @pytest.mark.promise("R9")
-def test_what_has_changed_while_its_server_slept_is_not_called_by_what_wakes_it(
+def test_changed_tool_is_not_called_by_the_call_that_wakes_its_server(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     form = tmp_path / "form"
@@ -201,12 +202,12 @@ def test_what_has_changed_while_its_server_slept_is_not_called_by_what_wakes_it(
     until(sleeps)
     form.write_text("schemed")
     refused = running.call(READ, {"path": "x", "mode": "text"})
-    assert "is held" in repr(refused) and "Quarantined" in repr(refused)
+    assert "is quarantined" in repr(refused) and "Quarantined" in repr(refused)
     assert READ not in listed(running)
 
 
 @pytest.mark.promise("R9")
-def test_a_strict_server_is_not_listed_before_somebody_has_approved_it(
+def test_strict_server_is_hidden_until_approved(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     running = hub(servers=[entry(tmp_path / "form", pin="strict")])
@@ -223,9 +224,7 @@ def test_a_strict_server_is_not_listed_before_somebody_has_approved_it(
     assert listed(running, "prompts").keys()
 
 
-def test_a_server_that_is_not_pinned_may_become_what_it_likes(
-    hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
+def test_unpinned_server_may_change_freely(hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     running = hub(servers=[entry(tmp_path / "form", pin="off")])
     running.wait_connected("changing")
     assert READ in listed(running)

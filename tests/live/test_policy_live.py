@@ -1,6 +1,6 @@
-"""Policies at a running hub: what is denied never reaches the wire, is recorded with the policy
-that said so and reads well; and each call is judged by exactly one set, however often sets are
-swapped meanwhile."""
+"""Policies of a running hub: a denied call never reaches the wire, its record names the policy, its
+message is readable, and each call is decided by one policy set.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from tests.live.bridge_grounds import EXPOSE, eventually, external, tool_names
+from tests.live.bridge_fixture import EXPOSE, eventually, external, tool_names
 from tests.live.conftest import RunningHub
-from tests.live.crowd import Member, crowd
-from tests.live.lasting import ERROR_KEY, lasting_hub, until
+from tests.live.module_hub import ERROR_KEY, run_module_hub, until
+from tests.live.recording_agents import RecordingAgent, run_agents
 from tests.peers import wire
 
 pytestmark = [pytest.mark.promise("R7"), pytest.mark.timeout(60)]
 
 QUIET = "[bridge]\nprobe_secs = 3600\n[a2a]\nenabled = true\n"
-"""Nobody looks at the agents while the tests do."""
+"""Disables health probes during the tests."""
 SKILL = "vercel_ops.deploy"
 FORBID = (
     '@id("no-deploys") @why("nothing is deployed on Fridays")\n'
@@ -34,11 +34,11 @@ URI = "urn:dragoman:a2a:skill:v1"
 
 
 @contextmanager
-def an_agent(config: str = EXPOSE) -> Iterator[tuple[RunningHub, Member]]:
-    agent = Member("Vercel Ops", "deploy", "logs")
+def an_agent(config: str = EXPOSE) -> Iterator[tuple[RunningHub, RecordingAgent]]:
+    agent = RecordingAgent("Vercel Ops", "deploy", "logs")
     with (
-        crowd(agent),
-        lasting_hub([], config + QUIET + external(agent.name, agent.url)) as hub,
+        run_agents(agent),
+        run_module_hub([], config + QUIET + external(agent.name, agent.url)) as hub,
     ):
         until(lambda: SKILL in tool_names(hub))
         yield hub, agent
@@ -106,7 +106,7 @@ DOORS: Mapping[str, Callable[[RunningHub], Refusal]] = {
 
 
 @pytest.mark.promise("R6", "R8", "R12")
-def test_what_is_denied_never_reaches_the_wire_and_is_told_and_recorded() -> None:
+def test_denied_call_is_not_sent_and_is_reported_and_recorded() -> None:
     with an_agent() as (hub, agent):
         assert hub.call(SKILL, {})["result"]["content"][0]["text"] == "done"
         in_force = put(hub, FORBID.format(SKILL))
@@ -116,9 +116,9 @@ def test_what_is_denied_never_reaches_the_wire_and_is_told_and_recorded() -> Non
             for ask in DOORS.values():
                 refusal = ask(hub)
                 heard = [events.next() for _ in range(3)]
-                trace = denial_told(refusal, [event.json() for event in heard])
+                trace = assert_denial_reported(refusal, [event.json() for event in heard])
                 (row,) = [one for one in hub.audit() if one.get("trace") == trace]
-                denial_recorded(refusal, row, in_force)
+                assert_denial_recorded(refusal, row, in_force)
         assert bytes(agent.received) == received, "not a byte"
         assert len(agent.sent) == 1
         denied = hub.api("/api/a2a/dispatches?status=denied")["dispatches"]
@@ -127,7 +127,7 @@ def test_what_is_denied_never_reaches_the_wire_and_is_told_and_recorded() -> Non
         assert hub.call("vercel_ops.logs", {})["result"]["content"][0]["text"] == "done"
 
 
-def denial_told(refusal: Refusal, events: list[dict[str, Any]]) -> str:
+def assert_denial_reported(refusal: Refusal, events: list[dict[str, Any]]) -> str:
     """By the caller's answer, and on the stream; gives its trace."""
     pre, post, error = events
     assert [one["phase"] for one in events] == ["pre-verb", "post-verb", "verb-error"]
@@ -142,7 +142,7 @@ def denial_told(refusal: Refusal, events: list[dict[str, Any]]) -> str:
     return trace
 
 
-def denial_recorded(refusal: Refusal, row: Mapping[str, Any], in_force: str) -> None:
+def assert_denial_recorded(refusal: Refusal, row: Mapping[str, Any], in_force: str) -> None:
     assert (row["decision"], row["policies"], row["policy_set"]) == (
         "deny",
         ["no-deploys"],
@@ -153,7 +153,7 @@ def denial_recorded(refusal: Refusal, row: Mapping[str, Any], in_force: str) -> 
     assert row["duration_ms"] >= 0 and "far_task" not in row
 
 
-def test_what_may_not_even_be_listed_is_not_there_and_its_record_says_why() -> None:
+def test_unlistable_tool_is_not_found_and_its_record_says_why() -> None:
     with an_agent() as (hub, agent):
         hide = FORBID.replace('action in Hub::Action::"any_call"', "action")
         in_force = put(hub, hide.format(SKILL))
@@ -173,7 +173,7 @@ def test_what_may_not_even_be_listed_is_not_there_and_its_record_says_why() -> N
 
 
 @pytest.mark.promise("R11")
-def test_files_are_taken_up_together_and_a_bad_one_changes_nothing() -> None:
+def test_policy_files_apply_together_and_an_invalid_one_changes_nothing() -> None:
     with an_agent() as (hub, agent):
         folder = hub.home / "policies"
         assert hub.command("policy", "init").returncode == 0
@@ -207,7 +207,13 @@ SECONDS = 2.0
 """That an agent takes at most."""
 CHANCE = Random(7)
 QUICK = f"agent_{MEMBERS}.work"
-LIMITS = "[limits]\ncalls_in_flight = 4000\ntarget_calls = 4000\n"
+LIMITS = """[limits]
+calls_in_flight = 4000
+target_calls = 4000
+[limits.rate]
+owner_per_minute = 10_000_000
+owner_burst = 1_000_000
+"""
 
 
 def some_seconds() -> float:
@@ -254,7 +260,7 @@ class Load:
     """A thousand callers who call all the while, and sets of policies that are swapped."""
 
     hub: RunningHub
-    agents: list[Member]
+    agents: list[RecordingAgent]
     answers: dict[str, bool] = field(default_factory=dict)
     """Of each trace, whether the call was done."""
     sets: dict[str, int] = field(default_factory=dict)
@@ -309,11 +315,11 @@ class Load:
 
 
 @pytest.mark.promise("R11", "R12")
-def test_each_of_a_thousand_calls_at_once_is_judged_by_exactly_one_set() -> None:
-    agents = [Member(f"Agent {number}", "work") for number in range(MEMBERS + 1)]
-    with crowd(*agents):
+def test_thousand_concurrent_calls_each_use_one_policy_set() -> None:
+    agents = [RecordingAgent(f"Agent {number}", "work") for number in range(MEMBERS + 1)]
+    with run_agents(*agents):
         entries = "".join(external(one.name, one.url) for one in agents)
-        with lasting_hub([], LIMITS + QUIET + entries) as hub:
+        with run_module_hub([], LIMITS + QUIET + entries) as hub:
             until(lambda: sum(".work" in name for name in tool_names(hub)) == len(agents), 30)
             put(hub, numbered(0))
             for one in agents[:MEMBERS]:
@@ -323,13 +329,13 @@ def test_each_of_a_thousand_calls_at_once_is_judged_by_exactly_one_set() -> None
             rows = {row["trace"]: row for row in hub.audit() if row.get("trace") in load.answers}
     assert len(load.sets) == SWAPS
     assert rows.keys() == load.answers.keys() and len(rows) > CALLERS
-    judged_by_one(load, rows)
+    assert_decided_by_one_set(load, rows)
     done = sum(load.answers.values())
     sent = sum(len(one.sent) for one in agents)
     assert sent == done, "what was denied was not sent, what was permitted was sent once"
 
 
-def judged_by_one(load: Load, rows: Mapping[str, Mapping[str, Any]]) -> None:
+def assert_decided_by_one_set(load: Load, rows: Mapping[str, Mapping[str, Any]]) -> None:
     used = set()
     for trace, row in rows.items():
         number = load.sets[row["policy_set"]]

@@ -1,4 +1,4 @@
-"""Agents of others at a running hub: registered, lost, found again, kept, and told of."""
+"""External agents of a running hub: registration, loss, return, storage, notifications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import HttpPeer
 
@@ -39,7 +39,7 @@ def change(hub: RunningHub, method: str, path: str, body: Any = None) -> Any:
 
 
 @pytest.mark.promise("R9", "Q2")
-def test_clients_hear_when_an_agent_comes_goes_and_comes_back(
+def test_clients_are_notified_when_an_agent_appears_or_disappears(
     hub: Callable[..., RunningHub],
 ) -> None:
     running = hub(config=CONFIG)
@@ -71,7 +71,7 @@ def test_clients_hear_when_an_agent_comes_goes_and_comes_back(
         assert "sdk.echo" not in tools(session)
 
 
-def test_what_was_registered_survives_a_crash_and_its_trust_too(
+def test_registered_agents_and_trust_survive_a_crash(
     hub: Callable[..., RunningHub],
 ) -> None:
     with HttpPeer("a2a_sdk_agent", "--declare", "JSONRPC:0.3") as agent:
@@ -88,7 +88,7 @@ def test_what_was_registered_survives_a_crash_and_its_trust_too(
 
 
 @pytest.mark.promise("M2")
-def test_configured_agents_that_are_away_delay_neither_the_start_nor_the_end(
+def test_unreachable_configured_agents_delay_neither_start_nor_stop(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     with HttpPeer("a2a_sdk_agent") as agent, HttpPeer("a2a_sdk_agent") as silent:
@@ -113,7 +113,7 @@ def test_configured_agents_that_are_away_delay_neither_the_start_nor_the_end(
             os.kill(silent.pid, signal.SIGCONT)
 
 
-def test_the_catalog_of_agents_is_open_to_those_without_a_key(
+def test_agent_catalog_is_public(
     hub: Callable[..., RunningHub],
 ) -> None:
     key = "api_key = 'a-key-that-is-long-enough'\n"

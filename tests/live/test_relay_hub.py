@@ -1,4 +1,4 @@
-"""`dragoman mcp` with the real hub: beside a daemon, without one, and when either goes away."""
+"""`dragoman mcp` with the real hub: with a daemon, without one, and when either exits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import text_of, until
+from tests.live.module_hub import text_of, until
 from tests.peers import wire
 from tests.peers.process import processes_at_home, server_entry, wait_until_gone
 from tests.peers.sdk_client import conversation
@@ -20,7 +20,7 @@ from tests.peers.sdk_client import conversation
 from dragoman import home as homes
 
 EXPOSE = '[mcp]\nstdio_expose = ["*"]\n'
-RUDE = server_entry("r", "rude_server", "ok")
+RUDE = server_entry("r", "faulty_server", "ok")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def host_of(home: Path) -> int:
 
 
 @pytest.mark.promise("F2", "B13")
-def test_two_ides_without_a_daemon_share_one_hub_and_its_children(home: Path) -> None:
+def test_ides_without_a_daemon_share_one_hub(home: Path) -> None:
     with ide(home) as first:
         first.initialize()
         child = child_of(first)
@@ -69,15 +69,15 @@ def test_two_ides_without_a_daemon_share_one_hub_and_its_children(home: Path) ->
 
 @pytest.mark.promise("F2")
 @pytest.mark.parametrize("how", ["its client goes", "kill -9"])
-def test_when_the_one_that_hosts_the_hub_ends_another_takes_over(home: Path, how: str) -> None:
+def test_another_relay_takes_over_when_the_host_ends(home: Path, how: str) -> None:
     with ide(home) as first:
         first.initialize()
         before = child_of(first)
         assert host_of(home) == first.pid
-        the_others_go_on(home, first, before, how)
+        check_takeover(home, first, before, how)
 
 
-def the_others_go_on(home: Path, first: wire.Stdio, before: int, how: str) -> None:
+def check_takeover(home: Path, first: wire.Stdio, before: int, how: str) -> None:
     with ide(home) as second, ide(home) as third:
         for client in (second, third):
             client.initialize()
@@ -101,16 +101,16 @@ def the_others_go_on(home: Path, first: wire.Stdio, before: int, how: str) -> No
 
 
 @pytest.mark.promise("F2")
-def test_a_call_that_is_under_way_when_the_host_is_killed_is_answered_with_what_is_known(
+def test_call_running_when_the_host_is_killed_is_answered(
     home: Path,
 ) -> None:
     with ide(home) as first:
         first.initialize()
         child_of(first)
-        the_second_is_told(home, first)
+        check_running_call_is_answered(home, first)
 
 
-def the_second_is_told(home: Path, first: wire.Stdio) -> None:
+def check_running_call_is_answered(home: Path, first: wire.Stdio) -> None:
     with ide(home) as second:
         second.initialize()
         child_of(second)
@@ -159,7 +159,7 @@ def test_a_relay_survives_a_restart_of_the_daemon(hub: Callable[..., RunningHub]
 
 
 @pytest.mark.promise("F2")
-def test_a_daemon_that_is_started_beside_a_hosting_relay_says_who_holds_the_home(
+def test_daemon_beside_a_hosting_relay_names_the_holder(
     home: Path, hub: Callable[..., RunningHub]
 ) -> None:
     with ide(home) as client:
@@ -172,7 +172,7 @@ def test_a_daemon_that_is_started_beside_a_hosting_relay_says_who_holds_the_home
 
 
 @pytest.mark.promise("F2")
-def test_initialize_is_answered_at_once_however_long_the_hub_takes(home: Path) -> None:
+def test_initialize_is_answered_before_the_hub_is_up(home: Path) -> None:
     hold = homes.lock_home(str(home))  # as a hub does that is still on its way
     with ide(home) as client:
         client.send(wire.request(1, "initialize", wire.initialize_params("2025-03-26")))
@@ -196,7 +196,7 @@ def test_initialize_is_answered_at_once_however_long_the_hub_takes(home: Path) -
 
 
 @pytest.mark.promise("F2")
-def test_a_bad_configuration_is_said_to_whoever_asks_until_it_is_mended(home: Path) -> None:
+def test_invalid_configuration_is_reported_on_every_request_until_fixed(home: Path) -> None:
     good = (home / "config.toml").read_text(encoding="utf-8")
     (home / "config.toml").write_text("[mcp]\nstdio_expoze = []\n", encoding="utf-8")
     with ide(home) as client:
@@ -234,7 +234,7 @@ def test_an_sdk_client_needs_no_daemon(home: Path, mode: str) -> None:
 
 
 @pytest.mark.promise("F2")
-def test_the_answers_are_the_same_with_a_daemon_and_without(
+def test_responses_are_equal_with_and_without_a_daemon(
     home: Path, hub: Callable[..., RunningHub]
 ) -> None:
     asked = [

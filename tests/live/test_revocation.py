@@ -1,4 +1,4 @@
-"""A caller whose key is revoked is cut off: what it has open ends, and nobody else's."""
+"""Revoking a key ends everything its principal has open, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.live.a2a_hub import (
     V03,
     V10,
     Caller,
-    Grounds,
+    HubRig,
     a2a_config,
     agents_env,
     run_a2a_hub,
     steps,
 )
 from tests.live.conftest import RunningHub
-from tests.live.lasting import until
+from tests.live.module_hub import until
 from tests.live.test_a2a_webhooks import Receiver, receiving
 from tests.peers import wire
 
@@ -51,17 +51,17 @@ Headers = Mapping[str, str]
 class Opened:
     """Something that a caller has open, in a thread of its own."""
 
-    grounds: Grounds
+    rig: HubRig
     headers: Headers
     caller: str
     kind: str
     ready: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    heard: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
 
     @property
     def hub_url(self) -> str:
-        return self.grounds.hub.url
+        return self.rig.hub.url
 
     @property
     def work(self) -> dict[str, Any]:
@@ -84,19 +84,19 @@ class Opened:
         try:
             KINDS[self.kind](self)
         except Exception as error:
-            self.heard.append(repr(error))
+            self.received.append(repr(error))
         finally:
             self.ended.set()
 
     def begun(self) -> None:
         """The agent is at work."""
-        self.grounds.seen(self.mark, SOON)
+        self.rig.seen(self.mark, SOON)
         self.ready.set()
 
     def hear(self, stream: wire.Stream) -> None:
         while True:
             try:
-                self.heard.append(stream.next().data)
+                self.received.append(stream.next().data)
             except EOFError:
                 return
 
@@ -125,14 +125,14 @@ def wait_for_task(it: Opened) -> None:
     session = wire.Session(f"{it.hub_url}/mcp", headers=it.headers)
     id = session.request("tools/call", {**it.call, "task": {}})["result"]["task"]["taskId"]
     it.watch()
-    it.heard.append(json.dumps(session.request("tasks/result", {"taskId": id}, 60)))
+    it.received.append(json.dumps(session.request("tasks/result", {"taskId": id}, 60)))
 
 
 def call_in_session(it: Opened) -> None:
     session = wire.Session(f"{it.hub_url}/mcp", headers=it.headers)
     it.watch()
     answer = session.post(wire.request(1, "tools/call", it.call), 60)
-    it.heard.append(answer.body.decode())
+    it.received.append(answer.body.decode())
 
 
 def call_and_leave(it: Opened) -> None:
@@ -149,7 +149,7 @@ def call_modern(it: Opened) -> None:
     it.watch()
     headers = {**it.headers, "Accept": "application/json"}
     answer = wire.modern_request(f"{it.hub_url}/mcp", "tools/call", it.call, headers, 60)
-    it.heard.append(answer.body.decode())
+    it.received.append(answer.body.decode())
 
 
 def listen(it: Opened) -> None:
@@ -182,7 +182,7 @@ def call_api(it: Opened) -> None:
     it.watch()
     url = f"{it.hub_url}/api/tools/{TOOL}/call"
     answer = wire.post(url, {"arguments": it.call["arguments"]}, it.headers, 60)
-    it.heard.append(f"{answer.status} {answer.body.decode()}")
+    it.received.append(f"{answer.status} {answer.body.decode()}")
 
 
 def stream_task(it: Opened) -> None:
@@ -193,26 +193,26 @@ def stream_rest(it: Opened) -> None:
     _stream(it, REST10, STREAM, REST10.params(it.work))
 
 
-def _stream(it: Opened, way: Any, op: str, params: Mapping[str, Any]) -> None:
+def _stream(it: Opened, binding: Any, op: str, params: Mapping[str, Any]) -> None:
     it.watch()
-    with way.stream(it.grounds.hub, op, params, "actor", it.headers, 60) as stream:
+    with binding.stream(it.rig.hub, op, params, "actor", it.headers, 60) as stream:
         it.hear(stream)
 
 
 def subscribe(it: Opened) -> None:
-    caller = Caller(it.grounds.hub, "actor", it.headers, V03)
+    caller = Caller(it.rig.hub, "actor", it.headers, V03)
     task = caller.send(it.work, at_once=True)
     _stream(it, V03, SUBSCRIBE, {"id": task["id"]})
 
 
 def send(it: Opened) -> None:
     it.watch()
-    reply = V10.ask(it.grounds.hub, SEND, V10.params(it.work), "actor", it.headers, 60)
-    it.heard.append(json.dumps(reply.value))
+    reply = V10.ask(it.rig.hub, SEND, V10.params(it.work), "actor", it.headers, 60)
+    it.received.append(json.dumps(reply.value))
 
 
 def _grpc(it: Opened) -> tuple[Any, Any, dict[str, Any]]:
-    port = json.loads((it.grounds.gates / "port").read_text(encoding="utf-8"))
+    port = json.loads((it.rig.gates / "port").read_text(encoding="utf-8"))
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     request = ParseDict({**V10.params(it.work), "tenant": "actor"}, pb.SendMessageRequest())
     metadata = [("a2a-version", "1.0")]
@@ -225,13 +225,13 @@ def stream_grpc(it: Opened) -> None:
     stub, request, how = _grpc(it)
     it.watch()
     for event in stub.SendStreamingMessage(request, **how):
-        it.heard.append(str(event))
+        it.received.append(str(event))
 
 
 def send_grpc(it: Opened) -> None:
     stub, request, how = _grpc(it)
     it.watch()
-    it.heard.append(str(stub.SendMessage(request, **how)))
+    it.received.append(str(stub.SendMessage(request, **how)))
 
 
 KINDS: Mapping[str, Callable[[Opened], None]] = {
@@ -255,12 +255,12 @@ ALONE = frozenset({"events"})
 """Those that make no call."""
 
 
-def open_all(grounds: Grounds, headers: Headers, caller: str) -> dict[str, Opened]:
-    made = {kind: Opened(grounds, headers, caller, kind) for kind in KINDS}
+def open_all(rig: HubRig, headers: Headers, caller: str) -> dict[str, Opened]:
+    made = {kind: Opened(rig, headers, caller, kind) for kind in KINDS}
     for one in made.values():
         one.start()
     for kind, one in made.items():
-        assert one.ready.wait(SOON), (kind, one.heard)
+        assert one.ready.wait(SOON), (kind, one.received)
     assert not [kind for kind, one in made.items() if one.ended.is_set() and kind != LEFT]
     return made
 
@@ -271,22 +271,22 @@ def end_all(opened: Mapping[str, Opened]) -> None:
     assert not late, f"these still hear: {late}"
 
 
-def key_for(grounds: Grounds, name: str) -> Headers:
-    store = KeyStore(grounds.hub.home)
+def key_for(rig: HubRig, name: str) -> Headers:
+    store = KeyStore(rig.hub.home)
     key = store.create(name, owner="the same", expires_at=None, scopes=["call"])
     store.close()
     headers = {"Authorization": f"Bearer {key}"}
-    until(lambda: wire.get(f"{grounds.hub.url}/api/status", headers).status == 200)
+    until(lambda: wire.get(f"{rig.hub.url}/api/status", headers).status == 200)
     return headers
 
 
-def check_audit(grounds: Grounds, caller: str, why: str, more: int = 0) -> None:
+def check_audit(rig: HubRig, caller: str, why: str, more: int = 0) -> None:
     """Every call of it, and so many more, is in the audit as cancelled for that reason."""
 
     end = time.monotonic() + SOON
     expected = [("cancelled", why)] * (len(KINDS) - len(ALONE) + more)
     while True:
-        calls = [one for one in grounds.hub.audit() if one["caller"] == caller]
+        calls = [one for one in rig.hub.audit() if one["caller"] == caller]
         told = [(one["outcome"], one.get("message")) for one in calls if one["verb"] == TOOL]
         if told == expected:
             return
@@ -295,7 +295,7 @@ def check_audit(grounds: Grounds, caller: str, why: str, more: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
+def rig() -> Iterator[HubRig]:
     config = "[mcp]\ntask_after_secs = 0.05\n"
     with run_a2a_hub(AGENTS, config=config, a2a={"grpc_port": 0, "push_private": True}) as found:
         port = found.hub.api("/api/status")["agents"]["grpc_port"]
@@ -303,23 +303,23 @@ def grounds() -> Iterator[Grounds]:
         yield found
 
 
-def test_the_first_key_ends_what_callers_without_one_have_open(grounds: Grounds) -> None:
+def test_first_key_ends_open_requests_without_a_key(rig: HubRig) -> None:
     """All but what came by the owner's socket."""
-    with grounds.hub.relay() as relay:
+    with rig.hub.relay() as relay:
         relay.initialize()
-        opened = open_all(grounds, {}, "local")
-        key_for(grounds, "any")
+        opened = open_all(rig, {}, "local")
+        key_for(rig, "any")
         end_all(opened)
-        check_audit(grounds, "local:local", "a key is needed now")
-        grounds.open("owner")
+        check_audit(rig, "local:local", "a key is needed now")
+        rig.open("owner")
         work = [{"type": "data", "data": steps(("wait", "owner"), ("reply", "still here"))}]
         call = {"name": TOOL, "arguments": {"message": "go", "parts": work}}
         assert "still here" in str(relay.request("tools/call", call))
 
 
-def test_a_revoked_key_ends_what_it_has_open_and_nothing_of_another_key(grounds: Grounds) -> None:
-    first, second = key_for(grounds, "first"), key_for(grounds, "second")
-    hub = grounds.hub
+def test_revoked_key_ends_only_its_own_requests(rig: HubRig) -> None:
+    first, second = key_for(rig, "first"), key_for(rig, "second")
+    hub = rig.hub
     with receiving() as hook_first, receiving() as hook_second:
         tasks = {}
         for name, headers, hook in (("first", first, hook_first), ("second", second, hook_second)):
@@ -328,17 +328,17 @@ def test_a_revoked_key_ends_what_it_has_open_and_nothing_of_another_key(grounds:
             reply = V10.ask(hub, SEND, params, "actor", headers)
             tasks[name] = V10.task(reply.value)["id"]
             assert hook.asked.wait(SOON)
-        opened = open_all(grounds, first, "first")
-        others = open_all(grounds, second, "second")
+        opened = open_all(rig, first, "first")
+        others = open_all(rig, second, "second")
         session = wire.Session(f"{hub.url}/mcp", headers=first)
 
         assert hub.command("keys", "revoke", "first").returncode == 0
         end_all(opened)
         assert not [kind for kind, one in others.items() if one.ended.is_set() and kind != LEFT]
 
-        check_audit(grounds, "key:first", "the key was revoked", more=1)
+        check_audit(rig, "key:first", "the key was revoked", more=1)
         for kind, said in LAST_WORDS.items():
-            assert said in opened[kind].heard[-1], (kind, opened[kind].heard)
+            assert said in opened[kind].received[-1], (kind, opened[kind].received)
         for path, headers in (
             ("/api/status", first),
             ("/api/events", {**first, "Last-Event-ID": "1"}),
@@ -351,13 +351,13 @@ def test_a_revoked_key_ends_what_it_has_open_and_nothing_of_another_key(grounds:
             headers = {**first, **own, "Last-Event-ID": "1", "Idempotency-Key": "k"}
             assert wire.post(hub.url + path, body, headers).status == 401
 
-        grounds.open("second")
+        rig.open("second")
         end_all({kind: one for kind, one in others.items() if kind not in ENDLESS})
         for kind, said in DELIVERED.items():
-            heard = others[kind].heard
+            received = others[kind].received
             end = time.monotonic() + SOON
-            while said not in str(heard):
-                assert time.monotonic() < end, (kind, heard)
+            while said not in str(received):
+                assert time.monotonic() < end, (kind, received)
                 time.sleep(0.02)
         until(lambda: "COMPLETED" in str(hook_second.taken))
         assert "begun" in str(hook_first.taken)
@@ -367,14 +367,14 @@ def test_a_revoked_key_ends_what_it_has_open_and_nothing_of_another_key(grounds:
         end_all(others)
 
 
-def test_a_key_that_is_revoked_while_the_hub_is_down_hears_nothing_of_the_next_one(
+def test_key_revoked_while_the_hub_is_down_receives_nothing_later(
     hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     config, env = a2a_config(AGENTS, a2a={"push_private": True}), agents_env(tmp_path)
     running = hub(config=config, env=env)
     with receiving() as hook_first, receiving() as hook_second:
         for name, hook in (("first", hook_first), ("second", hook_second)):
-            headers = key_for(Grounds(running, tmp_path), name)
+            headers = key_for(HubRig(running, tmp_path), name)
             params = V10.params(steps(("say", "begun"), ("wait", "never")), at_once=True)
             params["configuration"]["taskPushNotificationConfig"] = {"url": hook.url}
             assert V10.ask(running, SEND, params, "actor", headers).error is None

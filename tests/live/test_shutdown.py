@@ -1,4 +1,4 @@
-"""Coming up and going down: one hub a home, and an end that leaves nobody without an answer."""
+"""Start and shutdown: one hub per home, and every running request is answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import DRAGOMAN, RunningHub
-from tests.live.lasting import kind_of, text_of, until, words_of
+from tests.live.module_hub import error_kind, error_text, text_of, until
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import HttpPeer, alive, server_entry, wait_for_log, wait_until_gone
@@ -42,7 +42,7 @@ def dragoman(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.promise("F2")
-def test_a_home_has_one_hub_and_the_second_is_told_who_holds_it(
+def test_home_has_one_hub_and_the_second_names_the_holder(
     hub: Callable[..., RunningHub],
 ) -> None:
     first = hub()
@@ -54,7 +54,7 @@ def test_a_home_has_one_hub_and_the_second_is_told_who_holds_it(
 
 
 @pytest.mark.promise("F2")
-def test_a_hub_can_be_run_in_the_background_looked_at_and_stopped(short_tmp: Path) -> None:
+def test_hub_runs_in_the_background_with_status_and_stop(short_tmp: Path) -> None:
     home = short_tmp / "h"
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text("[server]\nport = 0\n", encoding="utf-8")
@@ -83,14 +83,14 @@ def test_a_hub_can_be_run_in_the_background_looked_at_and_stopped(short_tmp: Pat
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_hub_in_the_background_that_cannot_start_says_why(short_tmp: Path) -> None:
+def test_background_hub_reports_why_it_cannot_start(short_tmp: Path) -> None:
     (short_tmp / "config.toml").write_text("[server]\nhost = 7\n", encoding="utf-8")
     done = dragoman(short_tmp, "up", "--detach")
     assert done.returncode == 7
     assert "config.toml, line 2" in done.stderr and "host" in done.stderr
 
 
-def test_the_first_start_writes_a_configuration_that_shows_everything(short_tmp: Path) -> None:
+def test_first_start_writes_a_complete_configuration(short_tmp: Path) -> None:
     home = short_tmp / "new"
     process = subprocess.Popen(
         [*DRAGOMAN, "up", "--home", str(home), "--port", "0"],
@@ -107,10 +107,10 @@ def test_the_first_start_writes_a_configuration_that_shows_everything(short_tmp:
     assert b"config.toml" in said and b"Traceback" not in said
 
 
-# --- going down
+# --- shutdown --
 
 
-def test_a_terminal_that_is_closed_ends_the_hub_properly_unless_it_was_told_to_stay(
+def test_sighup_ends_the_hub_unless_detached(
     hub: Callable[..., RunningHub],
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts it
@@ -157,12 +157,15 @@ class RawStream:
 
 
 @pytest.mark.promise("G2", "B9")
-def test_sigterm_ends_streams_properly_answers_what_is_under_way_and_leaves_no_child(
+def test_sigterm_ends_streams_answers_running_calls_and_leaves_no_child(
     hub: Callable[..., RunningHub], tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     log = tmp_path / "log"
     running = hub(
-        [server_entry("s", "sdk_server", "--log", log), server_entry("r", "rude_server", "ok")],
+        [
+            server_entry("s", "sdk_server", "--log", log),
+            server_entry("r", "faulty_server", "ok"),
+        ],
         EXPOSE,
     )
     running.wait_connected("s", "r")
@@ -203,16 +206,16 @@ def test_sigterm_ends_streams_properly_answers_what_is_under_way_and_leaves_no_c
 
 
 @pytest.mark.promise("B9", "N1")
-def test_what_does_not_finish_in_time_is_told_so_recorded_and_does_not_hold_the_hub(
+def test_unfinished_calls_are_answered_and_recorded_at_shutdown(
     hub: Callable[..., RunningHub], tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     log, far_log = tmp_path / "log", tmp_path / "far"
-    with HttpPeer("rude_http", "--log", far_log) as peer:
+    with HttpPeer("faulty_http", "--log", far_log) as peer:
         far = f"{peer.url}/after/hang-headers"
         running = hub(
             [
-                server_entry("h", "rude_server", "hang-on-call", "--log", log),
-                server_entry("stubborn", "rude_server", "hang"),
+                server_entry("h", "faulty_server", "hang-on-call", "--log", log),
+                server_entry("stubborn", "faulty_server", "hang"),
                 server_entry("far", "http", far, timeout_secs=60),
             ],
             EXPOSE,
@@ -234,14 +237,14 @@ def test_what_does_not_finish_in_time_is_told_so_recorded_and_does_not_hold_the_
             lost = relay.read()
             assert lost["id"] == 7 and ("error" in lost or lost["result"]["isError"])
     for answer in answers:
-        assert kind_of(answer) == "Unreachable" and "stopped" in words_of(answer)
+        assert error_kind(answer) == "Unreachable" and "stopped" in error_text(answer)
     assert (api.result(12).status, api.result().json()["error"]["kind"]) == (502, "Unreachable")
     assert "Traceback" not in running.log()
     (record,) = [one for one in running.audit() if one["verb"] == "far.echo"]
     assert record["outcome"] == "target_failed"
 
 
-def test_a_second_signal_does_not_spoil_the_end(
+def test_second_signal_does_not_interrupt_the_shutdown(
     hub: Callable[..., RunningHub], tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     log = tmp_path / "log"
@@ -256,10 +259,10 @@ def test_a_second_signal_does_not_spoil_the_end(
 
 
 @pytest.mark.promise("F2")
-def test_a_hub_that_was_killed_leaves_nothing_that_stops_the_next(
+def test_killed_hub_does_not_block_the_next(
     hub: Callable[..., RunningHub],
 ) -> None:
-    first = hub([server_entry("r", "rude_server", "ok")], EXPOSE)
+    first = hub([server_entry("r", "faulty_server", "ok")], EXPOSE)
     first.wait_connected("r")
     child = int(text_of(first.call("r.pid")))
     first.kill()
@@ -272,7 +275,7 @@ def test_a_hub_that_was_killed_leaves_nothing_that_stops_the_next(
 
 
 @pytest.mark.promise("F2")
-async def test_a_hub_that_could_not_be_made_lets_go_of_all_it_had(short_tmp: Path) -> None:
+async def test_failed_hub_start_releases_everything(short_tmp: Path) -> None:
     (short_tmp / "hub.key").write_bytes(b"short")
     for _ in range(2):  # a relay tries again in the same process
         with pytest.raises(ConfigError, match=r'hub\.key" is damaged'):

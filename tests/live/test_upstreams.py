@@ -1,4 +1,4 @@
-"""One hub and many servers of every kind: what they offer and answer comes through, to everyone."""
+"""One hub and servers of every kind: definitions and results reach every client."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import (
+from tests.live.module_hub import (
     ERROR_KEY,
-    kind_of,
-    lasting_hub,
+    error_kind,
+    error_text,
     modern_stream,
-    reason_of,
+    run_concurrently,
+    run_module_hub,
     state_of,
     text_of,
-    together,
     tools_of,
     until,
-    words_of,
+    wait_failure_reason,
 )
 from tests.peers import wire
 from tests.peers.process import (
@@ -44,7 +44,7 @@ TIMEOUT = 1.0
 
 
 @dataclass
-class World:
+class HubRig:
     hub: RunningHub
     logs: Path
     modern: HttpPeer
@@ -57,7 +57,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubRig]:
     logs = tmp_path_factory.mktemp("logs")
 
     def log(server: str) -> tuple[str, Path]:
@@ -68,10 +68,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         modern = stack.enter_context(HttpPeer(*sdk, "modern", *log("http-new")))
         legacy = stack.enter_context(HttpPeer(*sdk, "legacy", *log("http-old")))
         sse = stack.enter_context(HttpPeer("sdk_server", "--transport", "sse", *log("sse-old")))
-        plain = stack.enter_context(HttpPeer("rude_http"))
+        plain = stack.enter_context(HttpPeer("faulty_http"))
         name = socket.gethostname()  # a name that leads to a loopback address
         servers = [
-            server_entry("hangs", "rude_server", "hang"),
+            server_entry("hangs", "faulty_server", "hang"),
             server_entry("stdio-new", "sdk_server", *log("stdio-new"), env=["NAMED", "UNSET"]),
             server_entry(
                 "stdio-old", "sdk_server", "--era", "legacy", "--page-size", 5, "--malformed",
@@ -87,9 +87,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             server_entry("streamable-as-sse", "sse", legacy.url, timeout_secs=TIMEOUT),
             server_entry("modern-as-sse", "sse", modern.url, timeout_secs=TIMEOUT),
             server_entry("sse-as-http", "http", sse.url, timeout_secs=TIMEOUT),
-            server_entry("my-server", "rude_server", "ok", *log("my-server")),
-            server_entry("slow-start", "rude_server", "slow-start", "--seconds", 4),
-            server_entry("old-hang", "rude_server", "old-hang"),
+            server_entry("my-server", "faulty_server", "ok", *log("my-server")),
+            server_entry("slow-start", "faulty_server", "slow-start", "--seconds", 4),
+            server_entry("old-hang", "faulty_server", "old-hang"),
             server_entry("no-such-program", "stdio", "no-such-program-anywhere"),
             server_entry("lacks", "http", legacy.url, transport={"headers": {"X-A": "${ABSENT}"}}),
             server_entry("inside", "http", f"http://{name}:{plain.port}/ok"),
@@ -103,27 +103,27 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         limits = "[limits]\ntool_timeout_secs = 2\nresult_chars = 10000\n"
         config = f'{limits}[mcp]\nstdio_expose = ["*"]\n'
         begun = time.monotonic()
-        hub = stack.enter_context(lasting_hub(servers, config, env))
+        hub = stack.enter_context(run_module_hub(servers, config, env))
         hub.wait_connected(*ALL, "my-server")
-        yield World(hub, logs, modern, legacy, sse, time.monotonic() - begun)
+        yield HubRig(hub, logs, modern, legacy, sse, time.monotonic() - begun)
 
 
 # --- starting
 
 
 @pytest.mark.promise("B5")
-def test_servers_connect_at_the_same_time_and_one_that_hangs_delays_nobody(world: World) -> None:
-    assert world.connect_seconds < 45  # seven programs, and one of them would hang for 60 s
-    hangs = state_of(world.hub, "hangs")
+def test_servers_connect_concurrently_and_a_hanging_one_delays_none(rig: HubRig) -> None:
+    assert rig.connect_seconds < 45  # seven programs, and one of them would hang for 60 s
+    hangs = state_of(rig.hub, "hangs")
     assert (hangs["connected"], hangs["state"]) == (False, "starting")
-    failed = state_of(world.hub, "no-such-program")
+    failed = state_of(rig.hub, "no-such-program")
     assert failed["state"] in ("failed", "starting")
-    until(lambda: "was not found on the PATH" in state_of(world.hub, "no-such-program")["reason"])
+    until(lambda: "was not found on the PATH" in state_of(rig.hub, "no-such-program")["reason"])
 
 
 @pytest.mark.promise("B5")
 def test_the_hub_serves_before_its_servers_are_connected(short_tmp: Path, hub: Any) -> None:
-    running = hub([server_entry("late", "rude_server", "slow-start", "--seconds", 1.5)])
+    running = hub([server_entry("late", "faulty_server", "slow-start", "--seconds", 1.5)])
     assert state_of(running, "late")["state"] == "starting"
     assert running.api("/api/tools")["tools"] == []
     # The first list waits for those that are starting.
@@ -132,19 +132,19 @@ def test_the_hub_serves_before_its_servers_are_connected(short_tmp: Path, hub: A
 
 
 @pytest.mark.promise("B5")
-def test_a_server_that_starts_late_or_never_answers_what_it_does_not_know_is_connected(
-    world: World,
+def test_late_and_incomplete_servers_are_connected(
+    rig: HubRig,
 ) -> None:
-    world.hub.wait_connected("slow-start", "old-hang", timeout=15)
-    assert text_of(world.hub.call("mcp_old_hang_echo", {"text": "old"})) == "old"
-    assert state_of(world.hub, "old-hang")["protocol_version"] == "2024-11-05"
-    assert text_of(world.hub.call("mcp_slow_start_echo", {"text": "late"})) == "late"
+    rig.hub.wait_connected("slow-start", "old-hang", timeout=15)
+    assert text_of(rig.hub.call("mcp_old_hang_echo", {"text": "old"})) == "old"
+    assert state_of(rig.hub, "old-hang")["protocol_version"] == "2024-11-05"
+    assert text_of(rig.hub.call("mcp_slow_start_echo", {"text": "late"})) == "late"
 
 
 @pytest.mark.promise("B5")
-def test_a_call_to_a_server_that_is_still_starting_waits_for_it(hub: Any) -> None:
-    entry = server_entry("late", "rude_server", "slow-start", "--seconds", 1)
-    running = hub([entry, server_entry("ok", "rude_server", "ok")])
+def test_call_waits_for_a_starting_server(hub: Any) -> None:
+    entry = server_entry("late", "faulty_server", "slow-start", "--seconds", 1)
+    running = hub([entry, server_entry("ok", "faulty_server", "ok")])
     running.wait_connected("late")
     pid = int(text_of(running.call("late.pid")))
     os.kill(pid, 9)
@@ -154,30 +154,30 @@ def test_a_call_to_a_server_that_is_still_starting_waits_for_it(hub: Any) -> Non
 
 
 @pytest.mark.promise("B5")
-def test_the_number_of_tools_is_logged(world: World) -> None:
-    total = world.hub.api("/api/status")["tools"]
-    assert f"{total} tools in all" in world.hub.log()
+def test_the_number_of_tools_is_logged(rig: HubRig) -> None:
+    total = rig.hub.api("/api/status")["tools"]
+    assert f"{total} tools in all" in rig.hub.log()
 
 
 @pytest.mark.promise("B5")
-def test_every_page_of_a_list_is_read(world: World) -> None:
+def test_every_page_of_a_list_is_read(rig: HubRig) -> None:
     # five a page; stdio-new has the same tools on one page
-    assert state_of(world.hub, "stdio-old")["tools_count"] == 16
-    lists = [e for e in read_log(world.log("stdio-old")) if e.get("method") == "tools/list"]
+    assert state_of(rig.hub, "stdio-old")["tools_count"] == 16
+    lists = [e for e in read_log(rig.log("stdio-old")) if e.get("method") == "tools/list"]
     assert len(lists) >= 4
-    paged = [name.replace("old", "new") for name in tools_of(world.hub, "stdio-old")]
-    assert paged == tools_of(world.hub, "stdio-new")
+    paged = [name.replace("old", "new") for name in tools_of(rig.hub, "stdio-old")]
+    assert paged == tools_of(rig.hub, "stdio-new")
 
 
 @pytest.mark.promise("B5")
-def test_a_malformed_tool_is_left_out_alone_and_reported(world: World) -> None:
-    problems = state_of(world.hub, "stdio-old")["problems"]
+def test_malformed_tool_is_omitted_alone_and_reported(rig: HubRig) -> None:
+    problems = state_of(rig.hub, "stdio-old")["problems"]
     assert problems == ["tool 17 is omitted: its name is not a string of 1 to 256 characters"]
-    assert text_of(world.hub.call("stdio-old.echo", {"text": "still there"})) == "still there"
+    assert text_of(rig.hub.call("stdio-old.echo", {"text": "still there"})) == "still there"
 
 
-def test_each_server_is_spoken_to_in_the_newest_revision_it_knows(world: World) -> None:
-    versions = {name: state_of(world.hub, name)["protocol_version"] for name in ALL}
+def test_each_server_gets_its_newest_revision(rig: HubRig) -> None:
+    versions = {name: state_of(rig.hub, name)["protocol_version"] for name in ALL}
     assert versions == {
         "stdio-new": "2026-07-28",
         "http-new": "2026-07-28",
@@ -193,80 +193,78 @@ def test_each_server_is_spoken_to_in_the_newest_revision_it_knows(world: World) 
     ("server", "era"),
     [("streamable-as-sse", "legacy"), ("modern-as-sse", "modern"), ("sse-as-http", "legacy")],
 )
-def test_a_url_of_the_other_http_transport_is_used_as_what_it_is(
-    world: World, server: str, era: str
-) -> None:
-    world.hub.wait_connected(server)
-    assert state_of(world.hub, server)["era"] == era
-    assert text_of(world.hub.call(f"{server}.echo", {"text": "hello"})) == "hello"
+def test_url_of_the_other_http_transport_is_detected(rig: HubRig, server: str, era: str) -> None:
+    rig.hub.wait_connected(server)
+    assert state_of(rig.hub, server)["era"] == era
+    assert text_of(rig.hub.call(f"{server}.echo", {"text": "hello"})) == "hello"
 
 
 @pytest.mark.promise("B2")
-def test_headers_are_sent_with_values_from_the_environment(world: World) -> None:
+def test_headers_expand_environment_variables(rig: HubRig) -> None:
     for server, secret in (("http-new", "key s3cret"), ("sse-old", "s3cret")):
-        text_of(world.hub.call(f"{server}.echo", {"text": "with headers"}))
-        calls = [e for e in read_log(world.log(server)) if e.get("method") == "tools/call"]
+        text_of(rig.hub.call(f"{server}.echo", {"text": "with headers"}))
+        calls = [e for e in read_log(rig.log(server)) if e.get("method") == "tools/call"]
         (called,) = [e for e in calls if e["params"].get("arguments") == {"text": "with headers"}]
         assert called["headers"]["x-secret"] == secret
 
 
 @pytest.mark.promise("B2")
-def test_a_header_that_needs_a_variable_that_is_not_set_is_a_reason_in_words(world: World) -> None:
-    reason = reason_of(world.hub, "lacks")
+def test_missing_header_variable_is_the_reported_reason(rig: HubRig) -> None:
+    reason = wait_failure_reason(rig.hub, "lacks")
     assert "needs the environment variable ABSENT, which is not set" in reason
     assert "put it into the env file in its home" in reason
 
 
-def test_secrets_in_the_configuration_are_not_shown(world: World) -> None:
-    shown = json.dumps(world.hub.api("/api/mcp/servers"))
+def test_configured_secrets_are_never_shown(rig: HubRig) -> None:
+    shown = json.dumps(rig.hub.api("/api/mcp/servers"))
     assert "s3cret" not in shown and "${SECRET}" not in shown
-    assert "s3cret" not in world.hub.log()
+    assert "s3cret" not in rig.hub.log()
 
 
 @pytest.mark.promise("B11", "N1")
-def test_a_name_that_leads_inside_is_refused_unless_it_was_allowed(world: World) -> None:
+def test_name_resolving_to_a_private_address_is_refused_unless_allowed(rig: HubRig) -> None:
     assert socket.gethostbyname(socket.gethostname()).startswith("127.")
-    reason = reason_of(world.hub, "inside")
+    reason = wait_failure_reason(rig.hub, "inside")
     assert "resolves to 127.0.0.1, a loopback address; set allow_private = true" in reason
-    world.hub.wait_connected("inside-allowed", "by-localhost", "http-old")
-    assert text_of(world.hub.call("inside-allowed.echo", {"text": "in"})) == "in"
-    assert text_of(world.hub.call("by-localhost.echo", {"text": "in"})) == "in"
+    rig.hub.wait_connected("inside-allowed", "by-localhost", "http-old")
+    assert text_of(rig.hub.call("inside-allowed.echo", {"text": "in"})) == "in"
+    assert text_of(rig.hub.call("by-localhost.echo", {"text": "in"})) == "in"
 
 
 # --- names
 
 
 @pytest.mark.promise("B3")
-def test_tools_are_called_by_the_seeds_name_or_by_their_canonical_one(world: World) -> None:
+def test_tools_are_called_by_legacy_and_canonical_names(rig: HubRig) -> None:
     for name in ("mcp_my_server_echo", "my-server.echo"):
-        assert text_of(world.hub.call(name, {"text": name})) == name
+        assert text_of(rig.hub.call(name, {"text": name})) == name
     for name in ("mcp_my-server_echo", "MCP_MY_SERVER_ECHO", "my_server.echo", "echo", "my-server"):
-        assert kind_of(world.hub.call(name, {"text": "x"})) == "NotFound"
+        assert error_kind(rig.hub.call(name, {"text": "x"})) == "NotFound"
 
 
 @pytest.mark.promise("B3")
-def test_every_spelling_of_a_name_leads_to_the_one_tool(world: World) -> None:
-    listed = [tool["name"] for tool in world.hub.rpc("tools/list")["result"]["tools"]]
+def test_every_spelling_of_a_name_finds_the_tool(rig: HubRig) -> None:
+    listed = [tool["name"] for tool in rig.hub.rpc("tools/list")["result"]["tools"]]
     for server in SDK:
         alias = f"mcp_{server.replace('-', '_')}_do_thing"
         assert alias in listed
         for name in (alias, f"{server}.do-thing", f"{server}.do_thing"):
             # the server's own name goes over the wire: this tool answers with it
-            assert text_of(world.hub.call(name)) == "do-thing"
-            assert world.hub.audit()[-1]["verb"] == f"{server}.do_thing"
+            assert text_of(rig.hub.call(name)) == "do-thing"
+            assert rig.hub.audit()[-1]["verb"] == f"{server}.do_thing"
 
 
 @pytest.mark.promise("B4")
-def test_descriptions_say_which_server_a_tool_is_of(world: World) -> None:
-    tools = {tool["name"]: tool for tool in world.hub.rpc("tools/list")["result"]["tools"]}
+def test_descriptions_name_the_server(rig: HubRig) -> None:
+    tools = {tool["name"]: tool for tool in rig.hub.rpc("tools/list")["result"]["tools"]}
     for server in SDK:
         seed = server.replace("-", "_")
         assert tools[f"mcp_{seed}_echo"]["description"] == f"[MCP:{server}] The tool echo"
     assert "description" not in tools["mcp_my_server_slow"], "the server says nothing of it"
 
 
-def test_what_a_server_says_of_a_tool_comes_through(world: World) -> None:
-    tools = {tool["name"]: tool for tool in world.hub.rpc("tools/list")["result"]["tools"]}
+def test_tool_definition_fields_pass_through(rig: HubRig) -> None:
+    tools = {tool["name"]: tool for tool in rig.hub.rpc("tools/list")["result"]["tools"]}
     for server in SDK:
         echo = tools[f"mcp_{server.replace('-', '_')}_echo"]
         assert echo["title"] == "Echo"
@@ -283,9 +281,9 @@ def test_what_a_server_says_of_a_tool_comes_through(world: World) -> None:
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 @pytest.mark.parametrize("server", SDK)
-def test_results_come_through_whole(world: World, server: str, era: str) -> None:
+def test_results_pass_completely(rig: HubRig, server: str, era: str) -> None:
     def call(tool: str, **arguments: Any) -> dict[str, Any]:
-        answer = world.hub.call(f"{server}.{tool}", arguments, era=era)
+        answer = rig.hub.call(f"{server}.{tool}", arguments, era=era)
         result = dict(answer["result"])
         assert result.pop("resultType", None) == ("complete" if era == "modern" else None)
         if era == "modern":
@@ -318,13 +316,11 @@ def test_results_come_through_whole(world: World, server: str, era: str) -> None
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("server", SDK)
-def test_meta_travels_both_ways_and_what_belongs_to_one_hop_does_not(
-    world: World, server: str
-) -> None:
+def test_meta_passes_both_ways_except_hop_specific_members(rig: HubRig, server: str) -> None:
     mine = {"example.com/mine": {"a": [1, None]}, "baggage": "k=v"}
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     sent = {**mine, "traceparent": parent}
-    result = modern_stream(world.hub, f"{server}.meta", {}, **sent)[-1]["result"]
+    result = modern_stream(rig.hub, f"{server}.meta", {}, **sent)[-1]["result"]
     arrived = result["structuredContent"]
     assert {key: arrived.get(key) for key in mine} == mine
     # Of the trace the id goes on, the span is the hub's own.
@@ -347,12 +343,12 @@ def progress_in(messages: list[Any], token: Any) -> list[Any]:
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("server", ALL)
-def test_progress_reaches_the_client_that_asked_for_it(world: World, server: str) -> None:
+def test_progress_reaches_the_requesting_client(rig: HubRig, server: str) -> None:
     tool, arguments = f"{server}.progress", {"steps": 3}
-    messages = modern_stream(world.hub, tool, arguments, progressToken="p")
+    messages = modern_stream(rig.hub, tool, arguments, progressToken="p")
     assert progress_in(messages, "p") == STEPS
     assert text_of(messages[-1]) == "3 steps"
-    session = wire.Session(world.hub.mcp_url)
+    session = wire.Session(rig.hub.mcp_url)
     params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": 7}}
     messages = session.post(wire.request(9, "tools/call", params)).messages()
     assert progress_in(messages, 7) == STEPS
@@ -361,8 +357,8 @@ def test_progress_reaches_the_client_that_asked_for_it(world: World, server: str
 
 
 @pytest.mark.promise("B12")
-def test_progress_reaches_a_client_over_stdio(world: World) -> None:
-    with world.hub.relay() as ide:
+def test_progress_reaches_a_client_over_stdio(rig: HubRig) -> None:
+    with rig.hub.relay() as ide:
         ide.initialize()
         for server in ALL:
             ide.notifications.clear()
@@ -372,15 +368,15 @@ def test_progress_reaches_a_client_over_stdio(world: World) -> None:
             assert text_of(answer) == "3 steps"
 
 
-def test_an_error_of_the_servers_own_comes_through_as_it_put_it(world: World) -> None:
+def test_server_error_message_is_passed_unchanged(rig: HubRig) -> None:
     # the hub knows the tool, the server has dropped it and says so
-    session = wire.Session(world.legacy.url)
+    session = wire.Session(rig.legacy.url)
     assert text_of(session.request("tools/call", {"name": "toggle", "arguments": {}})) == "added"
-    until(lambda: "mcp_http_old_toggled" in tools_of(world.hub, "http-old"))
-    answer = world.hub.call("http-old.toggled")
+    until(lambda: "mcp_http_old_toggled" in tools_of(rig.hub, "http-old"))
+    answer = rig.hub.call("http-old.toggled")
     assert text_of(answer) == "toggled"
     text_of(session.request("tools/call", {"name": "toggle", "arguments": {}}))
-    until(lambda: "mcp_http_old_toggled" not in tools_of(world.hub, "http-old"))
+    until(lambda: "mcp_http_old_toggled" not in tools_of(rig.hub, "http-old"))
 
 
 # --- changes
@@ -388,8 +384,8 @@ def test_an_error_of_the_servers_own_comes_through_as_it_put_it(world: World) ->
 
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize("server", [*SDK, "streamable-as-sse", "sse-as-http"])
-def test_a_change_of_the_tools_is_followed_and_passed_on(world: World, server: str) -> None:
-    hub = world.hub
+def test_changed_tools_are_reread_and_announced(rig: HubRig, server: str) -> None:
+    hub = rig.hub
     hub.wait_connected(server)
     name = f"mcp_{server.replace('-', '_')}_toggled"
     session = wire.Session(hub.mcp_url)
@@ -426,21 +422,21 @@ def started_count(log: Path) -> int:
         ("sse-as-http", "sse-old"),
     ],
 )
-def test_a_server_that_takes_too_long_is_told_to_cancel_and_stays_connected(
-    world: World, server: str, log: str
+def test_timeout_cancels_at_the_server_and_keeps_the_connection(
+    rig: HubRig, server: str, log: str
 ) -> None:
-    world.hub.wait_connected(server)
-    file = world.log(log)
+    rig.hub.wait_connected(server)
+    file = rig.log(log)
     before = sum(e.get("event") == "cancelled" for e in read_log(file))
-    restarts = state_of(world.hub, server)["restarts"]
+    restarts = state_of(rig.hub, server)["restarts"]
     begun = time.monotonic()
-    answer = world.hub.call(f"{server}.slow", {"seconds": 30})
+    answer = rig.hub.call(f"{server}.slow", {"seconds": 30})
     assert TIMEOUT - 0.1 < time.monotonic() - begun < TIMEOUT + 1
-    assert kind_of(answer) == "TimedOut"
-    assert f'did not answer "tools/call" within {TIMEOUT:g} s' in words_of(answer)
+    assert error_kind(answer) == "TimedOut"
+    assert f'did not answer "tools/call" within {TIMEOUT:g} s' in error_text(answer)
     wait_for_log(file, event="cancelled", count=before + 1)
-    assert text_of(world.hub.call(f"{server}.echo", {"text": "alive"})) == "alive"
-    assert state_of(world.hub, server)["restarts"] == restarts
+    assert text_of(rig.hub.call(f"{server}.echo", {"text": "alive"})) == "alive"
+    assert state_of(rig.hub, server)["restarts"] == restarts
     assert started_count(file) == 1
     if log != "http-new":  # there the closed connection says it
         wait_for_log(file, method="notifications/cancelled")
@@ -448,11 +444,11 @@ def test_a_server_that_takes_too_long_is_told_to_cancel_and_stays_connected(
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("server", SDK)
-def test_a_caller_who_leaves_cancels_the_work(world: World, server: str) -> None:
-    file = world.log(server)
+def test_disconnect_cancels_the_upstream_call(rig: HubRig, server: str) -> None:
+    file = rig.log(server)
     before = sum(e.get("event") == "cancelled" for e in read_log(file))
     starts = sum(e.get("event") == "started" for e in read_log(file))
-    with world.hub.relay() as ide:
+    with rig.hub.relay() as ide:
         ide.initialize()
         params = {"name": f"{server}.slow", "arguments": {"seconds": 30}}
         ide.send(wire.request(77, "tools/call", params))
@@ -465,24 +461,24 @@ def test_a_caller_who_leaves_cancels_the_work(world: World, server: str) -> None
 
 
 @pytest.mark.promise("P3")
-def test_no_tool_takes_longer_than_the_hubs_own_limit(world: World) -> None:
+def test_tool_timeout_of_the_hub_applies(rig: HubRig) -> None:
     begun = time.monotonic()
-    answer = world.hub.call("stdio-new.slow", {"seconds": 30})  # its timeout_secs is 30
+    answer = rig.hub.call("stdio-new.slow", {"seconds": 30})  # its timeout_secs is 30
     assert 1.9 < time.monotonic() - begun < 15
-    assert kind_of(answer) == "TimedOut"
+    assert error_kind(answer) == "TimedOut"
     assert "took longer than 2 s and was cancelled; raise [limits] tool_timeout_secs" in (
-        words_of(answer)
+        error_text(answer)
     )
-    wait_for_log(world.log("stdio-new"), event="cancelled")
+    wait_for_log(rig.log("stdio-new"), event="cancelled")
 
 
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize("server", SDK)
-def test_calls_to_one_server_run_at_the_same_time(world: World, server: str) -> None:
+def test_calls_to_one_server_run_concurrently(rig: HubRig, server: str) -> None:
     count = 60
     begun = time.monotonic()
-    answers = together(
-        lambda number: world.hub.call(f"{server}.slow", {"seconds": 0.5 + number / 1e6}), count
+    answers = run_concurrently(
+        lambda number: rig.hub.call(f"{server}.slow", {"seconds": 0.5 + number / 1e6}), count
     )
     assert time.monotonic() - begun < 15  # one after the other: 30 s
     assert [text_of(answer) for answer in answers] == [
@@ -491,9 +487,9 @@ def test_calls_to_one_server_run_at_the_same_time(world: World, server: str) -> 
 
 
 @pytest.mark.promise("B7")
-def test_two_hundred_calls_to_one_stdio_server_overlap_and_none_is_mixed_up(world: World) -> None:
+def test_two_hundred_concurrent_stdio_calls_are_not_mixed_up(rig: HubRig) -> None:
     count = 200
-    with world.hub.relay() as ide:
+    with rig.hub.relay() as ide:
         ide.initialize()
         begun = time.monotonic()
         for number in range(count):
@@ -512,32 +508,32 @@ def test_two_hundred_calls_to_one_stdio_server_overlap_and_none_is_mixed_up(worl
 
 
 @pytest.mark.promise("B13")
-def test_there_is_one_child_a_server_however_many_clients_there_are(world: World) -> None:
-    before = sorted(processes_at_home(world.hub.home))
+def test_server_has_one_child_for_all_clients(rig: HubRig) -> None:
+    before = sorted(processes_at_home(rig.hub.home))
 
     def use(number: int) -> str:
-        session = wire.Session(world.hub.mcp_url)
+        session = wire.Session(rig.hub.mcp_url)
         params = {"name": "stdio-new.env", "arguments": {}}
         return str(session.request("tools/call", params)["result"]["structuredContent"]["pid"])
 
-    assert len(set(together(use, 20))) == 1
-    assert sorted(processes_at_home(world.hub.home)) == before
+    assert len(set(run_concurrently(use, 20))) == 1
+    assert sorted(processes_at_home(rig.hub.home)) == before
     initialized = [
-        e for e in read_log(world.log("stdio-old")) if e.get("method") == "initialize"
+        e for e in read_log(rig.log("stdio-old")) if e.get("method") == "initialize"
     ]  # fmt: skip
     assert len(initialized) == 1
     assert initialized[0]["params"]["capabilities"] == {}
 
 
 @pytest.mark.promise("B10", "N1")
-def test_a_child_gets_the_path_the_named_variables_and_a_home_of_its_own(world: World) -> None:
-    seen = world.hub.call("stdio-new.env")["result"]["structuredContent"]
+def test_child_environment_has_path_named_variables_and_own_home(rig: HubRig) -> None:
+    seen = rig.hub.call("stdio-new.env")["result"]["structuredContent"]
     environment = seen["env"]
-    folder = world.hub.home.resolve() / "servers" / "stdio-new"
+    folder = rig.hub.home.resolve() / "servers" / "stdio-new"
     assert environment.pop("DRAGOMAN_CHILD")
     if "LC_CTYPE" not in os.environ:  # CPython's own, where there is no locale (PEP 538)
         environment.pop("LC_CTYPE", None)
-    caches = world.hub.home.resolve() / "cache"
+    caches = rig.hub.home.resolve() / "cache"
     shared = {name: str(caches / below) for name, below in CACHES.items()}
     always = {name: os.environ[name] for name in os.environ.keys() & COMMON_VARIABLES}
     always |= {name: os.environ[name] for name in os.environ if name.startswith("LC_")}
@@ -559,33 +555,33 @@ def test_a_child_gets_the_path_the_named_variables_and_a_home_of_its_own(world: 
 
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("server", SDK)
-def test_a_long_text_is_cut_with_a_marker_that_says_so(world: World, server: str) -> None:
+def test_long_text_is_truncated_with_a_marker(rig: HubRig, server: str) -> None:
     most = 10_000
     marker = "\n[cut: 1 of 10001 characters left out, by [limits] result_chars = 10000; "
-    assert text_of(world.hub.call(f"{server}.big", {"chars": most})) == "x" * most
-    cut = text_of(world.hub.call(f"{server}.big", {"chars": most + 1}))
+    assert text_of(rig.hub.call(f"{server}.big", {"chars": most})) == "x" * most
+    cut = text_of(rig.hub.call(f"{server}.big", {"chars": most + 1}))
     assert cut.startswith("x" * most + marker)
     emoji = "🦉" * (most + 1)
-    cut = text_of(world.hub.call(f"{server}.echo", {"text": emoji}))
+    cut = text_of(rig.hub.call(f"{server}.echo", {"text": emoji}))
     assert cut.startswith("🦉" * most + marker)
     whole = "🦉" * most
-    assert text_of(world.hub.call(f"{server}.echo", {"text": whole})) == whole
+    assert text_of(rig.hub.call(f"{server}.echo", {"text": whole})) == whole
 
 
 # --- arguments
 
 
 @pytest.mark.parametrize("server", SDK)
-def test_arguments_that_do_not_fit_never_leave_the_hub(world: World, server: str) -> None:
-    calls = len([e for e in read_log(world.log(server)) if e.get("method") == "tools/call"])
+def test_invalid_arguments_are_not_sent_upstream(rig: HubRig, server: str) -> None:
+    calls = len([e for e in read_log(rig.log(server)) if e.get("method") == "tools/call"])
     for arguments in ({}, {"text": [5]}, {"tex": "x"}):
-        assert kind_of(world.hub.call(f"{server}.echo", arguments)) == "InvalidInput"
-    after = len([e for e in read_log(world.log(server)) if e.get("method") == "tools/call"])
+        assert error_kind(rig.hub.call(f"{server}.echo", arguments)) == "InvalidInput"
+    after = len([e for e in read_log(rig.log(server)) if e.get("method") == "tools/call"])
     assert after == calls
 
 
-def test_an_error_result_names_its_kind_and_trace(world: World) -> None:
-    result = world.hub.call("stdio-new.echo", {"text": [5]})["result"]
+def test_an_error_result_names_its_kind_and_trace(rig: HubRig) -> None:
+    result = rig.hub.call("stdio-new.echo", {"text": [5]})["result"]
     told = result["_meta"][ERROR_KEY]
-    record = next(r for r in world.hub.audit() if r.get("trace") == told["trace"])
+    record = next(r for r in rig.hub.audit() if r.get("trace") == told["trace"])
     assert record["outcome"] == "invalid"

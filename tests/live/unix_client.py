@@ -1,4 +1,4 @@
-"""A client of the hub's Unix socket, as the relay is one, without the relay's process."""
+"""A client of the hub's Unix socket, like the relay but without its process."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class Request:
     def result(self, value: Any, **headers: str) -> None:
         self.reply(200, {"jsonrpc": "2.0", "id": self.message["id"], "result": value}, **headers)
 
-    def fail(self, code: int, status: int = 400) -> None:
-        error = {"code": code, "message": "no"}
+    def fail(self, code: int, status: int = 400, data: Any = None) -> None:
+        error = {"code": code, "message": "no", "data": data}
         self.reply(status, {"jsonrpc": "2.0", "id": self.message["id"], "error": error})
 
     def stream(self) -> None:
@@ -113,11 +113,13 @@ def legacy(request: Request, revision: str = "2025-11-25", **capabilities: Any) 
     return True
 
 
-def modern(request: Request, tools: list[Any], **capabilities: Any) -> bool:
+def modern(
+    request: Request, tools: list[Any], version: str = "2026-07-28", **capabilities: Any
+) -> bool:
     whole = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
     if request.asked == "server/discover":
         found = {"tools": {}, **capabilities}
-        request.result({**whole, "supportedVersions": ["2026-07-28"], "capabilities": found})
+        request.result({**whole, "supportedVersions": [version], "capabilities": found})
     elif request.asked == "tools/list":
         request.result({**whole, "tools": tools})
     else:

@@ -1,4 +1,4 @@
-"""A stdio server that is not always what it says it is; the standard library only.
+"""A stdio server that contradicts its declared era; standard library only.
 
 `python lying_server.py FILE ERA...`: FILE counts the starts, and with each start it speaks the next
 ERA: `modern`, `legacy`, or `liar`, which says that it is modern and wants a handshake.

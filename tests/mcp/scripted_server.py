@@ -1,4 +1,4 @@
-"""A stdio server that answers what a script says; the standard library only.
+"""A stdio server that answers as a script says; standard library only.
 
 `python scripted_server.py SCRIPT LOG`: SCRIPT is a file of JSON with `era`, `capabilities` and
 `answers`: a method to what it is answered with, or to a list of such, one after the other, the last

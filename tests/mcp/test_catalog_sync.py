@@ -1,4 +1,6 @@
-"""What servers offer beside tools, of both eras over every transport, and calls of each kind."""
+"""Prompts, resources and templates of servers of both eras over every transport, and calls of each
+kind.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def versions(world: UpstreamHub) -> dict[str, int]:
 
 @pytest.mark.promise("B5")
 @pytest.mark.parametrize(("era", "transport"), WAYS)
-async def test_prompts_resources_and_templates_are_offered_and_used(
+async def test_prompts_resources_and_templates_are_listed_and_used(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -89,7 +91,7 @@ async def test_prompts_resources_and_templates_are_offered_and_used(
 
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize(("era", "transport"), WAYS)
-async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are(
+async def test_changed_list_is_reread_alone(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -126,7 +128,7 @@ async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are
 
 @pytest.mark.promise("B5")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_what_a_server_does_not_have_is_not_asked_for(era: str, short_tmp: Path) -> None:
+async def test_undeclared_lists_are_not_requested(era: str, short_tmp: Path) -> None:
     server = Scripted(short_tmp, era, {})
     async with run_hub(short_tmp) as world:
         await world.add(server.entry())
@@ -142,7 +144,7 @@ async def test_what_a_server_does_not_have_is_not_asked_for(era: str, short_tmp:
 
 
 @pytest.mark.promise("B5")
-async def test_a_malformed_entry_is_left_out_alone_and_reported(short_tmp: Path) -> None:
+async def test_malformed_entry_is_omitted_alone_and_reported(short_tmp: Path) -> None:
     fine = {"name": "fine", "uri": "x://fine"}
     server = Scripted(
         short_tmp,
@@ -180,7 +182,7 @@ async def test_a_malformed_entry_is_left_out_alone_and_reported(short_tmp: Path)
 
 
 @pytest.mark.promise("B5")
-async def test_a_list_that_is_not_given_is_reported_and_the_rest_is_there(short_tmp: Path) -> None:
+async def test_failing_list_is_reported_and_the_rest_offered(short_tmp: Path) -> None:
     broken = {"error": {"code": -32603, "message": "out of order"}}
     server = Scripted(
         short_tmp,
@@ -200,7 +202,7 @@ async def test_a_list_that_is_not_given_is_reported_and_the_rest_is_there(short_
 
 
 @pytest.mark.promise("B12")
-async def test_answers_that_can_be_put_right_are(short_tmp: Path) -> None:
+async def test_repairable_responses_are_repaired(short_tmp: Path) -> None:
     def one(**members: Any) -> dict[str, Any]:
         return {"contents": [members]}
 
@@ -268,7 +270,7 @@ async def test_answers_that_can_be_put_right_are(short_tmp: Path) -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_a_server_that_completes_nothing_is_not_asked_to(short_tmp: Path) -> None:
+async def test_server_without_completions_is_not_asked(short_tmp: Path) -> None:
     server = Scripted(
         short_tmp,
         "legacy",
@@ -286,7 +288,7 @@ async def test_a_server_that_completes_nothing_is_not_asked_to(short_tmp: Path) 
 
 
 @pytest.mark.promise("B12")
-async def test_results_of_extensions_pass_where_both_ends_declare_the_same(short_tmp: Path) -> None:
+async def test_extension_results_pass_where_both_ends_declare_it(short_tmp: Path) -> None:
     odd = {"resultType": "example.com/odd", "thing": [1]}
     server = Scripted(
         short_tmp,
@@ -324,7 +326,7 @@ async def test_results_of_extensions_pass_where_both_ends_declare_the_same(short
 
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_server_that_declares_nothing_and_has_no_tools_is_connected(
+async def test_server_without_capabilities_and_tools_is_connected(
     era: str, short_tmp: Path
 ) -> None:
     unknown = {"error": {"code": -32601, "message": "Method not found"}}

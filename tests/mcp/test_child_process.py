@@ -67,7 +67,7 @@ async def children(tmp_path: Path) -> AsyncIterator[Children]:
         await child.terminate(0.1)
 
 
-async def test_a_child_is_written_to_and_heard(children: Children) -> None:
+async def test_child_input_and_output_work(children: Children) -> None:
     child = await children.start("print(input().upper(), flush=True); input()")
     child.write(b"hello\n")
     await children.says(b"HELLO\n")
@@ -87,9 +87,7 @@ async def test_a_child_is_written_to_and_heard(children: Children) -> None:
          "it exited with status 5"),
     ],
 )  # fmt: skip
-async def test_how_a_child_came_to_its_end_is_said_in_words(
-    children: Children, code: str, words: str
-) -> None:
+async def test_child_exit_is_described(children: Children, code: str, words: str) -> None:
     child = await children.start(code)
     assert await asyncio.wait_for(child.exited, 5) == words
     with pytest.raises(Unreachable, match=words) as raised:
@@ -98,7 +96,7 @@ async def test_how_a_child_came_to_its_end_is_said_in_words(
 
 
 @pytest.mark.promise("B9")
-async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: Children) -> None:
+async def test_child_ending_at_eof_is_not_signalled(children: Children) -> None:
     child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")
     await children.says(b"up")
     await child.terminate()
@@ -106,7 +104,7 @@ async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: 
 
 
 @pytest.mark.promise("B9")
-async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> None:
+async def test_child_reacting_only_to_sigterm_gets_it(children: Children) -> None:
     child = await children.start(f"print('up', flush=True); {NAP}")
     await children.says(b"up")
     await child.terminate(0.2)
@@ -115,7 +113,7 @@ async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> No
 
 @pytest.mark.promise("B9")
 @pytest.mark.parametrize("factory", [None, process.find_loop_factory()], ids=["asyncio", "uvloop"])
-def test_a_start_that_is_cancelled_closes_its_own_descriptors_once_and_no_others(
+def test_cancelled_start_closes_its_descriptors_once(
     tmp_path: Path, factory: Callable[[], asyncio.AbstractEventLoop] | None
 ) -> None:
     """Whatever the hub opens meanwhile may get the numbers of the pipes."""
@@ -155,7 +153,7 @@ STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('up', flush
 
 
 @pytest.mark.promise("B9")
-async def test_a_child_that_minds_nothing_is_killed(children: Children) -> None:
+async def test_child_ignoring_signals_is_killed(children: Children) -> None:
     child = await children.start(STUBBORN)
     await children.says(b"up")
     await child.terminate(0.2)
@@ -163,7 +161,7 @@ async def test_a_child_that_minds_nothing_is_killed(children: Children) -> None:
 
 
 @pytest.mark.promise("B9")
-async def test_a_child_is_killed_even_if_whoever_ends_it_loses_patience(
+async def test_child_is_killed_even_if_the_closer_is_cancelled(
     children: Children,
 ) -> None:
     child = await children.start(STUBBORN)
@@ -185,7 +183,7 @@ sys.stdin.read()
 
 
 @pytest.mark.promise("B9")
-async def test_all_that_a_child_started_ends_with_it_wherever_it_went(children: Children) -> None:
+async def test_descendants_of_a_child_end_with_it(children: Children) -> None:
     child = await children.start(FAMILY)
     await children.says(b"up")
     pids = [int(word) for word in children.output.split()[:2]]
@@ -195,7 +193,7 @@ async def test_all_that_a_child_started_ends_with_it_wherever_it_went(children: 
 
 
 @pytest.mark.promise("B9")
-async def test_what_carries_a_mark_can_be_ended_without_the_one_who_started_it(
+async def test_marked_processes_can_be_ended_by_another_process(
     children: Children,
 ) -> None:
     child = await children.start(FAMILY)
@@ -209,7 +207,7 @@ async def test_what_carries_a_mark_can_be_ended_without_the_one_who_started_it(
 
 
 @pytest.mark.promise("B9")
-def test_a_hubs_mark_finds_the_children_of_all_its_servers() -> None:
+def test_hub_mark_finds_children_of_all_servers() -> None:
     env = {"PATH": os.environ["PATH"], MARK: f"hub-{os.getpid()}:my-server"}
     running = subprocess.Popen([sys.executable, "-c", NAP], env=env)
     try:
@@ -236,7 +234,7 @@ def known(*names: str) -> dict[str, str]:
 
 
 @pytest.mark.promise("B10")
-def test_a_child_gets_what_every_program_needs_what_it_is_named_and_folders_of_its_own(
+def test_child_environment_has_basics_named_variables_and_private_folders(
     tmp_path: Path,
 ) -> None:
     env = make_env(tmp_path / "s", "A", "MISSING", **KNOWN)
@@ -256,7 +254,7 @@ def test_a_child_gets_what_every_program_needs_what_it_is_named_and_folders_of_i
 
 
 @pytest.mark.promise("B10")
-def test_a_child_with_the_users_home_has_its_settings_and_caches_and_no_secrets(
+def test_child_with_the_users_home_gets_settings_but_no_secrets(
     tmp_path: Path,
 ) -> None:
     env = make_env(tmp_path / "s", "A", with_user_home=True, **KNOWN)
@@ -266,7 +264,7 @@ def test_a_child_with_the_users_home_has_its_settings_and_caches_and_no_secrets(
     assert make_env(tmp_path / "s", with_user_home=True)["HOME"] == os.path.expanduser("~")
 
 
-async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_program_is_named(tmp_path: Path) -> None:
     env = make_env(tmp_path, PATH="/nowhere")
 
     async def start(command: str, *args: str, cwd: str = env["HOME"]) -> None:
@@ -285,7 +283,7 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
         await start(str(tmp_path / "script"))
 
 
-async def test_a_child_that_does_not_read_is_not_written_to_without_end(
+async def test_slow_child_gets_bounded_input(
     children: Children,
 ) -> None:
     child = await children.start(f"print('up', flush=True); {NAP}")
@@ -295,7 +293,7 @@ async def test_a_child_that_does_not_read_is_not_written_to_without_end(
             child.write(b"x" * 1_000_000)
 
 
-async def test_a_child_that_is_paused_is_read_later(children: Children) -> None:
+async def test_paused_child_is_read_later(children: Children) -> None:
     child = await children.start("input(); print('late', flush=True); input()")
     child.pause(0.3)
     child.pause(0.3)
@@ -306,7 +304,7 @@ async def test_a_child_that_is_paused_is_read_later(children: Children) -> None:
 
 
 @pytest.mark.promise("B10")
-async def test_the_end_of_a_flood_on_stderr_is_kept_and_the_child_never_blocked(
+async def test_stderr_flood_keeps_its_tail_and_never_blocks_the_child(
     children: Children,
 ) -> None:
     code = (
@@ -324,7 +322,7 @@ async def test_the_end_of_a_flood_on_stderr_is_kept_and_the_child_never_blocked(
     assert len(children.stderr.read_last_line()) <= 300
 
 
-def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
+def test_ring_buffer_keeps_the_last_bytes() -> None:
     ring = OutputRing(10)
     for piece in (b"abc", b"def", b"ghi", b"jkl"):
         ring.write(piece)
@@ -341,7 +339,7 @@ def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
     assert OutputRing().read_last_line() == ""
 
 
-def test_what_kills_all_that_carries_a_mark_spares_itself() -> None:
+def test_kill_by_mark_spares_the_caller() -> None:
     code = (
         "from dragoman.mcp.client.child_process import kill_marked\n"
         "kill_marked('hub'); kill_marked('hub:shell'); print('lives')"

@@ -1,4 +1,4 @@
-"""Questions of servers, both eras, up to the point where a face would ask somebody."""
+"""Server questions of both eras, up to the point where an MCP server would ask the client."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def answers(result: Result) -> dict[str, Any]:
 async def through(
     world: UpstreamHub, name: str, arguments: Mapping[str, Any], **more: Any
 ) -> tuple[Result, list[list[str]]]:
-    """The call and those that continue it; what was asked, round by round."""
+    """Runs a call with its continuations; returns the questions by round."""
     more = {"client": "c", "features": EVERYTHING_ASKED, **more}
     asked: list[list[str]] = []
     result = await world.call(name, arguments, **more)
@@ -107,7 +107,7 @@ async def through(
 
 @pytest.mark.promise("B12", "B13")
 @pytest.mark.parametrize(("era", "transport"), WAYS)
-async def test_whatever_a_server_asks_travels_to_the_caller_and_back(
+async def test_every_server_request_reaches_the_client_and_back(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -133,7 +133,7 @@ async def test_whatever_a_server_asks_travels_to_the_caller_and_back(
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("transport", ["http"])
-async def test_a_question_is_in_the_words_of_the_newest_revision(
+async def test_question_has_the_form_of_the_newest_revision(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -160,7 +160,7 @@ async def test_a_question_is_in_the_words_of_the_newest_revision(
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("transport", ["http", "sse"])
-async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it_can_be_asked(
+async def test_shared_session_declares_nothing_and_client_sessions_their_capabilities(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -184,7 +184,7 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
 
 
 @pytest.mark.promise("B13")
-async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask(
+async def test_sessionless_clients_get_a_session_once_the_server_asks(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -200,7 +200,7 @@ async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("transport", ["http", "sse"])
-async def test_who_cannot_be_asked_is_told_what_was(
+async def test_incapable_client_gets_the_question_text(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -218,7 +218,7 @@ async def test_who_cannot_be_asked_is_told_what_was(
 
 
 @pytest.mark.promise("B12")
-async def test_a_server_of_the_new_era_gets_its_state_back_as_it_was_or_none(
+async def test_modern_server_gets_its_state_back_unchanged(
     short_tmp: Path,
 ) -> None:
     ask = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}
@@ -275,7 +275,7 @@ async def test_a_server_of_the_new_era_gets_its_state_back_as_it_was_or_none(
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("transport", ["http"])
-async def test_the_answer_of_another_client_or_a_second_one_never_reaches_the_server(
+async def test_foreign_or_repeated_answer_never_reaches_the_server(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -298,7 +298,7 @@ async def test_the_answer_of_another_client_or_a_second_one_never_reaches_the_se
 
 @pytest.mark.promise("B13", "P3")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
+async def test_unanswered_question_expires_and_the_server_is_notified(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -321,7 +321,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
 
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("transport", ["http"])
-async def test_the_time_of_a_call_stands_still_while_its_question_is_open(
+async def test_call_timeout_pauses_while_a_question_is_open(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -343,7 +343,7 @@ async def test_the_time_of_a_call_stands_still_while_its_question_is_open(
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_what_is_a_clients_own_ends_with_its_session(
+async def test_client_session_ends_with_the_clients_own(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -377,7 +377,7 @@ async def test_what_is_a_clients_own_ends_with_its_session(
 
 
 @pytest.mark.promise("B13")
-async def test_a_session_of_a_clients_own_that_dies_touches_nobody_else(short_tmp: Path) -> None:
+async def test_failed_client_session_affects_no_other(short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world:
         upstream = await world.add(stdio("m", "matrix_server", "--era", "legacy", interactive=True))
         how: dict[str, Any] = {"client": "a", "features": EVERYTHING_ASKED}
@@ -394,7 +394,7 @@ async def test_a_session_of_a_clients_own_that_dies_touches_nobody_else(short_tm
 
 
 @pytest.mark.promise("B13")
-async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
+async def test_client_sessions_are_bounded_and_idle_ones_evicted(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp, max_sessions=2) as world:
@@ -423,7 +423,7 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
 
 
 @pytest.mark.promise("B13")
-async def test_an_idle_session_of_a_clients_own_is_ended(short_tmp: Path, http_peer: Peers) -> None:
+async def test_idle_client_session_is_closed(short_tmp: Path, http_peer: Peers) -> None:
     async with run_hub(short_tmp, session_idle_secs=0.4) as world:
         upstream = await world.add(entry(http_peer, "stdio"))
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
@@ -462,7 +462,7 @@ async def test_parked_calls_are_bounded(short_tmp: Path, http_peer: Peers) -> No
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kept_apart(
+async def test_stateless_client_is_elicited_and_its_calls_stay_separate(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -488,7 +488,7 @@ async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kep
 
 
 @pytest.mark.promise("B13")
-async def test_over_http_a_question_is_the_calls_whose_stream_brought_it(
+async def test_http_question_belongs_to_the_call_of_its_stream(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -516,7 +516,7 @@ async def test_over_http_a_question_is_the_calls_whose_stream_brought_it(
 
 
 @pytest.mark.promise("B13")
-async def test_a_caller_who_leaves_while_his_call_runs_on_his_own_session_cancels_it(
+async def test_disconnect_during_a_client_session_call_cancels_it(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -541,7 +541,7 @@ async def test_a_caller_who_leaves_while_his_call_runs_on_his_own_session_cancel
 
 
 @pytest.mark.promise("B13")
-async def test_a_question_that_comes_while_no_call_is_under_way_is_refused(
+async def test_question_without_a_running_call_is_refused(
     short_tmp: Path,
 ) -> None:
     ask = {"id": 1, "method": "roots/list"}
@@ -560,7 +560,7 @@ async def test_a_question_that_comes_while_no_call_is_under_way_is_refused(
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_call_that_is_continued_without_any_answers_is_given_up(
+async def test_call_continued_without_answers_is_cancelled(
     era: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -581,7 +581,7 @@ async def test_a_call_that_is_continued_without_any_answers_is_given_up(
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("client", ["c", ""])
 @pytest.mark.parametrize("first", ["follow", "call"])
-async def test_what_a_call_changes_on_a_session_of_the_clients_own_is_heard_by_who_follows_it(
+async def test_change_on_a_client_session_reaches_subscribers(
     client: str, first: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:

@@ -1,4 +1,4 @@
-"""Finding the process below the hub that holds a socket: real processes of this one."""
+"""Finds the process below the hub that holds a socket, with real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux show
 MANY_FILES = "import os, sys; [os.dup(0) for _ in range(300)]; print(flush=True); sys.stdin.read()"
 
 
-def test_the_search_for_a_socket_is_bounded_and_finds_nobody_then() -> None:
+def test_socket_owner_search_is_bounded() -> None:
     with (
         socket.socket() as own,
         subprocess.Popen(

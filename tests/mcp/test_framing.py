@@ -72,19 +72,19 @@ def test_both_framings_are_recognised_message_by_message():
 
 @pytest.mark.promise("F4")
 @pytest.mark.parametrize("framing", ["line", "length"])
-def test_what_is_framed_is_deframed_again(framing):
+def test_framing_round_trips(framing):
     payload = '{"text":"grüße"}'.encode()
 
     assert whole(frame(payload, framing) * 3) == [("Frame", framing, payload)] * 3
 
 
-def test_empty_lines_and_a_byte_order_mark_are_no_messages():
+def test_empty_lines_and_a_byte_order_mark_are_skipped():
     assert whole(b'\xef\xbb\xbf\r\n\n \t\n{"a":1}\n\n') == [line(b'{"a":1}')]
     assert whole(b'\xef\xbb\xbf{"a":1}\n') == [line(b'{"a":1}')]
     assert whole(b"\xef\xbb\xbfContent-Length: 2\r\n\r\n{}") == [length(b"{}")]
 
 
-def test_a_mark_in_the_middle_of_the_stream_is_kept():
+def test_byte_order_mark_inside_the_stream_is_kept():
     assert whole(b"{}\n\xef\xbb\xbf{}\n") == [line(b"{}"), line(b"\xef\xbb\xbf{}")]
 
 
@@ -107,7 +107,7 @@ def test_a_mark_in_the_middle_of_the_stream_is_kept():
         b"Content-Length: 5\r\n" + b"A: b\r\n" * HEADER_LIMIT,
     ],
 )
-def test_headers_without_a_usable_length_are_reported_and_the_next_line_is_read(headers):
+def test_headers_without_a_length_are_reported_and_the_next_line_read(headers):
     pieces = whole(headers + b'{"next":1}\n')
 
     assert malformed(pieces) == 1
@@ -115,19 +115,19 @@ def test_headers_without_a_usable_length_are_reported_and_the_next_line_is_read(
     assert pieces[-1] == line(b'{"next":1}')
 
 
-def test_a_length_without_a_body_does_not_swallow_the_json_that_follows_a_header():
+def test_length_without_a_body_does_not_swallow_following_json():
     assert [kind for kind, *_ in whole(b'Content-Length: 5\r\n{"next":1}\n')] == [
         "MalformedFrame",
         "Frame",
     ]
 
 
-def test_a_length_of_nothing_is_an_empty_message():
+def test_zero_length_is_an_empty_message():
     assert whole(b"Content-Length: 0\r\n\r\n{}\n") == [length(b""), line(b"{}")]
 
 
 @pytest.mark.promise("F5")
-def test_a_line_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
+def test_line_length_limit_is_exact():
     fits, over = b"x" * 100, b"y" * 101
 
     for end in (b"\n", b"\r\n"):
@@ -138,7 +138,7 @@ def test_a_line_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
 
 
 @pytest.mark.promise("F5")
-def test_a_body_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
+def test_body_length_limit_is_exact():
     stream = frame(b"x" * 100, "length") + frame(b"y" * 101, "length") + frame(b"{}", "length")
 
     pieces = whole(stream, limit=100)
@@ -149,7 +149,7 @@ def test_a_body_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
 
 @pytest.mark.promise("F5")
 @pytest.mark.parametrize("framing", ["line", "length"])
-def test_a_message_over_ten_megabytes_is_reported_once_with_its_beginning(framing):
+def test_oversized_message_is_reported_once_with_its_beginning(framing):
     head = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":"'
     stream = frame(head + b"x" * LIMIT + b'"}', framing) + frame(b"{}", framing)
     deframer = Deframer()
@@ -168,7 +168,7 @@ def test_a_message_over_ten_megabytes_is_reported_once_with_its_beginning(framin
 
 
 @pytest.mark.promise("F5")
-def test_draining_costs_no_memory_and_little_time():
+def test_draining_takes_no_memory_and_little_time():
     deframer = Deframer()
     piece = b"x" * 65536
     tracemalloc.start()
@@ -187,7 +187,7 @@ def test_draining_costs_no_memory_and_little_time():
     assert [type(each) for each in deframer.feed(b"\n{}\n")] == [OversizedFrame, Frame]
 
 
-def test_a_long_line_in_small_pieces_is_searched_once():
+def test_long_line_in_small_pieces_is_scanned_once():
     deframer = Deframer()
     began = time.process_time()
     for _ in range(100_000):
@@ -203,14 +203,14 @@ def test_a_long_line_in_small_pieces_is_searched_once():
     "stream",
     [b"x" * 1001, b"x" * 1001 + b"\n", b"Content-Length: 1001\r\n\r\n", b"Content-A" * 9000],
 )
-def test_a_message_that_is_not_worth_draining_ends_the_reading(stream):
+def test_absurdly_large_message_ends_reading(stream):
     deframer = Deframer(limit=100, drain_limit=1000)
 
     assert [type(each) for each in deframer.feed(stream)] == [Unrecoverable]
     assert deframer.feed(b"\n{}\n") == []
 
 
-def test_an_unusable_limit_is_refused():
+def test_unusable_limit_is_refused():
     with pytest.raises(ValueError, match="is not between"):
         Deframer(limit=0)
     with pytest.raises(ValueError, match="is not between"):
@@ -281,7 +281,7 @@ def test_any_cut_of_a_stream_gives_the_same_messages(words, data):
         max_size=10,
     )
 )
-def test_whatever_is_framed_comes_out_as_it_went_in(messages):
+def test_any_message_round_trips(messages):
     messages = [(how, b"{" + payload) for how, payload in messages]
 
     stream = b"".join(frame(payload, how) for how, payload in messages)
@@ -311,11 +311,11 @@ def test_whatever_is_framed_comes_out_as_it_went_in(messages):
         (b"", (None, False)),
     ],
 )
-def test_the_id_is_found_in_the_beginning_of_a_message(prefix, expected):
+def test_id_at_the_beginning_is_found(prefix, expected):
     assert find_id(prefix) == expected
 
 
-def test_small_messages_cost_microseconds():
+def test_small_messages_take_microseconds():
     deframer = Deframer()
     data = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
     began = time.process_time()
@@ -325,7 +325,7 @@ def test_small_messages_cost_microseconds():
     assert (time.process_time() - began) / 20_000 < 20e-6
 
 
-def test_a_malformed_block_says_what_is_wrong_with_it():
+def test_malformed_header_block_is_explained():
     (piece,) = Deframer().feed(b"Content-Length: five\r\n\r\n")
 
     assert isinstance(piece, MalformedFrame)
@@ -345,12 +345,12 @@ def test_a_malformed_block_says_what_is_wrong_with_it():
         (b"", None),
     ],
 )
-def test_the_id_at_the_end_of_a_message_is_found(suffix: bytes, id: object) -> None:
+def test_id_at_the_end_is_found(suffix: bytes, id: object) -> None:
     assert find_id_at_end(suffix) == id
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 100_000])
-def test_the_end_of_a_message_that_is_too_large_is_kept(size: int) -> None:
+def test_tail_of_an_oversized_message_is_kept(size: int) -> None:
     message = b'{"result":"' + b"x" * 2_000 + b'","id":7}'
     data = message + b"\n{}\n" + b"Content-Length: %d\r\n\r\n%b" % (len(message), message)
     deframer, pieces = Deframer(1_000, 10_000), []

@@ -1,4 +1,4 @@
-"""Streamable HTTP as the hub's client speaks it: streams taken up again, headers, questions."""
+"""The Streamable HTTP client: stream resumption, headers, questions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def resumptions(server: Mini) -> list[Request]:
 
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25"])
-async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
-    revision: str, short_tmp: Path
-) -> None:
+async def test_interrupted_stream_is_resumed_where_it_ended(revision: str, short_tmp: Path) -> None:
     call: list[Request] = []
     times: list[float] = []
     clock = asyncio.get_running_loop().time
@@ -80,7 +78,7 @@ async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
 
 
 @pytest.mark.promise("B7", "B8")
-async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
+async def test_stream_resumption_is_bounded(short_tmp: Path) -> None:
     refusing = False
 
     def handle(request: Request) -> None:
@@ -105,7 +103,7 @@ async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
 
 
 @pytest.mark.promise("B8")
-async def test_the_time_of_a_request_holds_for_all_its_streams_together(short_tmp: Path) -> None:
+async def test_request_timeout_covers_all_its_streams(short_tmp: Path) -> None:
     number = 0
 
     def handle(request: Request) -> None:
@@ -125,7 +123,7 @@ async def test_the_time_of_a_request_holds_for_all_its_streams_together(short_tm
 
 
 @pytest.mark.promise("B7")
-async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_connection(
+async def test_streams_without_ids_and_modern_ones_are_not_resumed(
     short_tmp: Path,
 ) -> None:
     def old(request: Request) -> None:
@@ -146,7 +144,7 @@ async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_con
 
 
 @pytest.mark.promise("B13")
-async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_that_client(
+async def test_question_on_the_session_stream_belongs_to_the_newest_call_of_the_client(
     short_tmp: Path,
 ) -> None:
     streams: list[Request] = []
@@ -190,7 +188,7 @@ async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_
 
 
 @pytest.mark.promise("B13")
-async def test_questions_that_come_at_once_are_asked_together_and_answered_each_on_its_own(
+async def test_concurrent_questions_are_asked_together_and_answered_separately(
     short_tmp: Path,
 ) -> None:
     answered: dict[int, Any] = {}
@@ -246,7 +244,7 @@ BROKEN = {
 
 
 @pytest.mark.promise("B12")
-async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
+async def test_headers_mirror_the_message(short_tmp: Path) -> None:
     def handle(request: Request) -> None:
         if modern(request, [PLAIN, MARKED, BROKEN], prompts={}, resources={}, completions={}):
             return
@@ -304,7 +302,7 @@ async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_a_tool_that_wants_other_headers_by_now_is_looked_at_and_called_again(
+async def test_tool_with_changed_headers_is_reread_and_called_again(
     short_tmp: Path,
 ) -> None:
     wanted = False
@@ -331,8 +329,23 @@ async def test_a_tool_that_wants_other_headers_by_now_is_looked_at_and_called_ag
         assert len(server.sent("tools/call")) == 4
 
 
+async def test_a_server_that_refuses_the_revision_and_names_only_older_ones_gets_a_handshake(
+    short_tmp: Path,
+) -> None:
+    def handle(request: Request) -> None:
+        if request.asked == "server/discover":
+            request.fail(-32022, data={"supported": ["2025-11-25"], "requested": "2026-07-28"})
+        elif not (legacy(request) or refuse_stream(request)):
+            request.result(DONE)
+
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        assert upstream.connection.version == "2025-11-25"
+        await world.call("s.t")
+
+
 @pytest.mark.promise("P3")
-async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
+async def test_progress_restarts_the_request_timeout(short_tmp: Path) -> None:
     async def handle(request: Request) -> None:
         if legacy(request):
             return
@@ -358,7 +371,7 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
 
 @pytest.mark.promise("B7", "B8")
 @pytest.mark.parametrize("how", ["refused", "page", "broken off"])
-async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
+async def test_server_without_a_session_stream_is_used(
     how: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "FIRST_PAUSE", 0.01)

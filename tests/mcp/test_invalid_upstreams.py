@@ -1,4 +1,4 @@
-"""Servers that are not what they said: of another era than before, or than they say."""
+"""Servers that change era or contradict their declared one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, until
 
 from dragoman.core.errors import HubError, Unreachable
 from dragoman.mcp.config import ServerEntry, StdioTransport
+from dragoman.mcp.protocol.revisions import LATEST
 
 pytestmark = [pytest.mark.promise("B1"), pytest.mark.timeout(30)]
 
@@ -38,7 +39,7 @@ async def text(world: UpstreamHub, **arguments: Any) -> str:
 @pytest.mark.parametrize(
     "eras", [("modern", "legacy", "modern"), ("legacy", "modern", "legacy")], ids="-".join
 )
-async def test_a_server_may_speak_another_era_after_each_start(
+async def test_server_may_change_era_after_each_start(
     eras: tuple[str, ...], short_tmp: Path
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -49,7 +50,7 @@ async def test_a_server_may_speak_another_era_after_each_start(
                 await text(world, die=True)
 
 
-async def test_a_server_that_says_it_is_modern_and_wants_a_handshake_is_given_one(
+async def test_server_claiming_modern_but_needing_a_handshake_gets_one(
     short_tmp: Path,
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -60,16 +61,14 @@ async def test_a_server_that_says_it_is_modern_and_wants_a_handshake_is_given_on
 
 
 @pytest.mark.parametrize("revision", ["2099-01-01", "x" * 100_000, ["2025-11-25"], "2026-07-28"])
-async def test_a_revision_that_is_unknown_is_named_in_few_words(
-    revision: Any, short_tmp: Path
-) -> None:
+async def test_unknown_revision_is_named_briefly(revision: Any, short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world:
         await world.servers.apply([Scripted(short_tmp, "legacy", {}, revision=revision).entry()])
         upstream = world.made.get("s")
         assert upstream is not None
         await until(lambda: upstream.connection.state == "failed")
         assert (
-            "which is unknown; the hub speaks 2024-11-05 to 2026-07-28"
+            f"which is unknown; the hub speaks 2024-11-05 to {LATEST.name}"
             in upstream.connection.reason
         )
         assert json.dumps(revision)[1:9] in upstream.connection.reason.replace("'", '"')
@@ -77,7 +76,7 @@ async def test_a_revision_that_is_unknown_is_named_in_few_words(
 
 
 @pytest.mark.parametrize("error", [NO_SESSION, NO_VERSION])
-async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_greeted_again(
+async def test_http_server_turned_legacy_gets_a_new_handshake(
     error: dict[str, Any], short_tmp: Path
 ) -> None:
     is_old = False
@@ -111,7 +110,7 @@ async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_gr
 
 
 @pytest.mark.promise("B12")
-async def test_words_of_the_other_era_do_not_end_a_connection(short_tmp: Path) -> None:
+async def test_messages_of_the_other_era_do_not_end_the_connection(short_tmp: Path) -> None:
     """One client's bad call must not cost all others their connection."""
 
     def handle(request: Request) -> Awaitable[None] | None:

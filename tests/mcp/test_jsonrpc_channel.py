@@ -22,9 +22,9 @@ class ScriptedChannel(JsonRpcChannel):
     """A channel to a server that the test plays."""
 
     def __init__(self) -> None:
-        super().__init__("s", lambda method, params: self.heard.append((method, params)))
+        super().__init__("s", lambda method, params: self.received.append((method, params)))
         self.sent: list[Any] = []
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.gone = False
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class ScriptedChannel(JsonRpcChannel):
         self.receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
 
-async def test_answers_find_their_requests_in_any_order() -> None:
+async def test_responses_match_requests_in_any_order() -> None:
     channel = ScriptedChannel()
     tasks = [channel.ask() for _ in range(3)]
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_answers_find_their_requests_in_any_order() -> None:
     assert [(await task)[0] for task in tasks] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-async def test_the_size_of_an_answer_is_told() -> None:
+async def test_response_size_is_reported() -> None:
     channel = ScriptedChannel()
     task = channel.ask()
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_the_size_of_an_answer_is_told() -> None:
     assert await task == ({}, len(data))
 
 
-async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -> None:
+async def test_first_response_wins_and_unknown_ones_are_counted() -> None:
     channel = ScriptedChannel()
     task = channel.ask()
     await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -
         ({}, BadReply, "neither result nor error"),
     ],
 )
-async def test_an_error_reaches_the_one_who_asked(
+async def test_error_reaches_its_requester(
     message: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     channel = ScriptedChannel()
@@ -95,17 +95,17 @@ async def test_an_error_reaches_the_one_who_asked(
         await task
 
 
-async def test_a_batch_is_taken_apart() -> None:
+async def test_batch_is_split() -> None:
     channel = ScriptedChannel()
     tasks = [channel.ask(), channel.ask()]
     await asyncio.sleep(0)
     channel.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
     assert [(await task)[0] for task in tasks] == ["a", "b"]
-    assert channel.heard == [("n", {})]
+    assert channel.received == [("n", {})]
 
 
 @pytest.mark.promise("B8")
-async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_cancel() -> None:
+async def test_timeout_is_a_typed_error_and_cancels_at_the_server() -> None:
     channel = ScriptedChannel()
     with pytest.raises(
         TimedOut, match=r'did not answer "tools/call" within 0\.02 s: .* was cancelled'
@@ -116,7 +116,7 @@ async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_canc
         "method": "notifications/cancelled",
         "params": {"requestId": 1, "reason": "no response within 0.02 s"},
     }
-    channel.say(id=1, result="late")  # and hurts nobody
+    channel.say(id=1, result="late")  # and has no effect
     task = channel.ask()
     await asyncio.sleep(0)
     channel.say(id=2, result="next")
@@ -125,7 +125,7 @@ async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_canc
 
 @pytest.mark.promise("B8")
 @pytest.mark.parametrize("method", ["initialize", "server/discover"])
-async def test_a_greeting_is_never_cancelled(method: str) -> None:
+async def test_initialize_is_never_cancelled(method: str) -> None:
     channel = ScriptedChannel()
     with pytest.raises(TimedOut):
         await channel.ask(method, timeout=0.02)
@@ -133,7 +133,7 @@ async def test_a_greeting_is_never_cancelled(method: str) -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_a_caller_who_leaves_cancels_the_request() -> None:
+async def test_cancelled_caller_cancels_the_request() -> None:
     channel = ScriptedChannel()
     task = channel.ask()
     await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_a_caller_who_leaves_cancels_the_request() -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> None:
+async def test_progress_reaches_its_requester_and_only_increases() -> None:
     channel = ScriptedChannel()
     seen: list[Any] = []
     task, other = channel.ask(listener=RequestListener(seen.append, progress=True)), channel.ask()
@@ -171,10 +171,10 @@ async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> 
     channel.say(id=2, result={})
     await asyncio.gather(task, other)
     assert seen == [Progress(progress=1, total=3, message="one"), Progress(progress=2.5)]
-    assert channel.heard == []
+    assert channel.received == []
 
 
-async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_own() -> None:
+async def test_closed_channel_fails_each_waiter_with_its_own_error() -> None:
     channel = ScriptedChannel()
     tasks = [channel.ask(), channel.ask()]
     await asyncio.sleep(0)
@@ -187,7 +187,7 @@ async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_ow
     assert errors[0] is not errors[1]
 
 
-async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_behind() -> None:
+async def test_unsendable_request_fails_at_once_and_leaves_nothing() -> None:
     channel = ScriptedChannel()
     channel.gone = True
     with pytest.raises(Unreachable, match="gone") as raised:
@@ -197,7 +197,7 @@ async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_be
 
 
 @pytest.mark.promise("B13")
-async def test_a_server_that_asks_is_answered_with_what_was_declared() -> None:
+async def test_server_request_is_answered_by_declared_capabilities() -> None:
     channel = ScriptedChannel()
     channel.say(id="a", method="ping")
     channel.say(id=7, method="sampling/createMessage", params={})
@@ -207,15 +207,13 @@ async def test_a_server_that_asks_is_answered_with_what_was_declared() -> None:
     assert (sampling["id"], sampling["error"]["code"]) == (7, -32601)
     assert odd["id"] is None and len(json.dumps(odd)) < 300
     channel.gone = True
-    channel.say(id=8, method="ping")  # nobody there to be answered: no matter
+    channel.say(id=8, method="ping")  # no one to answer: ignored
 
 
 @pytest.mark.parametrize(
     "data", [b"not json", b"", b"7", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b"{}" + b" {}"]
 )
-async def test_what_is_no_message_is_passed_over(
-    data: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_invalid_messages_are_ignored(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     channel = ScriptedChannel()
     task = channel.ask()
     await asyncio.sleep(0)
@@ -228,7 +226,7 @@ async def test_what_is_no_message_is_passed_over(
     assert channel.unsolicited == 100
 
 
-async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it() -> None:
+async def test_unreadable_response_fails_its_requester() -> None:
     channel = ScriptedChannel()
     task, other = channel.ask(), channel.ask()
     await asyncio.sleep(0)
@@ -244,7 +242,7 @@ def too_large(prefix: bytes, suffix: bytes) -> OversizedFrame:
     return OversizedFrame(prefix, "line", 1_000, suffix)
 
 
-async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_other() -> None:
+async def test_oversized_response_fails_only_its_requester() -> None:
     channel = ScriptedChannel()
     task, other = channel.ask(), channel.ask()
     await asyncio.sleep(0)
@@ -263,7 +261,7 @@ async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_oth
         await task
 
 
-async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:
+async def test_flooding_server_is_read_more_slowly() -> None:
     pace = Pace()
     assert pace.pause(0) == 0
     assert pace.pause(PER_SECOND) == 0
@@ -273,7 +271,7 @@ async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:
     assert pace.pause(1_000_000) == 1
 
 
-async def test_a_burst_is_forgotten_after_a_while() -> None:
+async def test_burst_accounting_decays() -> None:
     pace = Pace()
     assert pace.pause(PER_SECOND) == 0
     await asyncio.sleep(0.1)

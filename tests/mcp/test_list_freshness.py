@@ -1,4 +1,4 @@
-"""How old lists may become, by a clock of the test's own."""
+"""How old lists may become, by a clock of the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
         return ListFreshness(interval, lambda: self.hears, self)
 
 
-def test_a_list_of_a_server_that_says_nothing_of_changes_is_stale_after_the_interval() -> None:
+def test_list_without_change_notifications_is_stale_after_the_interval() -> None:
     clock = Clock()
     fresh = clock.made(60)
     assert not fresh.is_stale(TOOL) and not fresh.may_read(TOOL) and fresh.pause is None
@@ -33,7 +33,7 @@ def test_a_list_of_a_server_that_says_nothing_of_changes_is_stale_after_the_inte
     assert not fresh.is_stale(TOOL)
 
 
-def test_a_list_whose_changes_are_announced_is_never_stale_while_that_is_heard() -> None:
+def test_announced_list_is_not_stale_while_notifications_arrive() -> None:
     clock = Clock()
     fresh = clock.made(60)
     fresh.note(TOOL, clock.now, None, announced=True)
@@ -44,7 +44,7 @@ def test_a_list_whose_changes_are_announced_is_never_stale_while_that_is_heard()
 
 
 @pytest.mark.parametrize("interval", [0, 60])
-def test_a_list_holds_as_long_as_its_server_says_but_is_not_read_all_the_time(
+def test_list_follows_its_ttl_within_bounds(
     interval: float,
 ) -> None:
     clock = Clock()
@@ -61,7 +61,7 @@ def test_a_list_holds_as_long_as_its_server_says_but_is_not_read_all_the_time(
 
 
 @pytest.mark.promise("N1")
-def test_a_list_that_takes_long_to_read_is_read_less_often() -> None:
+def test_slow_list_is_reread_less_often() -> None:
     clock = Clock()
     fresh = clock.made(60)
     begun = clock.now
@@ -73,7 +73,7 @@ def test_a_list_that_takes_long_to_read_is_read_less_often() -> None:
     assert fresh.is_stale(TOOL) and fresh.may_read(TOOL) and fresh.list_due(clock.now)
 
 
-def test_in_the_background_lists_are_read_only_while_the_server_is_used() -> None:
+def test_lists_are_reread_in_the_background_only_while_used() -> None:
     clock = Clock()
     fresh = clock.made(60)
     fresh.note(TOOL, clock.now, None, announced=False)

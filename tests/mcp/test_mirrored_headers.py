@@ -1,4 +1,4 @@
-"""Which arguments are mirrored as headers, and how values are written there, both ways."""
+"""Which arguments are mirrored as headers, and how values are encoded and decoded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "header"), TEXTS)
-def test_what_a_header_cannot_hold_travels_as_base64_and_comes_back(text: str, header: str) -> None:
+def test_unrepresentable_header_value_travels_as_base64(text: str, header: str) -> None:
     assert encode_value(text) == header
     assert decode_value(header) == text
 
@@ -42,11 +42,11 @@ def test_what_a_header_cannot_hold_travels_as_base64_and_comes_back(text: str, h
 @pytest.mark.parametrize(
     "header", ["=?base64?!!?=", "=?base64?YQ?=", "=?base64?YR==?=", "=?base64?/w==?="]
 )
-def test_marks_around_what_is_no_base64_of_text_hold_nothing(header: str) -> None:
+def test_marks_around_invalid_base64_are_not_decoded(header: str) -> None:
     assert decode_value(header) is None
 
 
-def test_marked_arguments_become_headers_wherever_properties_alone_lead_to_them() -> None:
+def test_marked_arguments_become_headers_below_properties_only() -> None:
     schema = marked(
         region={"type": "string", "x-mcp-header": "Region"},
         where={"type": "object", "properties": {"n": {"type": "integer", "x-mcp-header": "N"}}},
@@ -102,12 +102,12 @@ TEXT = {"type": "string", "x-mcp-header": "A"}
         marked(**{f"a{n}": {"type": "string", "x-mcp-header": f"A{n}"} for n in range(65)}),
     ],
 )
-def test_a_mark_that_breaks_the_rules_makes_the_tool_unusable(schema: dict[str, Any]) -> None:
+def test_invalid_mark_makes_the_tool_unusable(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="x-mcp-header"):
         find_mirrored_params(schema)
 
 
-def test_a_schema_nested_without_end_costs_no_stack() -> None:
+def test_deeply_nested_schema_does_not_overflow_the_stack() -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"a": TEXT}}
     for _ in range(5_000):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -133,7 +133,7 @@ def test_a_schema_nested_without_end_costs_no_stack() -> None:
         ("9" * 5_000, 42, False),
     ],
 )
-def test_numbers_agree_as_numbers_and_all_else_to_the_letter(
+def test_mirrored_numbers_compare_numerically_and_others_exactly(
     text: str, value: Any, agreed: bool
 ) -> None:
     assert is_equal(text, value) is agreed

@@ -228,7 +228,7 @@ def process(home):
             child.kill()
 
 
-class Inside:
+class InProcessRelay:
     """A relay in this process, so that a test can say what its hub is."""
 
     def __init__(self, home, boot):
@@ -260,7 +260,7 @@ def never(home, stop):
     raise AssertionError("no hub was to be booted")
 
 
-def hosting(name, booted=None, **more):
+def host_hub(name, booted=None, **more):
     """A hub that is run in the relay's process as the real one is: it holds the home."""
 
     def boot(home, stop):
@@ -273,7 +273,7 @@ def hosting(name, booted=None, **more):
 
 
 @pytest.mark.promise("F1", "F2", "F6")
-def test_what_an_ide_says_goes_to_the_hub_that_runs_and_back(place):
+def test_relay_passes_messages_between_ide_and_hub(place):
     with closing(Hub(place)) as hub, process(place) as child:
         child.ide.send(INITIALIZE)
         assert child.ide.get() == result(0, "hub")
@@ -293,7 +293,7 @@ def test_what_an_ide_says_goes_to_the_hub_that_runs_and_back(place):
 
 
 @pytest.mark.promise("F4")
-def test_each_answer_comes_in_the_framing_of_its_request(place):
+def test_response_uses_the_framing_of_its_request(place):
     with closing(Hub(place, silent=("slow",))) as hub, process(place) as child:
         ide = child.ide
         ide.send(ask(1, "slow"), "length")
@@ -314,7 +314,7 @@ def test_each_answer_comes_in_the_framing_of_its_request(place):
 
 
 @pytest.mark.promise("F4")
-def test_ids_are_recognised_however_the_hub_writes_them(place):
+def test_ids_match_in_every_json_form(place):
     with closing(Hub(place, silent=("x",))) as hub, process(place) as child:
         ids = [-7, 'quo"te', "grün", "", 10**17, "1"]
         for id_ in ids:
@@ -331,7 +331,7 @@ def test_ids_are_recognised_however_the_hub_writes_them(place):
             assert child.ide.get("length") == result(id_, {})
 
 
-def test_a_batch_is_answered_as_the_hub_answers_it(place):
+def test_batch_is_passed_to_the_hub(place):
     with closing(Hub(place)), process(place) as child:
         child.ide.send([ask(1), ask(2)], "length")
         child.ide.send(ask(3), "line")
@@ -342,7 +342,7 @@ def test_a_batch_is_answered_as_the_hub_answers_it(place):
 
 @pytest.mark.promise("F5")
 @pytest.mark.parametrize("framing", ["line", "length"])
-def test_a_message_over_ten_megabytes_is_refused_and_the_next_is_served(place, framing):
+def test_oversized_relay_message_is_refused_and_the_next_served(place, framing):
     with closing(Hub(place)), process(place) as child:
         child.ide.send(ask(1, "tools/call", text="x" * (10 * 1024 * 1024)), framing)
         child.ide.send(ask(2, "tools/call", text="x" * (9 * 1024 * 1024)), framing)
@@ -354,7 +354,7 @@ def test_a_message_over_ten_megabytes_is_refused_and_the_next_is_served(place, f
 
 
 @pytest.mark.promise("F5")
-def test_an_answer_over_ten_megabytes_reaches_the_hub_as_an_error(place):
+def test_oversized_answer_reaches_the_hub_as_an_error(place):
     with closing(Hub(place)) as hub, process(place) as child:
         hub.connections.get(timeout=WAIT)
         hub.say(ask("q", "sampling/createMessage"))
@@ -369,7 +369,7 @@ def test_an_answer_over_ten_megabytes_reaches_the_hub_as_an_error(place):
     "garbage",
     [b"hello\n", b'{"id":1\n', b"\xff\xfe{}\n", b'{"id":NaN}\n', b"[" * 100_000 + b"\n"],
 )
-def test_text_that_is_not_json_is_answered_and_the_next_message_is_served(place, garbage):
+def test_invalid_json_is_answered_and_the_next_message_served(place, garbage):
     with closing(Hub(place)) as hub, process(place) as child:
         child.ide.raw(garbage)
         answer = child.ide.get()
@@ -380,7 +380,7 @@ def test_text_that_is_not_json_is_answered_and_the_next_message_is_served(place,
 
 
 @pytest.mark.promise("F5")
-def test_headers_without_a_length_are_answered_and_the_next_message_is_served(place):
+def test_headers_without_a_length_get_an_error_and_the_next_message_is_served(place):
     with closing(Hub(place)), process(place) as child:
         child.ide.raw(b"Content-Length: many\r\n\r\n")
         answer = child.ide.get("length")
@@ -421,7 +421,7 @@ def test_a_relay_survives_a_restart_of_the_hub(place):
 
 
 @pytest.mark.promise("F2")
-def test_what_is_asked_while_no_hub_is_there_waits_for_the_next(place):
+def test_requests_without_a_hub_wait_for_the_next(place):
     first = Hub(place, "first", silent=("slow",))
     with process(place) as child:
         with closing(first):
@@ -437,7 +437,7 @@ def test_what_is_asked_while_no_hub_is_there_waits_for_the_next(place):
 
 
 @pytest.mark.promise("F2")
-def test_a_modern_client_is_told_nothing_unasked_when_the_hub_is_another(place):
+def test_modern_client_gets_no_notification_when_the_hub_changes(place):
     first = Hub(place, "first")
     with process(place) as child:
         with closing(first):
@@ -451,7 +451,7 @@ def test_a_modern_client_is_told_nothing_unasked_when_the_hub_is_another(place):
 
 
 @pytest.mark.promise("F2")
-def test_an_initialize_under_way_when_the_hub_goes_is_answered_by_the_relay(place):
+def test_initialize_pending_at_a_hub_exit_is_answered_by_the_relay(place):
     hub = Hub(place, silent=("initialize",))
     with process(place) as child:
         with closing(hub):
@@ -461,7 +461,7 @@ def test_an_initialize_under_way_when_the_hub_goes_is_answered_by_the_relay(plac
         assert child.ide.get() == result(0, build_initialize_result(INITIALIZE["params"]))
 
 
-def test_a_cancelled_request_is_not_answered_when_the_hub_goes(place):
+def test_cancelled_request_is_not_answered_after_a_hub_exit(place):
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
     hub = Hub(place, silent=("slow",))
     with process(place) as child:
@@ -476,7 +476,7 @@ def test_a_cancelled_request_is_not_answered_when_the_hub_goes(place):
             assert child.ide.get() == result(3, "hub")
 
 
-def test_an_answer_to_a_hub_that_went_does_not_reach_the_next(place):
+def test_answer_for_an_exited_hub_does_not_reach_the_next(place):
     question = ask(1, "sampling/createMessage")
     first = Hub(place)
     with process(place) as child:
@@ -499,12 +499,12 @@ def test_an_answer_to_a_hub_that_went_does_not_reach_the_next(place):
 
 
 @pytest.mark.promise("F2")
-def test_a_hub_that_does_not_greet_is_no_hub(place, monkeypatch):
+def test_silent_socket_is_not_a_hub(place, monkeypatch):
     monkeypatch.setattr(home_module, "GREETING_SECONDS", 0.3)
     booted = threading.Event()
     with closing(Hub(place, "mute", greeting=b"")) as mute:
         started = time.monotonic()
-        with closing(Inside(place, hosting("own", booted))) as inside:
+        with closing(InProcessRelay(place, host_hub("own", booted))) as inside:
             assert booted.wait(WAIT)
             assert 0.3 < time.monotonic() - started < 10
             inside.ide.send(ask(1))
@@ -512,17 +512,17 @@ def test_a_hub_that_does_not_greet_is_no_hub(place, monkeypatch):
         assert mute.got.empty()
 
 
-class Closing(Hub):
+class ClosingHub(Hub):
     def _serve(self, connection):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.promise("F2")
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0\n", b"[]\n", b'{"dragoman":1}\n', b"x" * 9000])
-def test_what_greets_otherwise_is_no_hub(place, greeting):
+def test_wrong_greeting_is_not_a_hub(place, greeting):
     with (
-        closing((Hub if greeting else Closing)(place, "other", greeting=greeting)) as other,
-        closing(Inside(place, hosting("own"))) as inside,
+        closing((Hub if greeting else ClosingHub)(place, "other", greeting=greeting)) as other,
+        closing(InProcessRelay(place, host_hub("own"))) as inside,
     ):
         inside.ide.send(ask(1))
         assert inside.ide.get() == result(1, "own")
@@ -530,14 +530,14 @@ def test_what_greets_otherwise_is_no_hub(place, greeting):
 
 
 @pytest.mark.promise("F2", "F6")
-def test_without_a_hub_initialize_is_answered_at_once_and_the_rest_when_the_hub_is_up(place):
+def test_initialize_is_answered_without_a_hub_and_the_rest_once_it_is_up(place):
     go = threading.Event()
 
     def boot(home, stop):
         assert go.wait(WAIT)
-        hosting("own")(home, stop)
+        host_hub("own")(home, stop)
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         ide = inside.ide
         ide.send(ask(9), "length")
         ide.send({**INITIALIZE, "params": {}})
@@ -552,7 +552,7 @@ def test_without_a_hub_initialize_is_answered_at_once_and_the_rest_when_the_hub_
 
 
 @pytest.mark.promise("F2")
-def test_the_hub_in_the_process_is_told_what_the_client_said_before_it_was_up(place):
+def test_in_process_hub_receives_earlier_client_messages(place):
     hubs: queue.Queue[Hub] = queue.Queue()
     go = threading.Event()
 
@@ -562,7 +562,7 @@ def test_the_hub_in_the_process_is_told_what_the_client_said_before_it_was_up(pl
             hubs.put(hub)
             stop.wait(60)
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         inside.ide.shake_hands()
         go.set()
         hub = hubs.get(timeout=WAIT)
@@ -573,11 +573,11 @@ def test_the_hub_in_the_process_is_told_what_the_client_said_before_it_was_up(pl
 
 
 @pytest.mark.promise("F2")
-def test_two_ides_share_one_hub_and_the_second_goes_on_when_the_first_ends(place):
+def test_second_ide_continues_when_the_hosting_one_ends(place):
     first_up, second_up = threading.Event(), threading.Event()
-    first = Inside(place, hosting("first", first_up))
+    first = InProcessRelay(place, host_hub("first", first_up))
     assert first_up.wait(WAIT)
-    with closing(Inside(place, hosting("second", second_up))) as second:
+    with closing(InProcessRelay(place, host_hub("second", second_up))) as second:
         second.ide.shake_hands()
         second.ide.send(ask(1))
         assert second.ide.get() == result(1, "first")
@@ -591,8 +591,8 @@ def test_two_ides_share_one_hub_and_the_second_goes_on_when_the_first_ends(place
 
 
 @pytest.mark.promise("F2")
-def test_many_relays_that_start_at_once_end_up_with_one_hub(place):
-    relays = [Inside(place, hosting(f"hub {n}")) for n in range(6)]
+def test_concurrent_relays_share_one_hub(place):
+    relays = [InProcessRelay(place, host_hub(f"hub {n}")) for n in range(6)]
     try:
         answers = set()
         for each in relays:
@@ -606,9 +606,9 @@ def test_many_relays_that_start_at_once_end_up_with_one_hub(place):
 
 
 @pytest.mark.promise("F2")
-def test_the_home_of_a_daemon_that_is_restarting_is_not_taken(place):
+def test_home_of_a_restarting_daemon_is_not_taken(place):
     first = Hub(place, "first")
-    with closing(Inside(place, never)) as inside:
+    with closing(InProcessRelay(place, never)) as inside:
         with closing(first):
             inside.ide.send(ask(1))
             assert inside.ide.get() == result(1, "first")
@@ -619,10 +619,10 @@ def test_the_home_of_a_daemon_that_is_restarting_is_not_taken(place):
 
 
 @pytest.mark.promise("F2")
-def test_a_daemon_that_does_not_come_back_is_replaced(place, monkeypatch):
+def test_daemon_that_does_not_return_is_replaced(place, monkeypatch):
     monkeypatch.setattr(relay_module, "GRACE_SECONDS", 0.3)
     daemon = Hub(place, "daemon", silent=("slow",))
-    with closing(Inside(place, hosting("own"))) as inside:
+    with closing(InProcessRelay(place, host_hub("own"))) as inside:
         with closing(daemon):
             inside.ide.send(ask(1, "slow"))
             daemon.hear()
@@ -634,17 +634,17 @@ def test_a_daemon_that_does_not_come_back_is_replaced(place, monkeypatch):
 
 
 @pytest.mark.promise("F2")
-def test_a_bad_configuration_is_said_to_whoever_asks_until_it_is_mended(place, capfd):
+def test_invalid_configuration_is_reported_on_every_request_until_fixed(place, capfd):
     tries = []
 
     def boot(home, stop):
         tries.append(time.monotonic())
         if (place / "config.toml").read_text(encoding="utf-8") == "bad":
             raise ConfigError('"config.toml" line 1 is bad; mend it')
-        hosting("own")(home, stop)
+        host_hub("own")(home, stop)
 
     (place / "config.toml").write_text("bad", encoding="utf-8")
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         ide = inside.ide
         ide.shake_hands()
         for id_ in (1, 2):
@@ -663,11 +663,11 @@ def test_a_bad_configuration_is_said_to_whoever_asks_until_it_is_mended(place, c
 
 
 @pytest.mark.promise("F2")
-def test_a_relay_with_a_bad_configuration_uses_a_hub_that_appears(place, capfd):
+def test_relay_with_an_invalid_configuration_uses_a_hub_that_appears(place, capfd):
     def boot(home, stop):
         raise ConfigError("bad")
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         inside.ide.send(ask(1))
         assert inside.ide.get()["error"]["message"] == "bad"
         with closing(Hub(place)) as hub:
@@ -677,16 +677,16 @@ def test_a_relay_with_a_bad_configuration_uses_a_hub_that_appears(place, capfd):
 
 
 @pytest.mark.promise("F2")
-def test_a_hub_that_fails_to_start_is_started_again(place, capfd):
+def test_hub_that_fails_to_start_is_restarted(place, capfd):
     tries = []
 
     def boot(home, stop):
         tries.append(1)
         if len(tries) == 1:
             raise SystemExit("out of luck")
-        hosting("own")(home, stop)
+        host_hub("own")(home, stop)
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         inside.ide.send(ask(1))
         refusal = inside.ide.get()
         assert "out of luck" in refusal["error"]["message"]
@@ -697,7 +697,7 @@ def test_a_hub_that_fails_to_start_is_started_again(place, capfd):
         assert inside.ide.get() == result(2, "own")
 
 
-def test_a_home_that_others_can_write_is_not_used_even_if_a_hub_answers_there(place):
+def test_home_writable_by_others_is_not_used_even_with_a_hub(place):
     with closing(Hub(place)) as hub:
         place.chmod(0o777)
         with process(place) as child:
@@ -708,14 +708,14 @@ def test_a_home_that_others_can_write_is_not_used_even_if_a_hub_answers_there(pl
         assert hub.connections.empty()
 
 
-def test_what_waits_for_a_hub_is_bounded(place):
+def test_queued_messages_are_bounded(place):
     go = threading.Event()
 
     def boot(home, stop):
         assert go.wait(WAIT)
-        hosting("own")(home, stop)
+        host_hub("own")(home, stop)
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         most = relay_module.MAX_WAITING
         for id_ in range(most + 3):
             inside.ide.send(ask(id_))
@@ -728,14 +728,14 @@ def test_what_waits_for_a_hub_is_bounded(place):
         assert [inside.ide.get() for _ in range(most)] == [result(n, "own") for n in range(most)]
 
 
-def test_the_bytes_that_wait_for_a_hub_are_bounded(place):
+def test_queued_bytes_are_bounded(place):
     go = threading.Event()
 
     def boot(home, stop):
         assert go.wait(WAIT)
-        hosting("own")(home, stop)
+        host_hub("own")(home, stop)
 
-    with closing(Inside(place, boot)) as inside:
+    with closing(InProcessRelay(place, boot)) as inside:
         for id_ in range(5):
             inside.ide.send(ask(id_, text="x" * (8 * 1024 * 1024 - 1000)))
         assert inside.ide.get()["id"] == 4
@@ -744,7 +744,7 @@ def test_the_bytes_that_wait_for_a_hub_are_bounded(place):
 
 
 @pytest.mark.promise("F2")
-def test_answers_that_are_under_way_when_stdin_ends_still_come(place):
+def test_pending_responses_arrive_after_stdin_ends(place):
     with closing(Hub(place, silent=("slow",))) as hub, process(place) as child:
         child.ide.send(ask(1, "slow"))
         child.stdin.close()
@@ -756,7 +756,7 @@ def test_answers_that_are_under_way_when_stdin_ends_still_come(place):
         assert child.wait(WAIT) == 0
 
 
-def test_a_subscription_keeps_no_relay_alive_when_stdin_ends(place):
+def test_subscription_does_not_keep_the_relay_after_stdin_ends(place):
     with (
         closing(Hub(place, silent=("subscriptions/listen",))) as hub,
         process(place) as child,
@@ -771,10 +771,10 @@ def test_a_subscription_keeps_no_relay_alive_when_stdin_ends(place):
         assert time.monotonic() - started < relay_module.DRAIN_SECONDS - 1
 
 
-def test_an_answer_that_never_comes_does_not_keep_the_relay_for_ever(place, monkeypatch):
+def test_missing_response_does_not_keep_the_relay_forever(place, monkeypatch):
     monkeypatch.setattr(relay_module, "DRAIN_SECONDS", 0.2)
     with closing(Hub(place, silent=("slow",))) as hub:
-        inside = Inside(place, never)
+        inside = InProcessRelay(place, never)
         inside.ide.send(ask(1, "slow"))
         hub.hear()
         started = time.monotonic()
@@ -784,7 +784,7 @@ def test_an_answer_that_never_comes_does_not_keep_the_relay_for_ever(place, monk
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_relay_as_the_end_of_stdin_does(place, number):
+def test_signal_ends_the_relay_like_end_of_stdin(place, number):
     with closing(Hub(place, silent=("slow",))) as hub, process(place) as child:
         child.ide.send(ask(1, "slow"))
         hub.hear()
@@ -796,7 +796,7 @@ def test_a_signal_ends_the_relay_as_the_end_of_stdin_does(place, number):
         assert child.stderr.read() == b""
 
 
-def test_an_ide_that_closes_its_end_of_stdout_is_left_quietly(place):
+def test_closed_stdout_ends_the_relay_quietly(place):
     with closing(Hub(place)) as hub, process(place) as child:
         hub.connections.get(timeout=WAIT)
         child.stdout.close()
@@ -806,7 +806,7 @@ def test_an_ide_that_closes_its_end_of_stdout_is_left_quietly(place):
         assert child.stderr.read() == b""
 
 
-def test_an_ide_that_does_not_read_holds_the_hub_back_and_not_the_relays_memory(place):
+def test_slow_ide_pauses_the_hub_not_the_relays_memory(place):
     with closing(Hub(place)) as hub, process(place):
         connection = hub.connections.get(timeout=WAIT)
         connection.settimeout(0.5)
@@ -820,7 +820,7 @@ def test_an_ide_that_does_not_read_holds_the_hub_back_and_not_the_relays_memory(
         assert sent * len(notice) < 4_000_000
 
 
-def test_large_answers_come_through_whole(place):
+def test_large_responses_pass_completely(place):
     with closing(Hub(place, silent=("big",))) as hub, process(place) as child:
         for framing in ("line", "length"):
             child.ide.send(ask(1, "big"), framing)
@@ -829,7 +829,7 @@ def test_large_answers_come_through_whole(place):
             assert child.ide.get(framing) == result(1, "ü" * 6_000_000)
 
 
-def test_what_is_printed_in_the_process_does_not_get_into_the_protocol(place):
+def test_in_process_prints_do_not_enter_the_protocol(place):
     program = (
         "import sys, os\n"
         "from dragoman.__main__ import _take_stdio\n"
@@ -848,7 +848,7 @@ def test_what_is_printed_in_the_process_does_not_get_into_the_protocol(place):
     assert done.stderr == b"stray\nchild\n"
 
 
-def test_a_closed_stderr_does_not_lead_what_is_said_there_elsewhere(place):
+def test_closed_stderr_does_not_redirect_output(place):
     place.chmod(0o777)  # which is something to say
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -868,7 +868,7 @@ def test_a_closed_stderr_does_not_lead_what_is_said_there_elsewhere(place):
 
 
 @pytest.mark.promise("F1")
-def test_help_shows_what_to_put_into_an_ides_configuration():
+def test_help_prints_the_ide_configuration():
     done = subprocess.run(
         [sys.executable, "-m", "dragoman", "mcp", "--help"], capture_output=True, timeout=WAIT
     )
@@ -881,7 +881,7 @@ def test_help_shows_what_to_put_into_an_ides_configuration():
 
 
 @pytest.mark.parametrize("words", [["--hom", "x"], ["x"], ["--home"], ["--home="], ["--home", ""]])
-def test_an_argument_that_is_not_understood_is_refused_with_the_usage(words):
+def test_unknown_argument_is_refused_with_the_usage(words):
     done = subprocess.run(
         [sys.executable, "-m", "dragoman", "mcp", *words], capture_output=True, timeout=WAIT
     )
@@ -892,7 +892,7 @@ def test_an_argument_that_is_not_understood_is_refused_with_the_usage(words):
 
 
 @pytest.mark.promise("F2")
-def test_a_relay_loads_nothing_but_the_standard_library_and_itself(place):
+def test_relay_loads_only_the_standard_library_and_itself(place):
     with (
         closing(Hub(place)),
         subprocess.Popen(

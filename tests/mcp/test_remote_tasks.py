@@ -1,4 +1,4 @@
-"""A server's task followed to its end, in both forms; the server is a few lines of this file."""
+"""A server's task followed to its end, in both forms; the server is defined here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core import structs
 from dragoman.core.call import Call, Progress, TaskStarted, Update, WantedUpdates
 from dragoman.core.errors import (
     BadReply,
@@ -25,7 +26,7 @@ from dragoman.core.tool import build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client import remote_tasks
 from dragoman.mcp.client.remote_tasks import (
-    TaskLimits,
+    RemoteTaskLimits,
     UpstreamTasks,
     is_task,
     is_task_handle,
@@ -39,7 +40,7 @@ Step = Mapping[str, Any] | HubError
 FORM_ASKED = {"method": "elicitation/create", "params": {"message": "sure?"}}
 
 
-QUICK = TaskLimits(question_secs=60.0, first_poll=0.002, shortest_poll=0.001)
+QUICK = RemoteTaskLimits(question_secs=60.0, first_poll=0.002, shortest_poll=0.001)
 
 
 class Server:
@@ -99,7 +100,7 @@ ASKS = {"status": "input_required", "inputRequests": {"a": FORM_ASKED}}
 # --- the extension
 
 
-async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -> None:
+async def test_remote_task_is_polled_until_its_result() -> None:
     told: list[Update] = []
     server = Server(
         {"status": "working", "statusMessage": "one"},
@@ -119,7 +120,7 @@ async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -
     assert server.asked == [("tasks/get", {"taskId": "t1"})] * 4
 
 
-async def test_a_failed_task_is_the_servers_own_error_and_a_cancelled_one_is_said_to_be() -> None:
+async def test_failed_task_is_the_servers_error_and_cancelled_is_named() -> None:
     native = {"code": -32603, "message": "panic", "data": 1}
     server = Server({"status": "failed", "error": native})
     with pytest.raises(WorkFailed, match="panic") as failed:
@@ -132,16 +133,14 @@ async def test_a_failed_task_is_the_servers_own_error_and_a_cancelled_one_is_sai
     assert server.methods() == ["tasks/get"], "nothing is left to cancel"
 
 
-async def test_a_task_that_the_server_has_lost_is_said_to_be_and_its_error_is_not_the_callers() -> (
-    None
-):
+async def test_lost_task_is_reported_without_the_servers_error() -> None:
     server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     with pytest.raises(WorkFailed, match="no longer knows the task") as lost:
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
     assert lost.value.native is None
 
 
-async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
+async def test_temporary_disconnect_is_tolerated_and_a_permanent_one_not() -> None:
     gone = Unreachable("gone")
     server = Server(gone, gone, {"status": "working"}, gone, gone, gone, gone, DONE)
     result = await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
@@ -153,7 +152,7 @@ async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
     assert server.methods().count("tasks/get") == remote_tasks.MAX_FAILURES
 
 
-async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() -> None:
+async def test_disconnected_server_is_not_called_again_for_its_task() -> None:
     gone = Unreachable("gone", sent=False)
     following = UpstreamTasks("s", QUICK)
     asked = await following.follow(CREATED, a_call(), Server(ASKS).ask)
@@ -177,7 +176,7 @@ async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
         await UpstreamTasks("s", QUICK).follow({**CREATED, "taskId": id}, a_call(), Server().ask)
 
 
-async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None:
+async def test_poll_interval_follows_the_server_within_bounds() -> None:
     for wish, reason in ((0, 0.001), (-5, 0.001), (20, 0.02), (10**9, 60.0), ("x", None)):
         followed = remote_tasks.UpstreamTask("t1", 0.001)
         followed.update({"pollIntervalMs": wish}, lambda update: None)
@@ -187,7 +186,7 @@ async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None
     assert server.times[1] - server.times[0] >= 0.09, "the last wish counts"
 
 
-async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
+async def test_disconnect_cancels_the_server_task() -> None:
     server = Server({"status": "working"})
     following = UpstreamTasks("s", QUICK)
     running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask))
@@ -201,7 +200,7 @@ async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t1"})
 
 
-async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
+async def test_result_omits_the_server_task_id() -> None:
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}, "kept": 1}
     server = Server({"status": "completed", "result": {"content": [], "_meta": meta}})
     result = await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
@@ -211,7 +210,7 @@ async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
 # --- its questions
 
 
-async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() -> None:
+async def test_task_question_is_answered_on_the_same_task() -> None:
     server = Server({"status": "working"}, ASKS, ASKS, {"status": "working"}, DONE)
     following = UpstreamTasks("s", QUICK)
     asked = await following.follow(CREATED, a_call(), server.ask)
@@ -227,7 +226,7 @@ async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() ->
     assert not following._suspended
 
 
-async def test_a_second_question_is_asked_too() -> None:
+async def test_second_question_is_asked() -> None:
     both = {"a": FORM_ASKED, "b": {"method": "roots/list"}}
     server = Server(ASKS, {**ASKS, "inputRequests": both}, DONE)
     following = UpstreamTasks("s", QUICK)
@@ -239,14 +238,14 @@ async def test_a_second_question_is_asked_too() -> None:
     await following.close()
 
 
-async def test_a_caller_who_cannot_be_asked_has_the_task_cancelled() -> None:
+async def test_incapable_client_cancels_the_server_task() -> None:
     server = Server(ASKS)
     with pytest.raises(NeedsInput, match=r"sure\?"):
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(features={}), server.ask)
     await asyncio.wait_for(server.cancelled.wait(), 5)
 
 
-async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> None:
+async def test_unanswered_question_expires_with_its_task() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
     await following.follow(CREATED, a_call(), server.ask)
@@ -255,7 +254,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> N
     assert not following._suspended
 
 
-async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hears_nothing() -> None:
+async def test_expired_question_cannot_be_answered() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
     asked = await following.follow(CREATED, a_call(), server.ask)
@@ -266,7 +265,7 @@ async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hear
     assert "tasks/update" not in server.methods()
 
 
-async def test_a_handle_says_nothing_of_the_server_and_two_tasks_of_one_id_have_two() -> None:
+async def test_handle_reveals_nothing_and_is_unique_per_task() -> None:
     following = UpstreamTasks("s", QUICK)
     first, second = Server(ASKS), Server(ASKS, DONE)
     one = await following.follow(CREATED, a_call(), first.ask)
@@ -278,7 +277,7 @@ async def test_a_handle_says_nothing_of_the_server_and_two_tasks_of_one_id_have_
     await following.close()
 
 
-async def test_at_the_end_the_tasks_that_wait_for_answers_are_cancelled_too() -> None:
+async def test_shutdown_cancels_tasks_waiting_for_answers() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", QUICK)
     await following.follow(CREATED, a_call(), server.ask)
@@ -286,7 +285,7 @@ async def test_at_the_end_the_tasks_that_wait_for_answers_are_cancelled_too() ->
     assert server.cancelled.is_set() and not following.suspended
 
 
-async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
+async def test_continued_call_without_an_answer_is_asked_again() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", QUICK)
     asked = await following.follow(CREATED, a_call(), server.ask)
@@ -295,7 +294,7 @@ async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
     await following.close()
 
 
-async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
+async def test_task_with_a_withdrawn_question_is_cancelled() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", QUICK)
     asked = await following.follow(CREATED, a_call(), server.ask)
@@ -308,7 +307,9 @@ async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
 
 async def test_tasks_with_open_questions_are_bounded() -> None:
     server, following = Server(ASKS), UpstreamTasks("s", replace(QUICK, max_suspended=2))
-    ann, bob, eve = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b", "e"))
+    ann, bob, eve = (
+        structs.replace(a_call(), principal=Principal("key", id)) for id in ("a", "b", "e")
+    )
     await following.follow(CREATED, ann, server.ask)
     await following.follow(CREATED, bob, server.ask)
     with pytest.raises(Overloaded, match="too many questions"):
@@ -318,9 +319,9 @@ async def test_tasks_with_open_questions_are_bounded() -> None:
     await following.close()
 
 
-async def test_one_caller_has_at_most_half_of_the_tasks_with_open_questions() -> None:
+async def test_principal_has_half_of_the_tasks_with_open_questions() -> None:
     server, following = Server(ASKS), UpstreamTasks("s", replace(QUICK, max_suspended=4))
-    ann, bob = (replace(a_call(), principal=Principal("key", id)) for id in ("a", "b"))
+    ann, bob = (structs.replace(a_call(), principal=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
         await following.follow(CREATED, ann, server.ask)
     with pytest.raises(Overloaded, match="2 of your tasks"):
@@ -331,7 +332,7 @@ async def test_one_caller_has_at_most_half_of_the_tasks_with_open_questions() ->
     await following.close()
 
 
-async def test_a_question_of_an_unknown_kind_is_a_bad_reply_and_the_task_is_cancelled() -> None:
+async def test_unknown_question_kind_is_a_bad_reply_and_cancels_the_task() -> None:
     server = Server({**ASKS, "inputRequests": {"a": {"method": "x/y"}}})
     with pytest.raises(BadReply, match='"x/y"'):
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
@@ -341,7 +342,7 @@ async def test_a_question_of_an_unknown_kind_is_a_bad_reply_and_the_task_is_canc
 # --- the form of 2025-11-25
 
 
-async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanwhile() -> None:
+async def test_legacy_form_waits_for_the_result_and_polls_status() -> None:
     told: list[Update] = []
     server = Server({"status": "working", "statusMessage": "half"})
 
@@ -359,7 +360,7 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
     assert "tasks/cancel" not in server.methods()
 
 
-async def test_nobody_asks_how_it_goes_on_for_whom_it_is_all_one() -> None:
+async def test_legacy_status_is_not_polled_without_interest() -> None:
     server = Server()
     server.result.set_result({"content": []})
     await UpstreamTasks("s", QUICK).wait_result(
@@ -368,7 +369,7 @@ async def test_nobody_asks_how_it_goes_on_for_whom_it_is_all_one() -> None:
     assert server.methods() == ["tasks/result"]
 
 
-async def test_the_calls_own_error_comes_through_and_a_lost_task_is_told_from_it() -> None:
+async def test_tool_error_is_distinguished_from_a_lost_task() -> None:
     native = {"code": -32000, "message": "no"}
     server = Server({"status": "failed"})
     server.result.set_exception(WorkFailed("no", native))
@@ -385,7 +386,7 @@ async def test_the_calls_own_error_comes_through_and_a_lost_task_is_told_from_it
         )
 
 
-async def test_a_server_that_does_not_wait_is_asked_again() -> None:
+async def test_not_waiting_server_is_polled_again() -> None:
     server = Server({"status": "working"}, {"status": "working"})
     server.result.set_exception(WorkFailed("not yet", {"code": -32602, "message": "not yet"}))
 
@@ -400,7 +401,7 @@ async def test_a_server_that_does_not_wait_is_asked_again() -> None:
     assert value == {"content": ["done"]}
 
 
-async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> None:
+async def test_disconnect_cancels_the_legacy_task() -> None:
     server = Server({"status": "working"})
     outcome = UpstreamTasks("s", QUICK).wait_result(
         OLD, lambda update: None, server.ask, is_watched=True
@@ -426,20 +427,20 @@ async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> Non
         (7, True, False),
     ],
 )
-def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
+def test_legacy_task_is_requested_where_required_or_wanted(
     support: Any, asked: bool, wanted: bool
 ) -> None:
     features: dict[str, Any] = {"tasks": {"requests": {"tools": {"call": {}}}}}
     call = a_call(wanted_updates=WantedUpdates(task_start=asked))
     definition = {"execution": {"taskSupport": support}}
-    call = replace(call, tool=replace(call.tool, definition=definition))
+    call = structs.replace(call, tool=replace(call.tool, definition=definition))
     assert wants_task(features, call) is wanted
     assert not wants_task({"tasks": {}}, call)
-    odd = replace(call, tool=replace(call.tool, definition={"execution": "x"}))
+    odd = structs.replace(call, tool=replace(call.tool, definition={"execution": "x"}))
     assert not wants_task(features, odd)
 
 
-def test_both_forms_of_a_task_are_known_from_results() -> None:
+def test_both_task_forms_are_recognized() -> None:
     assert is_task(CREATED) and is_task(OLD)
     other: Any
     for other in (None, [], {"content": []}, {"task": "x"}, {"task": {"taskId": 7}}):

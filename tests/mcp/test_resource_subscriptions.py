@@ -1,4 +1,4 @@
-"""Resources that somebody follows: servers of both eras are asked to tell, and asked again."""
+"""Resource subscriptions: requested from servers of both eras, and renewed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sent(log: Path, method: str) -> list[Any]:
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize(("era", "transport"), WAYS)
-async def test_a_change_is_heard_for_as_long_as_anybody_follows_it(
+async def test_update_is_delivered_while_anyone_is_subscribed(
     era: str, transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -92,7 +92,7 @@ async def test_a_change_is_heard_for_as_long_as_anybody_follows_it(
 
 @pytest.mark.promise("B7", "B12")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_what_is_followed_is_asked_for_again_after_a_crash(
+async def test_subscription_is_renewed_after_a_crash(
     era: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -111,9 +111,7 @@ async def test_what_is_followed_is_asked_for_again_after_a_crash(
 
 
 @pytest.mark.promise("B7", "B12")
-async def test_what_is_followed_is_asked_for_again_in_a_new_session(
-    short_tmp: Path, http_peer: Peers
-) -> None:
+async def test_subscription_is_renewed_in_a_new_session(short_tmp: Path, http_peer: Peers) -> None:
     log = short_tmp / "log"
     peer = http_peer("matrix_server", "--transport", "http", "--era", "legacy", "--log", log)
     async with run_hub(short_tmp) as world:
@@ -129,7 +127,7 @@ async def test_what_is_followed_is_asked_for_again_in_a_new_session(
 
 
 @pytest.mark.promise("B12")
-async def test_the_new_listen_is_there_before_the_old_one_ends(short_tmp: Path) -> None:
+async def test_new_listen_stream_opens_before_the_old_one_ends(short_tmp: Path) -> None:
     log = short_tmp / "log"
     async with run_hub(short_tmp) as world:
         await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))
@@ -155,7 +153,7 @@ async def test_the_new_listen_is_there_before_the_old_one_ends(short_tmp: Path) 
 
 
 @pytest.mark.promise("B12")
-async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
+async def test_subscriptions_are_bounded_and_a_refusal_leaves_no_trace(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.mcp.client.resource_subscriptions.MAX_URIS", 2)
@@ -187,7 +185,7 @@ async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
 
 
 @pytest.mark.promise("B12")
-async def test_a_server_that_tells_of_nothing_is_not_asked_to(short_tmp: Path) -> None:
+async def test_server_without_subscriptions_gets_none(short_tmp: Path) -> None:
     server = Scripted(
         short_tmp,
         "legacy",
@@ -203,7 +201,7 @@ async def test_a_server_that_tells_of_nothing_is_not_asked_to(short_tmp: Path) -
 
 
 @pytest.mark.promise("B12")
-async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp: Path) -> None:
+async def test_modern_server_granting_no_subscription_is_named(short_tmp: Path) -> None:
     granted = {
         "method": "notifications/subscriptions/acknowledged",
         "params": {"_meta": {"io.modelcontextprotocol/subscriptionId": "$id"}, "notifications": {}},
@@ -231,19 +229,19 @@ async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp
         assert len(upstream.subscriptions) == 0
 
 
-async def test_a_change_below_what_is_followed_is_a_change_of_it(short_tmp: Path) -> None:
-    heard: list[str] = []
-    followed = ResourceSubscriptions("s", heard.append, 1)
+async def test_update_below_a_subscribed_uri_is_delivered(short_tmp: Path) -> None:
+    received: list[str] = []
+    followed = ResourceSubscriptions("s", received.append, 1)
     followed._clients = {"file:///a/b": {"c": 1}, "x://y": {"c": 1}}
 
     for uri in ("file:///a/b", "file:///a/b/c/d", "file:///a/bc", "file:///a", "x://y/", 7, ""):
         followed.notify_updated(uri)
 
-    assert heard == ["file:///a/b", "file:///a/b", "x://y"]
+    assert received == ["file:///a/b", "file:///a/b", "x://y"]
 
 
 @pytest.mark.promise("B12")
-async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
+async def test_server_without_resources_gets_a_subscription_request(
     short_tmp: Path,
 ) -> None:
     """It says what it honours when the stream begins, as it does to clients of its own."""
@@ -260,7 +258,7 @@ async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
 
 
 @pytest.mark.promise("B12", "B13")
-async def test_a_client_of_the_handshake_era_hears_what_a_server_of_both_eras_tells_in_that_era(
+async def test_handshake_client_gets_updates_of_a_dual_era_server(
     short_tmp: Path,
 ) -> None:
     older: Any = {"client": "a", "revision": "2025-11-25", "features": TASKS_ONLY}

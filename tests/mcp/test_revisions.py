@@ -1,4 +1,4 @@
-"""What each revision is shown, as tables. Pure; live in tests/live/test_faces_revisions.py."""
+"""What each revision sees, as tables. Pure; live in tests/live/test_mcp_server_revisions.py."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from dragoman.mcp.protocol.revisions import (
 
 ALL = ORDERED
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SINCE_2503 = {R2503, R2506, R2511, R2607}
-SINCE_2506 = {R2506, R2511, R2607}
-SINCE_2511 = {R2511, R2607}
+SINCE_2503, SINCE_2506, SINCE_2511, SINCE_2607 = (
+    set(ALL[first:]) for first in (R2503, R2506, R2511, R2607)
+)
 
 pytestmark = pytest.mark.promise("F7")
 
@@ -71,7 +71,7 @@ TOOL_FIELD_SEEN_BY = {
 
 @pytest.mark.parametrize("field", TOOL_FIELD_SEEN_BY)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_tool_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
+def test_tool_has_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     assert set(TOOL_FIELD_SEEN_BY) == set(TOOL)
     before = copy.deepcopy(TOOL)
     shaped = shape_tool(TOOL, revision)
@@ -81,7 +81,7 @@ def test_a_tool_shows_the_fields_of_the_revision(field: str, revision: Revision)
 
 
 @pytest.mark.parametrize("said", [None, "required", "optional", "forbidden", 7])
-def test_a_tool_may_be_called_as_a_task_unless_its_server_forbids_it_and_none_must(
+def test_task_support_follows_the_server_and_is_never_required(
     said: Any,
 ) -> None:
     tool = {"name": "t", "execution": {"taskSupport": said}} if said else {"name": "t"}
@@ -104,12 +104,12 @@ OTHER_SCHEMAS: list[Any] = [
 
 @pytest.mark.parametrize("schema", OTHER_SCHEMAS)
 @pytest.mark.parametrize("revision", ALL)
-def test_an_output_schema_that_is_no_object_is_wrapped_for_those_who_know_no_other(
+def test_non_object_output_schema_is_wrapped_for_older_revisions(
     schema: Any, revision: Revision
 ) -> None:
     before = copy.deepcopy(schema)
     shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
-    if revision == R2607:
+    if revision >= R2607:
         assert shaped["outputSchema"] == schema
     elif revision < R2506:
         assert "outputSchema" not in shaped
@@ -128,11 +128,9 @@ def test_an_output_schema_that_is_no_object_is_wrapped_for_those_who_know_no_oth
 
 @pytest.mark.parametrize("schema", [None, 7, "x", []])
 @pytest.mark.parametrize("revision", ALL)
-def test_an_output_schema_that_is_none_is_shown_to_the_newest_only(
-    schema: Any, revision: Revision
-) -> None:
+def test_untyped_output_schema_is_shown_to_the_newest_only(schema: Any, revision: Revision) -> None:
     shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
-    assert ("outputSchema" in shaped) == (revision == R2607)
+    assert ("outputSchema" in shaped) == (revision >= R2607)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_an_output_schema_that_is_none_is_shown_to_the_newest_only(
     ],
 )
 @pytest.mark.parametrize("revision", [R2506, R2511])
-def test_a_client_that_validates_finds_the_wrapped_value_as_its_schema_says(
+def test_wrapped_value_validates_against_its_schema(
     schema: Any, good: Any, bad: Any, revision: Revision
 ) -> None:
     wrapper = shape_tool({**TOOL, "outputSchema": schema}, revision)["outputSchema"]
@@ -158,19 +156,17 @@ def test_a_client_that_validates_finds_the_wrapped_value_as_its_schema_says(
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None])
 @pytest.mark.parametrize("revision", ALL)
-def test_whether_a_value_is_wrapped_follows_from_its_schema_first(
-    value: Any, revision: Revision
-) -> None:
+def test_wrapping_follows_the_schema_first(value: Any, revision: Revision) -> None:
     result = {"content": [], "structuredContent": value}
     for schema, wrapped in (*((one, True) for one in OTHER_SCHEMAS), ({"type": "object"}, False)):
-        assert is_wrapped(schema, revision) == (wrapped and revision != R2607)
+        assert is_wrapped(schema, revision) == (wrapped and revision < R2607)
     shaped = shape_result(result, revision, wrapped=True)
     if revision in (R2506, R2511):
         assert shaped["structuredContent"] == {"result": value}
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_an_input_schema_without_a_type_gets_the_one_it_can_have(revision: Revision) -> None:
+def test_untyped_input_schema_gets_type_object(revision: Revision) -> None:
     schema: dict[str, Any] = {"properties": {"a": {}}}
     shaped = shape_tool({**TOOL, "inputSchema": schema}, revision)
     assert shaped["inputSchema"] == {"type": "object", "properties": {"a": {}}}
@@ -204,9 +200,7 @@ STANDS_FOR = {
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("revision", ALL)
-def test_content_is_shown_as_it_is_or_as_what_the_revision_knows(
-    kind: str, revision: Revision
-) -> None:
+def test_content_is_kept_or_converted_for_the_revision(kind: str, revision: Revision) -> None:
     block = BLOCKS[kind]
     expected = block if revision in BLOCK_SEEN_BY[kind] else STANDS_FOR[kind]
     assert shape_content(block, revision) == expected
@@ -214,7 +208,7 @@ def test_content_is_shown_as_it_is_or_as_what_the_revision_knows(
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_fields_of_content_are_those_of_the_revision(revision: Revision) -> None:
+def test_content_fields_follow_the_revision(revision: Revision) -> None:
     block = {"type": "text", "text": "x", "_meta": {"a": 1}, "annotations": {"priority": 1}}
     link = {**BLOCKS["resource_link"], "icons": [{"src": "data:,"}]}
     inside = {"uri": "a:b", "text": "x", "_meta": {"a": 1}}
@@ -229,10 +223,10 @@ def test_fields_of_content_are_those_of_the_revision(revision: Revision) -> None
 
 @pytest.mark.parametrize("revision", ALL)
 @pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None, True])
-def test_structured_content_is_shown_where_it_is_known(revision: Revision, value: Any) -> None:
+def test_structured_content_is_sent_where_known(revision: Revision, value: Any) -> None:
     shaped = shape_result({"content": [], "structuredContent": value}, revision)
     assert ("structuredContent" in shaped) == (revision in SINCE_2506)
-    plain = revision == R2607 or isinstance(value, dict)
+    plain = revision >= R2607 or isinstance(value, dict)
     expected = value if plain else {"result": value}
     assert shaped.get("structuredContent", expected) == expected
 
@@ -241,14 +235,14 @@ MODERN_MEMBERS = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_the_members_of_the_new_era_stay_in_it(revision: Revision) -> None:
+def test_modern_members_are_absent_from_older_revisions(revision: Revision) -> None:
     meta = {SERVER_KEY: {"name": "another"}, "example.com/x": 1}
     result = {"content": [], "isError": True, "_meta": meta, "example.com/y": 2, **MODERN_MEMBERS}
     shaped = shape_result(result, revision)
     assert shaped["isError"] is True
     assert shaped["example.com/y"] == 2
     assert shaped["_meta"]["example.com/x"] == 1
-    if revision == R2607:
+    if revision >= R2607:
         assert shaped["resultType"] == "complete"
         assert shaped["_meta"][SERVER_KEY]["name"] == "dragoman"
     else:
@@ -259,16 +253,16 @@ def test_the_members_of_the_new_era_stay_in_it(revision: Revision) -> None:
 
 @pytest.mark.parametrize("revision", ALL)
 @pytest.mark.parametrize("meta", [None, 7, [], "x", {}, {SERVER_KEY: 1}])
-def test_meta_that_is_none_or_only_ours_leaves_no_trace(revision: Revision, meta: Any) -> None:
+def test_empty_or_internal_meta_is_omitted(revision: Revision, meta: Any) -> None:
     shaped = shape_result({"content": [], "_meta": meta}, revision)
-    if revision == R2607:
+    if revision >= R2607:
         assert set(shaped["_meta"]) == {SERVER_KEY}
     else:
         assert "_meta" not in shaped
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_a_list_has_a_tail_in_the_new_era_only(revision: Revision) -> None:
+def test_list_has_ttl_members_in_the_modern_revision_only(revision: Revision) -> None:
     tail = build_list_tail(revision)
     if revision < R2607:
         assert tail == {}
@@ -280,9 +274,9 @@ def test_a_list_has_a_tail_in_the_new_era_only(revision: Revision) -> None:
 
 
 METHODS_KNOWN_BY = {
-    "initialize": set(ALL) - {R2607},
-    "ping": set(ALL) - {R2607},
-    "server/discover": {R2607},
+    "initialize": set(ALL) - SINCE_2607,
+    "ping": set(ALL) - SINCE_2607,
+    "server/discover": SINCE_2607,
     "tools/list": set(ALL),
     "tools/call": set(ALL),
     "prompts/list": set(ALL),
@@ -290,14 +284,14 @@ METHODS_KNOWN_BY = {
     "resources/list": set(ALL),
     "resources/templates/list": set(ALL),
     "resources/read": set(ALL),
-    "resources/subscribe": set(ALL) - {R2607},
-    "resources/unsubscribe": set(ALL) - {R2607},
-    "subscriptions/listen": {R2607},
+    "resources/subscribe": set(ALL) - SINCE_2607,
+    "resources/unsubscribe": set(ALL) - SINCE_2607,
+    "subscriptions/listen": SINCE_2607,
     "completion/complete": set(ALL),
-    "logging/setLevel": set(ALL) - {R2607},
-    "tasks/get": {R2511, R2607},
-    "tasks/cancel": {R2511, R2607},
-    "tasks/update": {R2607},
+    "logging/setLevel": set(ALL) - SINCE_2607,
+    "tasks/get": SINCE_2511,
+    "tasks/cancel": SINCE_2511,
+    "tasks/update": SINCE_2607,
     "tasks/result": {R2511},
     "tasks/list": {R2511},
     "roots/list": set(),
@@ -308,7 +302,7 @@ METHODS_KNOWN_BY = {
 
 @pytest.mark.parametrize("method", METHODS_KNOWN_BY)
 @pytest.mark.parametrize("revision", ALL)
-def test_each_revision_knows_its_methods(method: str, revision: Revision) -> None:
+def test_methods_follow_the_revision(method: str, revision: Revision) -> None:
     assert set(METHODS) <= set(METHODS_KNOWN_BY)
     assert (method in revision.methods) == (revision in METHODS_KNOWN_BY[method])
 
@@ -326,7 +320,7 @@ def test_each_revision_knows_its_methods(method: str, revision: Revision) -> Non
         (["2025-11-25"], "2024-11-05"),
     ],
 )
-def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str) -> None:
+def test_handshake_selects_a_shared_revision(wanted: Any, spoken: str) -> None:
     result = build_initialize_result({"protocolVersion": wanted})
     assert result["protocolVersion"] == spoken
     assert ("title" in result["serverInfo"]) == (spoken >= "2025-06-18")
@@ -339,12 +333,12 @@ def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str
 
 
 @pytest.mark.promise("F6")
-def test_empty_params_shake_hands() -> None:
+def test_initialize_accepts_empty_params() -> None:
     assert build_initialize_result({})["protocolVersion"] == "2024-11-05"
 
 
 def test_discovery_names_every_revision() -> None:
-    found = build_discover_result()
+    found = build_discover_result(R2607)
     assert found["supportedVersions"] == list(NAMES) == [*HANDSHAKE, *MODERN]
     assert found["resultType"] == "complete"
     assert found["_meta"][SERVER_KEY]["name"] == "dragoman"
@@ -381,7 +375,7 @@ SEEN_BY = {"title": SINCE_2506, "_meta": SINCE_2506, "icons": SINCE_2511}
 
 @pytest.mark.parametrize("field", RESOURCE)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
+def test_resource_has_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     before = copy.deepcopy(RESOURCE)
     shaped = shape_resource(RESOURCE, revision)
     assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
@@ -395,7 +389,7 @@ def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: Revis
 
 @pytest.mark.parametrize("field", PROMPT)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_prompt_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
+def test_prompt_has_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     before = copy.deepcopy(PROMPT)
     shaped = shape_prompt(PROMPT, revision)
     assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
@@ -418,6 +412,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.AuthorizationError: (*(-32003,) * 4, "result"),
     e.TooDeep: ("result",) * 5,
     e.Looping: ("result",) * 5,
+    e.Repeating: ("result",) * 5,
     e.Quarantined: ("result",) * 5,
     e.RemoteA2ATimeoutError: (*(-32201,) * 4, "result"),
     e.RemoteA2ATransportError: (*(-32202,) * 4, "result"),
@@ -425,6 +420,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.RemoteA2ATaskFailedError: (*(-32204,) * 4, "result"),
     e.Overloaded: (-32000, -32000, -32000, -32000, 42900),
     e.ShuttingDown: (-32000, -32000, -32000, -32000, 42900),
+    e.RateLimited: (-32000, -32000, -32000, -32000, 42900),
     e.StorageFailed: (-32603,) * 5,
     e.NotFound: (-32602,) * 5,
     e.AmbiguousName: (-32602,) * 5,
@@ -439,18 +435,19 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
 }
 
 
-def test_every_error_has_a_row() -> None:
+def test_every_error_has_an_mcp_row() -> None:
     assert set(e.list_leaves()) == set(CODES)
 
 
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("revision", ALL)
-def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
+def test_errors_are_codes_or_results_by_revision(
     kind: type[e.HubError], revision: Revision
 ) -> None:
     error = kind("it did not work")
     error.trace = "0123456789abcdef"
-    shown, expected = render_error_result(error, revision), CODES[kind][revision]
+    shown, codes = render_error_result(error, revision), CODES[kind]
+    expected = codes[min(revision, len(codes) - 1)]
     if expected == "result":
         assert shown is not None and shown["isError"] is True
         assert shown["content"] == [{"type": "text", "text": "it did not work (trace 01234567)"}]
@@ -460,25 +457,29 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
         answer = json.loads(encode_error(1, error, revision))["error"]
         assert answer["code"] == expected
         assert answer["message"] == "it did not work (trace 01234567)"
-        told: dict[str, Any] = {"requiredCapabilities": {}} if kind is e.NeedsInput else {}
+        more: dict[type[e.HubError], dict[str, Any]] = {
+            e.NeedsInput: {"requiredCapabilities": {}},
+            e.RateLimited: {"retryAfter": 1.0},
+        }
+        told = more.get(kind, {})
         assert answer["data"] == {"kind": kind.kind, "trace": error.trace, **told}
-    if revision == R2607 and isinstance(expected, int) and expected not in ITS_OWN:
+    if revision >= R2607 and isinstance(expected, int) and expected not in ITS_OWN:
         assert not -32099 <= expected <= -32000, "that range is the specification's"
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision: Revision) -> None:
+def test_missing_capability_is_named_in_the_protocols_form(revision: Revision) -> None:
     error = e.NeedsInput("it asks for a form", {"elicitation": {"form": {}}})
     answer = json.loads(encode_error(1, error, revision))["error"]
-    assert answer["code"] == (-32021 if revision == R2607 else -32603)
+    assert answer["code"] == (-32021 if revision >= R2607 else -32603)
     assert answer["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(
+def test_missing_resource_has_its_code_until_the_newest_revision(
     revision: Revision,
 ) -> None:
-    code = -32602 if revision == R2607 else -32002
+    code = -32602 if revision >= R2607 else -32002
     error = json.loads(encode_error(1, e.NotFound("no such"), revision, "a:b"))["error"]
     assert (error["code"], error["data"]["uri"]) == (code, "a:b")
     for native in (
@@ -498,23 +499,21 @@ def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(
     ("code", "newest"),
     [(-32602, -32602), (-32002, -32602), (-32042, -32603), (7, 7), ("x", -32603)],
 )
-def test_a_servers_own_error_goes_through_as_it_is(
-    code: Any, newest: int, revision: Revision
-) -> None:
+def test_server_error_passes_unchanged(code: Any, newest: int, revision: Revision) -> None:
     native = {"code": code, "message": "mine", "data": {"uri": "a:b"}}
     error = e.WorkFailed("it failed", native)
     assert render_error_result(error, revision) is None
     answer = json.loads(encode_error("a", error, revision))
     assert answer["id"] == "a"
     old = code if isinstance(code, int) else -32603
-    assert answer["error"] == {**native, "code": newest if revision == R2607 else old}
+    assert answer["error"] == {**native, "code": newest if revision >= R2607 else old}
 
 
 PAGE = {"mode": "url", "url": "https://example.com/go", "message": "Go", "elicitationId": "e"}
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understood(
+def test_capability_needed_by_an_older_server_is_translated(
     revision: Revision,
 ) -> None:
     able: dict[str, Any] = {"elicitation": {"url": {}}}
@@ -525,7 +524,7 @@ def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understoo
     page = e.WorkFailed("x", {"code": -32042, "message": "Go!", "data": {"elicitations": [PAGE]}})
     lacks.trace = page.trace = "t"
     shown = adapt_error(lacks, revision, {})
-    if revision == R2607:
+    if revision >= R2607:
         assert shown is lacks  # its own
     else:
         assert isinstance(shown, e.NeedsInput)
@@ -543,5 +542,5 @@ def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understoo
             adapt_error(e.WorkFailed("x", {"code": code, "data": odd}), revision, {})
 
 
-def test_the_oldest_revision_is_number_zero() -> None:
-    assert tuple(ALL) == (R2024, R2503, R2506, R2511, R2607)
+def test_oldest_revision_has_index_zero() -> None:
+    assert ALL[:5] == (R2024, R2503, R2506, R2511, R2607)

@@ -1,4 +1,4 @@
-"""Lines of a server's log: given to the call they belong to, and to nobody where that is unsure."""
+"""Attribution of server log lines: to their call, or to none where ambiguous."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def note(words: str, level: str = "info", **more: Any) -> dict[str, Any]:
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
+async def test_each_http_call_gets_its_requested_logs(
     era: str, short_tmp: Path, http_peer: Peers
 ) -> None:
     log = short_tmp / "log"
@@ -32,12 +32,12 @@ async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
         await world.add(http("m", peer.url))
 
         async def hear(key: str, level: str | None) -> list[Any]:
-            heard: list[Any] = []
+            received: list[Any] = []
             wanted = WantedUpdates(log_level=level)
             await world.call(
-                "m.log", {"key": key}, updates=heard.append, wanted_updates=wanted, client=key
+                "m.log", {"key": key}, updates=received.append, wanted_updates=wanted, client=key
             )
-            return heard
+            return received
 
         a, b, c = await asyncio.gather(hear("a", "debug"), hear("b", "error"), hear("c", None))
 
@@ -66,7 +66,7 @@ async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
 
 
 @pytest.mark.promise("B12")
-async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_tmp: Path) -> None:
+async def test_sole_call_of_a_stream_gets_its_logs(short_tmp: Path) -> None:
     said = [note("one", "debug"), note("two"), {"method": "notifications/message", "params": {}}]
     said += [note("three", "error", logger="l")]
     server = Scripted(
@@ -77,14 +77,14 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
     )
     async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
-        heard: list[Any] = []
-        how: dict[str, Any] = {"updates": heard.append, "client": "a"}
+        received: list[Any] = []
+        how: dict[str, Any] = {"updates": received.append, "client": "a"}
 
         await world.call("s.t", wanted_updates=WantedUpdates(log_level="info"), **how)
         await world.call("s.t", wanted_updates=WantedUpdates(log_level="warning"), **how)
         await world.call("s.t")
 
-        assert heard == [
+        assert received == [
             LogMessage(level="info", data="two"),
             LogMessage(level="error", data="three", logger="l"),
             LogMessage(level="error", data="three", logger="l"),
@@ -102,7 +102,7 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
 @pytest.mark.parametrize(
     ("others", "heard_by_b"), [(["a"], False), ([""], False), (["b"], True), (["b", "b"], True)]
 )
-async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
+async def test_ambiguous_log_line_goes_to_the_server_log_only(
     others: list[str], heard_by_b: bool, short_tmp: Path
 ) -> None:
     silent = {"silent": True}
@@ -110,10 +110,10 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
     server = Scripted(short_tmp, "legacy", {"tools/call": [*([silent] * len(others)), loud]})
     async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
-        heard: dict[str, list[Any]] = {"a": [], "b": [], "": []}
+        received: dict[str, list[Any]] = {"a": [], "b": [], "": []}
 
         def call(client: str) -> asyncio.Task[Any]:
-            how: dict[str, Any] = {"updates": heard[client].append, "client": client}
+            how: dict[str, Any] = {"updates": received[client].append, "client": client}
             return asyncio.ensure_future(
                 world.call("s.t", wanted_updates=WantedUpdates(log_level="info"), **how)
             )
@@ -128,8 +128,8 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
             await until(was_sent)
         await call("b")
 
-        assert [one.data for one in heard["b"]] == (["whose?"] if heard_by_b else [])
-        assert heard["a"] == heard[""] == []
+        assert [one.data for one in received["b"]] == (["whose?"] if heard_by_b else [])
+        assert received["a"] == received[""] == []
         assert ("whose?" in upstream.stderr.read_text()) is not heard_by_b
         for task in hanging:
             task.cancel()
@@ -137,16 +137,16 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
 
 
 @pytest.mark.promise("B12")
-async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_anothers(
+async def test_log_after_a_cancelled_call_is_not_attributed_to_another(
     short_tmp: Path,
 ) -> None:
     answers = [{"silent": True}, {"first": [note("of the first")], "content": []}]
     server = Scripted(short_tmp, "legacy", {"tools/call": answers})
     async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry())
-        heard: list[Any] = []
+        received: list[Any] = []
         how: dict[str, Any] = {
-            "updates": heard.append,
+            "updates": received.append,
             "wanted_updates": WantedUpdates(log_level="info"),
         }
         first = asyncio.ensure_future(world.call("s.t", client="a", **how))
@@ -155,13 +155,13 @@ async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_ano
         await asyncio.gather(first, return_exceptions=True)
 
         await world.call("s.t", client="b", **how)
-        assert heard == [] and "of the first" in upstream.stderr.read_text()
+        assert received == [] and "of the first" in upstream.stderr.read_text()
         await world.call("s.t", client="a", **how)
-        assert [one.data for one in heard] == ["of the first"]
+        assert [one.data for one in received] == ["of the first"]
 
 
 @pytest.mark.promise("B12")
-async def test_progress_and_notes_are_asked_for_only_where_they_are_wanted(short_tmp: Path) -> None:
+async def test_progress_and_logs_are_requested_only_where_wanted(short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world:
         log = short_tmp / "log"
         await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))

@@ -1,5 +1,6 @@
-"""Tasks as clients of both forms see them. The tool behind is a few lines in here; the stage that
-seals the handles of its questions is the real one."""
+"""Tasks as clients of both forms see them. The tool is defined here; the stage that seals question
+handles is the real one.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ Steps = Update | Result | Exception
 
 
 class Worker:
-    """A tool that does as it is told, and remembers how it was called."""
+    """A scripted tool that records its calls."""
 
     name = "worker"
 
@@ -88,7 +89,7 @@ class Worker:
             call.updates(step)
 
 
-class Place:
+class HubRig:
     def __init__(self, after: float, **bounds: Any) -> None:
         self.worker = Worker()
         hub = build_permissive_hub(
@@ -98,7 +99,7 @@ class Place:
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
             hub.catalogs[kind].offer("worker", [tool])
         self.tasks = task_face.build_task_registry(**{"ttl": 60.0, **bounds})
-        self.face = McpServer(hub, question_seconds=5, tasks=self.tasks, task_after=after)
+        self.mcp_server = McpServer(hub, question_seconds=5, tasks=self.tasks, task_after=after)
 
     async def ask(
         self,
@@ -112,7 +113,7 @@ class Place:
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
         params["_meta"] = {**meta, **params.get("_meta", {})}
         peer = ClientState(who, "test", EVERYTHING, R2607)
-        answer = await self.face.answer(
+        answer = await self.mcp_server.answer(
             json.loads(rpc.encode_request(1, method, params)), peer, push
         )
         assert answer is not None
@@ -145,8 +146,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(after: float = 60.0, **bounds: Any) -> AsyncIterator[Place]:
-    made = Place(after, **bounds)
+async def run_rig(after: float = 60.0, **bounds: Any) -> AsyncIterator[HubRig]:
+    made = HubRig(after, **bounds)
     yield made
     await made.tasks.close()
 
@@ -167,8 +168,8 @@ def text(result: Mapping[str, Any]) -> Any:
 # --- 2026-07-28: what becomes a task
 
 
-async def test_a_quick_call_of_one_who_knows_tasks_is_a_call() -> None:
-    async with place() as here:
+async def test_quick_call_of_a_task_client_is_a_plain_call() -> None:
+    async with run_rig() as here:
         here.worker.does(done())
         answer = await here.ask("tools/call", name="t", task={"ttl": 5})
         assert text(answer["result"]) == "done" and answer["result"]["resultType"] == "complete"
@@ -176,8 +177,8 @@ async def test_a_quick_call_of_one_who_knows_tasks_is_a_call() -> None:
         assert here.worker.calls[0].features == KNOWS
 
 
-async def test_what_takes_longer_than_the_grace_becomes_a_task_and_goes_on() -> None:
-    async with place(after=0.05) as here:
+async def test_slow_call_becomes_a_task_after_the_grace_period() -> None:
+    async with run_rig(after=0.05) as here:
         made = (await here.ask("tools/call", name="t"))["result"]
         assert made["resultType"] == "task" and made["status"] == "working"
         assert set(made) >= {"taskId", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs"}
@@ -190,8 +191,8 @@ async def test_what_takes_longer_than_the_grace_becomes_a_task_and_goes_on() -> 
         assert len(here.worker.calls) == 1, "it was never called again"
 
 
-async def test_what_lasts_for_its_server_is_a_task_at_once() -> None:
-    async with place() as here:
+async def test_lasting_call_becomes_a_task_at_once() -> None:
+    async with run_rig() as here:
         here.worker.does(TaskStarted(message="queued"))
         made = (await here.ask("tools/call", name="t"))["result"]
         assert (made["resultType"], made["statusMessage"]) == ("task", "queued")
@@ -201,8 +202,8 @@ async def test_what_lasts_for_its_server_is_a_task_at_once() -> None:
                 await asyncio.sleep(0.002)
 
 
-async def test_one_who_does_not_know_tasks_waits_and_is_passed_on_as_it_is() -> None:
-    async with place(after=0.01) as here:
+async def test_client_without_tasks_waits_and_gets_the_plain_result() -> None:
+    async with run_rig(after=0.01) as here:
         able: dict[str, Any] = {"extensions": {"x/y": {}}}
         answer = await here.waits(here.ask("tools/call", able, name="t"))
         assert text(answer["result"]) == "done" and here.worker.calls[0].features == able
@@ -210,20 +211,20 @@ async def test_one_who_does_not_know_tasks_waits_and_is_passed_on_as_it_is() -> 
 
 
 @pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
-async def test_clients_that_shake_hands_wait_and_the_hub_knows_tasks_in_their_place(
+async def test_hub_handles_tasks_for_handshake_clients(
     revision: Revision,
 ) -> None:
-    async with place(after=0.01) as here:
+    async with run_rig(after=0.01) as here:
         params = {"name": "t", "task": {}} if revision < R2511 else {"name": "t"}
         peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
         message = json.loads(rpc.encode_request(1, "tools/call", params))
-        answer = json.loads(await here.waits(here.face.answer(message, peer)))
+        answer = json.loads(await here.waits(here.mcp_server.answer(message, peer)))
         assert text(answer["result"]) == "done"
         assert here.worker.calls[0].features is TASKS_ONLY
 
 
-async def test_progress_and_notes_are_heard_until_it_is_a_task() -> None:
-    async with place(after=0.2) as here:
+async def test_progress_and_logs_are_sent_until_the_call_is_a_task() -> None:
+    async with run_rig(after=0.2) as here:
         heard: list[Any] = []
 
         def push(message: bytes) -> bool:
@@ -241,8 +242,8 @@ async def test_progress_and_notes_are_heard_until_it_is_a_task() -> None:
         ]
 
 
-async def test_a_client_that_leaves_before_it_is_a_task_has_the_call_stopped() -> None:
-    async with place() as here:
+async def test_disconnect_before_the_task_cancels_the_call() -> None:
+    async with run_rig() as here:
         asking = asyncio.create_task(here.ask("tools/call", name="t"))
         await until(lambda: here.worker.calls)
         asking.cancel()
@@ -263,8 +264,8 @@ async def test_a_client_that_leaves_before_it_is_a_task_has_the_call_stopped() -
         NeedsInput("asks", {"sampling": {}}),
     ],
 )
-async def test_a_task_comes_to_what_the_call_would_have_come_to(error: Exception) -> None:
-    async with place() as here:
+async def test_task_result_equals_the_call_result(error: Exception) -> None:
+    async with run_rig() as here:
         here.worker.does(error)
         direct = await here.ask("tools/call", name="t")
         made = await here.created()
@@ -283,8 +284,8 @@ async def test_a_task_comes_to_what_the_call_would_have_come_to(error: Exception
 
 
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
-async def test_tasks_are_for_those_who_declare_them_and_for_their_owner_alone(method: str) -> None:
-    async with place() as here:
+async def test_tasks_need_the_capability_and_their_owner(method: str) -> None:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         lacking = await here.ask(method, {}, taskId=id)
         assert lacking["error"]["code"] == -32021
@@ -300,8 +301,8 @@ async def test_tasks_are_for_those_who_declare_them_and_for_their_owner_alone(me
 
 
 @pytest.mark.parametrize("method", ["tasks/result", "tasks/list"])
-async def test_what_only_the_older_form_has_is_unknown(method: str) -> None:
-    async with place() as here:
+async def test_legacy_task_methods_are_unknown_in_the_modern_form(method: str) -> None:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         assert (await here.ask(method, taskId=id))["error"]["code"] == rpc.METHOD_NOT_FOUND
 
@@ -309,8 +310,8 @@ async def test_what_only_the_older_form_has_is_unknown(method: str) -> None:
 # --- 2026-07-28: questions and cancelling
 
 
-async def test_a_task_asks_and_goes_on_when_all_is_answered() -> None:
-    async with place() as here:
+async def test_task_elicits_and_resumes_when_all_is_answered() -> None:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         here.worker.does(asks("a", "b"))
         now = await here.until(id, "input_required")
@@ -333,8 +334,8 @@ async def test_a_task_asks_and_goes_on_when_all_is_answered() -> None:
             assert answer["error"]["code"] == rpc.INVALID_PARAMS
 
 
-async def test_what_is_asked_before_there_is_a_task_is_asked_as_ever() -> None:
-    async with place() as here:
+async def test_question_before_the_task_is_asked_directly() -> None:
+    async with run_rig() as here:
         here.worker.does(asks("a"))
         first = (await here.ask("tools/call", name="t"))["result"]
         assert first["resultType"] == "input_required" and len(here.tasks) == 0
@@ -348,8 +349,8 @@ async def test_what_is_asked_before_there_is_a_task_is_asked_as_ever() -> None:
         assert forged["error"]["code"] == rpc.INVALID_PARAMS
 
 
-async def test_cancel_stops_the_call_and_is_acknowledged_however_often() -> None:
-    async with place() as here:
+async def test_cancel_is_acknowledged_repeatedly() -> None:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         for _ in range(2):
             ack = await here.ask("tasks/cancel", taskId=id)
@@ -360,10 +361,10 @@ async def test_cancel_stops_the_call_and_is_acknowledged_however_often() -> None
 
 
 @pytest.mark.parametrize("understands", [True, False])
-async def test_a_task_cancelled_with_an_open_question_lets_its_target_know(
+async def test_cancelled_task_with_a_pending_question_notifies_its_target(
     understands: bool,
 ) -> None:
-    async with place() as here:
+    async with run_rig() as here:
         here.worker.traits = TargetTraits(ends_questions=understands)
         id = (await here.created())["taskId"]
         here.worker.does(asks("a"))
@@ -377,10 +378,10 @@ async def test_a_task_cancelled_with_an_open_question_lets_its_target_know(
 # --- 2025-11-25
 
 
-class Old(ClientState):
-    """A session of 2025-11-25, and what it was told unasked."""
+class LegacyClient(ClientState):
+    """A session of 2025-11-25 and its received notifications."""
 
-    def __init__(self, here: Place, who: Principal = OWNER, client: str = "c") -> None:
+    def __init__(self, here: HubRig, who: Principal = OWNER, client: str = "c") -> None:
         super().__init__(who, "test", EVERYTHING, R2511, client)
         self.features = {"elicitation": {}}
         self.here = here
@@ -395,12 +396,12 @@ class Old(ClientState):
 
     async def ask(self, method: str, **params: Any) -> Any:
         message = json.loads(rpc.encode_request(1, method, params))
-        return json.loads(await self.here.face.answer(message, self, self.push) or b"")
+        return json.loads(await self.here.mcp_server.answer(message, self, self.push) or b"")
 
 
-async def test_the_older_form_creates_a_task_and_waits_for_its_result() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_legacy_task_is_created_and_awaited() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         meta = {"progressToken": 7}
         made = await old.ask("tools/call", name="t", task={"ttl": 9_000}, _meta=meta)
         task = made["result"]["task"]
@@ -427,27 +428,27 @@ async def test_the_older_form_creates_a_task_and_waits_for_its_result() -> None:
         assert again["result"] == result, "as often as one likes"
 
 
-async def test_the_older_form_is_asked_on_the_stream_of_tasks_result() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_legacy_task_elicits_on_the_result_stream() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
         here.worker.does(asks("a"))
         await until(lambda: old.told and old.told[-1]["params"]["status"] == "input_required")
-        assert len(old.told) == 1, "nothing is asked before somebody can be"
+        assert len(old.told) == 1, "nothing is asked before the client can answer"
         waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
         await until(lambda: old.told[-1]["method"] == "elicitation/create")
         asked = old.told[-1]
         assert asked["params"]["_meta"] == {RELATED_KEY: {"taskId": id}}
         answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}
-        assert await here.face.answer(answer, old) is None
+        assert await here.mcp_server.answer(answer, old) is None
         here.worker.does(done("thanks"))
         assert text((await asyncio.wait_for(waiting, 5))["result"]) == "thanks"
         assert here.worker.calls[1].answers == {"a": {"action": "accept"}}
 
 
-async def test_a_question_that_the_older_client_refuses_to_answer_goes_its_way() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_refusal_by_a_legacy_client_reaches_the_task() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
         here.worker.does(asks("a"))
         waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
@@ -458,15 +459,17 @@ async def test_a_question_that_the_older_client_refuses_to_answer_goes_its_way()
         waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
         await until(lambda: sum(one["method"] == "elicitation/create" for one in old.told) == 2)
         error = {"code": -1, "message": "no"}
-        await here.face.answer({"jsonrpc": "2.0", "id": old.told[-1]["id"], "error": error}, old)
+        await here.mcp_server.answer(
+            {"jsonrpc": "2.0", "id": old.told[-1]["id"], "error": error}, old
+        )
         here.worker.does(done())
         await asyncio.wait_for(waiting, 5)
         assert here.worker.calls[1].answers == {"a": {"action": "cancel"}}
 
 
-async def test_the_older_form_says_failed_of_what_failed_and_gives_its_result() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_legacy_task_reports_failure_and_result() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         ids = []
         native = WorkFailed("x", {"code": -32010, "message": "native"})
         failed = Result(content=[{"type": "text", "text": "it broke"}], failed=True)
@@ -489,9 +492,9 @@ async def test_the_older_form_says_failed_of_what_failed_and_gives_its_result() 
         assert "you lack it" in text(fourth["result"]), "a code that this revision does not know"
 
 
-async def test_the_older_form_cancels_once() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_legacy_task_cancels_once() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
         await until(lambda: here.worker.calls)
         assert (await old.ask("tasks/cancel", taskId=id))["result"]["status"] == "cancelled"
@@ -504,10 +507,10 @@ async def test_the_older_form_cancels_once() -> None:
                 assert answer["error"]["code"] == rpc.INVALID_PARAMS
 
 
-async def test_the_older_form_lists_ones_own_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_legacy_tasks_are_listed_by_page_and_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_face, "PAGE", 2)
-    async with place() as here:
-        old, bob = Old(here), Old(here, BOB)
+    async with run_rig() as here:
+        old, bob = LegacyClient(here), LegacyClient(here, BOB)
         mine = []
         for _ in range(5):
             made = await old.ask("tools/call", name="t", task={})
@@ -530,9 +533,9 @@ async def test_the_older_form_lists_ones_own_page_by_page(monkeypatch: pytest.Mo
             assert answer["error"]["code"] == rpc.INVALID_PARAMS
 
 
-async def test_an_unknown_tool_is_no_task_and_a_bad_time_is_said() -> None:
-    async with place() as here:
-        old = Old(here)
+async def test_unknown_tool_and_invalid_ttl_are_refused() -> None:
+    async with run_rig() as here:
+        old = LegacyClient(here)
         answer = await old.ask("tools/call", name="nobody", task={})
         assert answer["error"]["code"] == rpc.INVALID_PARAMS and len(here.tasks) == 0
         ttl: Any
@@ -544,9 +547,9 @@ async def test_an_unknown_tool_is_no_task_and_a_bad_time_is_said() -> None:
             assert answer["result"]["task"]["ttl"] == kept
 
 
-async def test_where_there_is_no_room_one_form_is_refused_and_the_other_waits() -> None:
-    async with place(count_per_owner=1, after=0.01) as here:
-        old = Old(here)
+async def test_full_registry_refuses_explicit_tasks_and_runs_plain_calls() -> None:
+    async with run_rig(count_per_owner=1, after=0.01) as here:
+        old = LegacyClient(here)
         await old.ask("tools/call", name="t", task={})
         await until(lambda: here.worker.calls)
         answer = await old.ask("tools/call", name="t", task={})
@@ -558,8 +561,8 @@ async def test_where_there_is_no_room_one_form_is_refused_and_the_other_waits() 
 
 
 async def test_only_tools_have_tasks() -> None:
-    async with place(after=0.01) as here:
-        old = Old(here)
+    async with run_rig(after=0.01) as here:
+        old = LegacyClient(here)
         for asking in (
             old.ask("prompts/get", name="t", task={}),
             here.ask("prompts/get", name="t"),
@@ -586,8 +589,8 @@ class Listener:
         return [one["params"]["status"] for one in self.heard[1:]]
 
 
-async def test_who_listens_hears_of_his_own_tasks_whole_and_whenever_they_move() -> None:
-    async with place(after=0.05) as here:
+async def test_task_subscription_sends_complete_own_tasks_on_change() -> None:
+    async with run_rig(after=0.05) as here:
         id = (await here.created())["taskId"]
         theirs = (await here.ask("tools/call", who=BOB, name="t"))["result"]["taskId"]
         listener = Listener()
@@ -604,12 +607,12 @@ async def test_who_listens_hears_of_his_own_tasks_whole_and_whenever_they_move()
         await here.ask("tasks/cancel", taskId=id)
         await until(lambda: len(listener.heard) == 3)
         assert listener.states() == ["working", "cancelled"]
-        here.face.close()
+        here.mcp_server.subscriptions.close()
         assert "result" in await asyncio.wait_for(listening, 5)
 
 
-async def test_who_listens_gets_the_questions_and_the_result() -> None:
-    async with place() as here:
+async def test_task_subscription_sends_questions_and_result() -> None:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         listener = Listener()
         listening = asyncio.create_task(
@@ -626,14 +629,16 @@ async def test_who_listens_gets_the_questions_and_the_result() -> None:
         assert text(listener.heard[4]["params"]["result"]) == "done"
         listening.cancel()
         await asyncio.wait([listening])
-        assert not here.face.tasks.find_task(ClientState(OWNER, "t", EVERYTHING), id).watchers[1:]
+        assert not here.mcp_server.tasks.find_task(
+            ClientState(OWNER, "t", EVERYTHING), id
+        ).watchers[1:]
 
 
-async def test_who_does_not_read_is_told_later_how_it_is_by_then(
+async def test_slow_task_subscriber_gets_the_latest_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_face, "RETRY_SECONDS", 0.02)
-    async with place() as here:
+    async with run_rig() as here:
         id = (await here.created())["taskId"]
         listener = Listener()
         listening = asyncio.create_task(
@@ -653,8 +658,8 @@ async def test_who_does_not_read_is_told_later_how_it_is_by_then(
         await asyncio.wait([listening])
 
 
-async def test_who_listens_for_tasks_must_know_them() -> None:
-    async with place() as here:
+async def test_task_subscription_needs_the_capability() -> None:
+    async with run_rig() as here:
         push = Listener().push
         listen: dict[str, Any] = {"method": "subscriptions/listen", "push": push}
         answer = await here.ask(**listen, able={}, notifications={"taskIds": []})

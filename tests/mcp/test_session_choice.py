@@ -1,4 +1,4 @@
-"""Servers that speak both eras, and the sessions that clients of each era get with them."""
+"""Dual-era servers, and the sessions that clients of each era get with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def ask(world: UpstreamHub, **how: Any) -> str:
 
 @pytest.mark.promise("B12", "B13")
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
+async def test_dual_era_server_is_used_in_the_clients_era(
     transport: str, short_tmp: Path, dual: HttpPeer
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -100,7 +100,7 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
 
 
 @pytest.mark.promise("B13")
-async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> None:
+async def test_era_is_configurable(short_tmp: Path, dual: HttpPeer) -> None:
     async with run_hub(short_tmp) as world:
         upstream = await world.add(http("s", dual.url, era="legacy"))
         assert upstream.connection.version == "2025-11-25"
@@ -119,7 +119,7 @@ async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> Non
 
 
 @pytest.mark.promise("B13")
-async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
+async def test_modern_only_server_is_tried_for_a_handshake_once(
     short_tmp: Path,
 ) -> None:
     done = {"resultType": "complete", "content": []}
@@ -137,7 +137,7 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
 
 
 @pytest.mark.promise("B13")
-async def test_nobody_waits_a_second_time_for_a_handshake_that_is_not_answered(
+async def test_unanswered_handshake_is_waited_for_once(
     short_tmp: Path,
 ) -> None:
     done = {"resultType": "complete", "content": []}
@@ -154,7 +154,7 @@ async def test_nobody_waits_a_second_time_for_a_handshake_that_is_not_answered(
 
 
 @pytest.mark.promise("B13")
-async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
+async def test_server_configured_without_elicitation_asks_nothing(
     short_tmp: Path, dual: HttpPeer
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -167,7 +167,7 @@ async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
 
 
 @pytest.mark.promise("B13")
-async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where_a_server_asks(
+async def test_sessions_of_incapable_clients_are_separate_where_a_server_asks(
     short_tmp: Path, dual: HttpPeer
 ) -> None:
     async with run_hub(short_tmp) as world:
@@ -182,7 +182,7 @@ async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where
 
 
 @pytest.mark.promise("B13")
-async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -> None:
+async def test_second_shared_session_idles_with_the_first(short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world:
         upstream = await world.add(stdio("s", "dual_server", idle_secs=0.2))
         first = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
@@ -198,7 +198,7 @@ async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -
 
 
 @pytest.mark.promise("B5", "B13")
-async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -> None:
+async def test_clients_of_a_shared_session_see_its_lists(short_tmp: Path) -> None:
     """Known before the first call is made, and told to those that were listed something else."""
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("t", "old")]
     answers = {"initialize": GREETING, "tools/call": {"resultType": "complete", "content": []}}
@@ -218,7 +218,7 @@ async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -
 
 
 @pytest.mark.promise("B12", "B13")
-async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
+async def test_list_is_equal_in_both_eras(short_tmp: Path) -> None:
     """A server of both eras puts it into an object for clients of the handshake era; its tool is
     known as the modern era has it."""
     tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": {"type": "array"}}
@@ -240,7 +240,7 @@ async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
 
 
 @pytest.mark.promise("B13")
-async def test_a_server_of_both_eras_that_starts_slowly_speaks_the_one_it_is_spoken_to_in(
+async def test_slow_dual_era_server_keeps_the_requested_era(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is silent it is greeted in both eras; SDK servers then keep to the handshake."""

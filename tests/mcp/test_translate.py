@@ -33,7 +33,7 @@ def made(definition: Any, taken: Collection[str] = ()) -> Tool:
 
 
 @pytest.mark.promise("B3", "B4")
-def test_a_definition_becomes_a_tool_with_both_names_and_the_servers_mark() -> None:
+def test_definition_becomes_a_tool_with_both_names_and_the_server_prefix() -> None:
     definition = {"name": "Do-Thing", "description": "Does it", "inputSchema": OBJECT, "x": [1]}
     tool = made(definition)
     assert (tool.name, tool.alias, tool.remote_name) == (
@@ -46,7 +46,7 @@ def test_a_definition_becomes_a_tool_with_both_names_and_the_servers_mark() -> N
 
 @pytest.mark.promise("B4")
 @pytest.mark.parametrize("description", [{}, {"description": ""}, {"description": None}])
-def test_a_tool_without_a_description_gets_none(description: dict[str, Any]) -> None:
+def test_tool_without_a_description_has_none(description: dict[str, Any]) -> None:
     assert made({"name": "x", "inputSchema": OBJECT, **description}).description == ""
 
 
@@ -70,14 +70,14 @@ def test_a_tool_without_a_description_gets_none(description: dict[str, Any]) -> 
         ({"name": "x", "inputSchema": OBJECT, "description": 5}, '"x" has a description that is'),
     ],
 )
-def test_a_bad_definition_is_refused_with_what_is_wrong(definition: Any, words: str) -> None:
+def test_invalid_definition_is_refused_with_the_reason(definition: Any, words: str) -> None:
     with pytest.raises(BadTool) as raised:
         made(definition)
     assert words in str(raised.value)
 
 
 @pytest.mark.promise("B3")
-def test_every_spelling_has_one_name_and_the_same_spelling_is_not_listed_twice() -> None:
+def test_spellings_share_one_name_and_are_listed_once() -> None:
     taken: set[str] = set()
     for name in ("a b", "a/b", "a_b", "A-B"):
         tool = made({"name": name, "inputSchema": OBJECT}, taken)
@@ -89,7 +89,7 @@ def test_every_spelling_has_one_name_and_the_same_spelling_is_not_listed_twice()
 
 
 @pytest.mark.promise("B12")
-def test_a_result_comes_through_whole_and_goes_out_again_as_it_came() -> None:
+def test_result_round_trips() -> None:
     value = {
         "content": [
             {"type": "text", "text": "x", "annotations": {"audience": ["user"]}, "_meta": {"k": 1}},
@@ -118,7 +118,7 @@ def test_any_json_value_is_structured_content(structured: Any) -> None:
     assert mcp_from_result(result)["structuredContent"] is structured
 
 
-def test_a_structured_result_without_content_is_put_in_words_for_older_clients() -> None:
+def test_structured_result_without_content_gets_text_for_older_clients() -> None:
     result = result_from_mcp({"structuredContent": {"a": 1}}, 1, "s")
     assert mcp_from_result(result)["content"] == [{"type": "text", "text": '{"a":1}'}]
     bare = result_from_mcp({}, 1, "s")
@@ -127,7 +127,7 @@ def test_a_structured_result_without_content_is_put_in_words_for_older_clients()
 
 
 @pytest.mark.parametrize("error", ["yes", 1, None, False])
-def test_only_true_is_an_error(error: Any) -> None:
+def test_only_is_error_true_is_an_error(error: Any) -> None:
     assert result_from_mcp({"isError": error}, 1, "s").failed is False
 
 
@@ -140,13 +140,13 @@ def test_only_true_is_an_error(error: Any) -> None:
         ({"resultType": "input_required"}, 'a result of type "input_required"'),
     ],
 )
-def test_what_is_no_result_is_a_bad_reply(value: Any, words: str) -> None:
+def test_non_result_is_a_bad_reply(value: Any, words: str) -> None:
     with pytest.raises(BadReply, match=f'^server "s" answered a call with {words}'):
         result_from_mcp(value, 1, "s")
 
 
 @pytest.mark.promise("B12")
-def test_meta_is_passed_on_without_what_belongs_to_one_hop() -> None:
+def test_meta_passes_without_hop_specific_members() -> None:
     meta = {
         "progressToken": 5,
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",

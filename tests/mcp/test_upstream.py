@@ -1,4 +1,4 @@
-"""A server looked after, whatever happens; what the API may show of it."""
+"""Supervision of a server, and what the API shows of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Crashing:
 
 
 @pytest.mark.promise("B7")
-async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_alone() -> None:
+async def test_error_while_processing_a_change_does_not_stop_supervision() -> None:
     opened: list[Crashing] = []
 
     async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
@@ -78,7 +78,7 @@ async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_al
     await upstream.stop()
 
 
-async def test_nobody_waits_for_a_change_of_a_server_that_is_away() -> None:
+async def test_disconnected_server_is_not_waited_for() -> None:
     async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
         raise Unreachable("it is away", sent=False)
 
@@ -94,7 +94,7 @@ async def test_nobody_waits_for_a_change_of_a_server_that_is_away() -> None:
 
 
 @pytest.mark.promise("B9")
-def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_path: Path) -> None:
+def test_server_stopped_during_start_leaves_nothing(tmp_path: Path) -> None:
     """At each turn of the loop from the start of its process on, on the loop that a hub runs."""
     entry = ServerEntry(name="cat", transport=StdioTransport(command="cat"))
     mark = f"stopped-{os.getpid()}"
@@ -118,7 +118,7 @@ def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_pa
     assert kill_marked(mark) == 0
 
 
-async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
+async def test_unstoppable_server_does_not_block() -> None:
     begun = asyncio.Event()
 
     async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
@@ -149,7 +149,7 @@ async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.promise("G3")
-async def test_no_password_and_no_query_of_a_url_is_shown() -> None:
+async def test_url_password_and_query_are_never_shown() -> None:
     servers = UpstreamManager(lambda entry: pytest.fail("it is switched off"), CATALOGS, Bus())
     off = ServerEntry(name="s", transport=ENTRY.transport, enabled=False)
     await servers.apply([off])

@@ -1,4 +1,4 @@
-"""Servers that say much without being asked: what that costs, and what is left to others."""
+"""Servers that send much unsolicited data: its cost, and what remains for others."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def note(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["http", "stdio"])
-async def test_large_messages_that_answer_nothing_leave_most_of_the_time_to_others(
-    way: str, short_tmp: Path
-) -> None:
+async def test_large_unsolicited_messages_leave_time_for_others(way: str, short_tmp: Path) -> None:
     said = [note("begin"), *[DENSE] * TIMES, note("end")]
     encoded = [json.dumps({"jsonrpc": "2.0", **one}).encode() for one in said]
     may_talk = asyncio.Event()
@@ -70,7 +68,7 @@ async def test_large_messages_that_answer_nothing_leave_most_of_the_time_to_othe
             await calling
 
 
-async def test_a_list_that_is_said_to_change_all_the_time_is_read_in_proportion_to_its_size(
+async def test_constantly_changing_list_is_reread_in_proportion_to_its_size(
     short_tmp: Path,
 ) -> None:
     words = "x" * 1_000
@@ -106,7 +104,7 @@ async def test_a_list_that_is_said_to_change_all_the_time_is_read_in_proportion_
 
 
 @pytest.mark.parametrize("way", ["http", "stdio"])
-async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: Path) -> None:
+async def test_huge_batch_is_read_only_in_part(way: str, short_tmp: Path) -> None:
     batch = [{"jsonrpc": "2.0", **note(f"n{n}!")} for n in range(MAX_BATCH + 5)]
 
     def handle(request: Request) -> Awaitable[None] | None:
@@ -136,7 +134,7 @@ async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: P
         assert f"n{MAX_BATCH - 1}!" in text and f"n{MAX_BATCH}!" not in text
 
 
-def test_a_huge_line_of_a_log_is_announced_cut() -> None:
+def test_huge_log_line_is_truncated() -> None:
     bus, told = Bus(), list[Event]()
     bus.observe(ServerLogged, told.append)
     logs = ServerLogs("s", OutputRing(), bus)
@@ -148,7 +146,7 @@ def test_a_huge_line_of_a_log_is_announced_cut() -> None:
     assert third == "short"
 
 
-def test_what_large_messages_took_is_rested_and_answers_are_not() -> None:
+def test_pacing_applies_to_unsolicited_messages_only() -> None:
     pace = Pace()
     assert pace.pause(1) == 0.0
     assert pace.pause(1, 0.5) == 0.5 * REST

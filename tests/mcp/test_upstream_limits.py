@@ -1,5 +1,4 @@
-"""What one caller, one server or one who leaves can hold on to: no more than its part, and not for
-ever."""
+"""Bounds on what one principal, server or disconnected client can occupy."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
 from dragoman.core.errors import Overloaded, WorkFailed
 from dragoman.core.principal import Principal
 from dragoman.core.tool import SUBSCRIPTION
-from dragoman.mcp.client.notifications import ServerRequest
+from dragoman.mcp.client.notifications import UpstreamRequest
 from dragoman.mcp.client.suspended_call import REFUSED
 from dragoman.wire.json import encode
 
@@ -57,7 +56,7 @@ def answered(result: Any) -> dict[str, Any]:
 
 
 @pytest.mark.promise("B7", "B12")
-async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
+async def test_unsubscribe_while_disconnected_is_applied(
     short_tmp: Path,
 ) -> None:
     server = watched(short_tmp)
@@ -86,7 +85,7 @@ async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
 
 
 @pytest.mark.promise("B12")
-async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Path) -> None:
+async def test_disconnect_before_the_subscription_response_unsubscribes(short_tmp: Path) -> None:
     server = watched(short_tmp)
     async with run_hub(short_tmp) as world:
         upstream = await world.add(server.entry(interactive=True))
@@ -117,9 +116,7 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
 
 
 @pytest.mark.promise("B13")
-async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
-    short_tmp: Path, http_peer: Peers
-) -> None:
+async def test_principal_has_half_of_the_client_sessions(short_tmp: Path, http_peer: Peers) -> None:
     async with run_hub(short_tmp, max_sessions=4) as world:
         upstream = await world.add(asking(http_peer))
         await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
@@ -139,9 +136,7 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
 
 
 @pytest.mark.promise("B13")
-async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
-    short_tmp: Path, http_peer: Peers
-) -> None:
+async def test_principal_has_half_of_the_suspended_calls(short_tmp: Path, http_peer: Peers) -> None:
     async with run_hub(short_tmp, max_suspended=4) as world:
         await world.add(asking(http_peer))
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
@@ -159,7 +154,7 @@ async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
 
 
 @pytest.mark.promise("B13")
-async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
+async def test_open_questions_of_a_server_are_bounded_in_bytes(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     async with run_hub(short_tmp, max_question_bytes=350) as world:
@@ -179,7 +174,7 @@ async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
 
 
 @pytest.mark.promise("B13")
-async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_its_call_is_over(
+async def test_abandoned_question_is_freed_with_its_call(
     short_tmp: Path,
 ) -> None:
     params = {"message": "x" * 1_000, "requestedSchema": {"type": "object", "properties": {}}}
@@ -197,10 +192,10 @@ async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_i
 
 
 @pytest.mark.promise("B13")
-async def test_of_a_question_that_was_refused_only_what_is_told_of_it_is_kept() -> None:
+async def test_refused_question_keeps_only_its_summary() -> None:
     sent: list[bytes] = []
     params = {"message": "m" * 5_000, "requestedSchema": {"x": "y" * 5_000}, "mode": "form"}
-    asked = ServerRequest(1, "elicitation/create", params, sent.append)
+    asked = UpstreamRequest(1, "elicitation/create", params, sent.append)
 
     asked.refuse(-32601, "no")
 

@@ -1,4 +1,4 @@
-"""Servers that list more to clients that can be asked, and lists that appear together."""
+"""Servers that list more to clients with elicitation, and lists that appear together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def names(world: UpstreamHub, kind: str = TOOL) -> list[str]:
     return [tool.name for tool in world.hub.catalogs[kind].list_tools()]
 
 
-class Choosy:
+class SelectiveServer:
     """A server of the old era whose sessions that can be asked are listed other tools."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Choosy:
 
 
 @pytest.mark.promise("B5")
-async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered(
+async def test_lists_for_capable_clients_are_offered(
     short_tmp: Path,
 ) -> None:
-    choosy = Choosy()
+    choosy = SelectiveServer()
     async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
         assert names(world) == ["s.asks", "s.plain"] and upstream.catalog.problems == []
@@ -93,20 +93,20 @@ async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered
 
 
 @pytest.mark.promise("B5")
-async def test_only_a_server_that_is_said_to_ask_is_listed_on_another_connection(
+async def test_only_an_asking_server_is_listed_on_a_second_connection(
     short_tmp: Path,
 ) -> None:
-    async with run_hub(short_tmp) as world, serve_stub(Choosy()) as server:
+    async with run_hub(short_tmp) as world, serve_stub(SelectiveServer()) as server:
         await world.add(http("s", server.url))
         assert names(world) == ["s.plain"]
         assert len(server.sent("initialize")) == 1
 
 
 @pytest.mark.promise("B5")
-async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offered(
+async def test_failed_second_connection_falls_back_to_shared_lists(
     short_tmp: Path,
 ) -> None:
-    choosy = Choosy()
+    choosy = SelectiveServer()
     choosy.opens_more = False
     async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
@@ -127,8 +127,8 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
 
 
 @pytest.mark.promise("B7")
-async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Path) -> None:
-    choosy = Choosy()
+async def test_shared_session_changes_are_applied(short_tmp: Path) -> None:
+    choosy = SelectiveServer()
     choosy.plain, choosy.asked = ["old", "plain"], ["asks", "old", "plain"]
     async with run_hub(short_tmp) as world, serve_stub(choosy) as server:
         upstream = await world.add(http("s", server.url, interactive=True))
@@ -141,7 +141,7 @@ async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Pat
 
 
 @pytest.mark.promise("B7")
-async def test_a_change_in_one_of_two_children_is_followed(short_tmp: Path) -> None:
+async def test_change_in_one_of_two_children_is_applied(short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world:
         await world.add(stdio("m", "matrix_server", "--era", "legacy", interactive=True))
         await world.call("m.change", {"what": "tools"})
@@ -149,7 +149,7 @@ async def test_a_change_in_one_of_two_children_is_followed(short_tmp: Path) -> N
 
 
 @pytest.mark.promise("B5")
-async def test_a_question_on_a_connection_for_lists_is_refused(short_tmp: Path) -> None:
+async def test_question_on_a_list_connection_is_refused(short_tmp: Path) -> None:
     listed = {
         "first": [{"id": 9, "method": "roots/list"}],
         "tools": [{"name": "t", "inputSchema": {"type": "object"}}],
@@ -167,7 +167,7 @@ async def test_a_question_on_a_connection_for_lists_is_refused(short_tmp: Path) 
 
 
 @pytest.mark.promise("B5")
-async def test_in_the_new_era_the_request_for_a_list_says_what_can_be_asked(
+async def test_modern_list_request_declares_capabilities(
     short_tmp: Path,
 ) -> None:
     server = Scripted(short_tmp, "modern", {})
@@ -181,7 +181,7 @@ async def test_in_the_new_era_the_request_for_a_list_says_what_can_be_asked(
 
 
 @pytest.mark.promise("B5")
-async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
+async def test_lists_of_a_server_appear_together(short_tmp: Path) -> None:
     late = asyncio.Event()
 
     async def handle(request: Request) -> None:
@@ -213,7 +213,7 @@ async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
 
 
 @pytest.mark.promise("B5")
-async def test_a_list_that_never_comes_keeps_the_tools_away_for_a_bounded_time(
+async def test_missing_list_delays_tools_for_a_bounded_time(
     short_tmp: Path,
 ) -> None:
     server = Scripted(
@@ -229,10 +229,10 @@ async def test_a_list_that_never_comes_keeps_the_tools_away_for_a_bounded_time(
 
 
 @pytest.mark.promise("B5")
-async def test_a_server_that_answers_anything_with_nothing_is_not_of_the_new_era(
+async def test_server_answering_everything_with_null_is_not_modern(
     short_tmp: Path,
 ) -> None:
-    choosy = Choosy()
+    choosy = SelectiveServer()
 
     def handle(request: Request) -> None:
         if request.asked == "server/discover":

@@ -1,4 +1,4 @@
-"""How long a server may take: over what the hub asks for itself, and over a call."""
+"""Timeouts of a server: for the hub's own requests, and for calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def slow(world: UpstreamHub, server: str, **how: object) -> str:
 
 
 @pytest.mark.promise("B8", "P3")
-async def test_a_call_may_take_longer_than_lists_unless_the_server_has_a_timeout(
+async def test_call_may_outlast_lists_without_a_server_timeout(
     short_tmp: Path,
 ) -> None:
     with HttpPeer("mcp1_server", "--transport", "http") as peer:
@@ -58,7 +58,7 @@ async def test_a_call_may_take_longer_than_lists_unless_the_server_has_a_timeout
 
 
 @pytest.mark.promise("B8", "P3")
-async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
+async def test_call_without_a_server_timeout_uses_the_tool_timeout(
     short_tmp: Path,
 ) -> None:
     async def handle(request: Request) -> None:
@@ -74,7 +74,7 @@ async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
 
 
 @pytest.mark.promise("B8")
-async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> None:
+async def test_list_timeout_is_shorter_than_the_call_timeout(short_tmp: Path) -> None:
     async def handle(request: Request) -> None:
         if request.asked == "tools/list":
             await asyncio.Event().wait()
@@ -86,7 +86,7 @@ async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> Non
 
 
 @pytest.mark.promise("B8", "P2")
-async def test_an_answer_that_is_too_large_is_said_to_be_so_wherever_its_id_stands(
+async def test_oversized_response_is_reported_for_any_id_position(
     short_tmp: Path,
 ) -> None:
     large = {"result": {"content": [{"type": "text", "text": "x" * 11_000_000}]}, "id": "$id"}

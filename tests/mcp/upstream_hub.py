@@ -144,7 +144,7 @@ async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 class Scripted:
-    """A server that answers what it is told to, and what it was sent."""
+    """A scripted server and the requests it received."""
 
     def __init__(self, place: Path, era: str, answers: Mapping[str, Any], **more: Any) -> None:
         self._script = place / "script.json"

@@ -1,4 +1,4 @@
-"""A counterpart that writes raw bytes: whatever a test wants a server to say, right or wrong."""
+"""A server that writes raw bytes, valid or invalid, as a test wants."""
 
 from __future__ import annotations
 

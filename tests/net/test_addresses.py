@@ -1,4 +1,4 @@
-"""The judgement of addresses, by table."""
+"""Classification of addresses, by table."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ NO_ADDRESSES = [
     + [(address, Verdict.PRIVATE) for address in PRIVATE]
     + [(address, Verdict.FORBIDDEN) for address in FORBIDDEN + NO_ADDRESSES],
 )
-def test_an_address_is_judged_by_the_worst_that_can_be_said_of_it(
+def test_address_is_classified_by_its_most_restrictive_range(
     address: str, verdict: Verdict
 ) -> None:
     assert classify_address(address).verdict is verdict, classify_address(address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_loopback_is_told_from_other_private_addresses(address: str) -> None:
+def test_loopback_is_distinguished_from_other_private_addresses(address: str) -> None:
     assert classify_address(address).loopback
     assert not classify_address("10.0.0.1").loopback
 
@@ -77,5 +77,5 @@ def test_loopback_is_told_from_other_private_addresses(address: str) -> None:
         ("::1", "a loopback address"),
     ],
 )
-def test_the_judgement_says_what_kind_of_address_it_is(address: str, kind: str) -> None:
+def test_address_error_names_the_kind_of_address(address: str, kind: str) -> None:
     assert classify_address(address).kind == kind

@@ -1,4 +1,4 @@
-"""Which connections are used again, and which never."""
+"""Reuse of pooled connections."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dragoman.wire.http import FixedHeaders
 FIRST = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst"
 
 
-async def test_requests_one_after_the_other_share_a_connection() -> None:
+async def test_sequential_requests_share_a_connection() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         for _ in range(5):
             assert await get(client, peer.url) == (200, b"ok")
         assert (peer.connections, len(peer.requests)) == (1, 5)
 
 
-async def test_a_client_of_a_unix_socket_reaches_it_whatever_the_url(tmp_path: Path) -> None:
+async def test_unix_socket_client_ignores_the_host_of_the_url(tmp_path: Path) -> None:
     heads: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,9 +90,7 @@ async def test_fixed_headers_are_sent_with_those_of_the_request_alone() -> None:
             assert [line for line in lines if line.startswith(f"{name}:")] == [f"{name}: {value}"]
 
 
-async def test_requests_at_the_same_time_have_a_connection_each_and_the_last_is_reused_first() -> (
-    None
-):
+async def test_concurrent_requests_use_separate_connections_and_reuse_the_last() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         await asyncio.gather(*(get(client, peer.url) for _ in range(8)))
         assert peer.connections == 8
@@ -100,7 +98,7 @@ async def test_requests_at_the_same_time_have_a_connection_each_and_the_last_is_
         assert peer.connections == 8
 
 
-async def test_a_connection_the_server_has_closed_is_replaced_before_anything_is_sent() -> None:
+async def test_connection_closed_by_the_server_is_replaced_before_sending() -> None:
     go = asyncio.Event()
 
     async def talk(connection: Talk) -> None:
@@ -119,7 +117,7 @@ async def test_a_connection_the_server_has_closed_is_replaced_before_anything_is
         assert (peer.connections, len(peer.requests)) == (2, 2)
 
 
-async def test_an_idle_connection_is_not_used_after_four_seconds_nor_kept(
+async def test_idle_connection_is_dropped_after_four_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.1)
@@ -141,7 +139,7 @@ async def test_an_idle_connection_is_not_used_after_four_seconds_nor_kept(
         assert peer.connections == 2
 
 
-async def test_a_connection_that_is_too_old_is_passed_over_even_before_it_is_swept() -> None:
+async def test_expired_connection_is_skipped_before_the_sweep() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         await get(client, peer.url)
         (connection,) = _idle(client)
@@ -155,9 +153,7 @@ async def test_a_connection_that_is_too_old_is_passed_over_even_before_it_is_swe
     [OK, b"H", b"garbage", b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"],
 )
 @pytest.mark.parametrize("together", [True, False], ids=["at once", "later"])
-async def test_bytes_after_an_answer_never_become_the_next_answer(
-    more: bytes, together: bool
-) -> None:
+async def test_surplus_bytes_never_become_the_next_response(more: bytes, together: bool) -> None:
     go = asyncio.Event()
 
     async def talk(connection: Talk) -> None:
@@ -188,7 +184,7 @@ async def test_bytes_after_an_answer_never_become_the_next_answer(
         b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
     ],
 )
-async def test_a_connection_the_server_wants_closed_is_closed(answer: bytes) -> None:
+async def test_connection_close_header_is_honoured(answer: bytes) -> None:
     async def talk(connection: Talk) -> None:
         await connection.request()
         await connection.say(answer)
@@ -199,7 +195,7 @@ async def test_a_connection_the_server_wants_closed_is_closed(answer: bytes) -> 
         await asyncio.wait_for(peer.gone.wait(), BOUND)
 
 
-async def test_a_body_that_is_read_late_does_not_keep_its_connection() -> None:
+async def test_connection_is_not_reused_while_its_body_is_unread() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)
         first = await outlet.request("GET", peer.url, {}, timeout=BOUND)
@@ -210,7 +206,7 @@ async def test_a_body_that_is_read_late_does_not_keep_its_connection() -> None:
         assert await first.body.read(10) == b"ok"
 
 
-async def test_only_so_many_connections_rest_and_only_so_many_are_made(
+async def test_idle_and_total_connections_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "IDLE", 2)
@@ -227,7 +223,7 @@ async def test_only_so_many_connections_rest_and_only_so_many_are_made(
         assert await get(client, peer.url) == (200, b"ok")
 
 
-async def test_nothing_is_left_of_connections_that_have_ended() -> None:
+async def test_closed_connections_leave_nothing_behind() -> None:
     async def talk(connection: Talk) -> None:
         await connection.request()
         await connection.say(OK)
@@ -245,7 +241,7 @@ async def test_nothing_is_left_of_connections_that_have_ended() -> None:
         assert (found._idle, found._open, found._dialling) == ([], set(), 0)
 
 
-async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -> None:
+async def test_connection_opened_during_close_is_not_used() -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -270,7 +266,7 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -
         await asyncio.wait_for(peer.gone.wait(), BOUND)
 
 
-async def test_handles_share_connections_but_not_across_rules_of_reach() -> None:
+async def test_handles_share_connections_only_with_the_same_address_rules() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         for allow_private in (False, False, True, True):
             outlet = client.open_configured(peer.url, allow_private=allow_private)

@@ -1,4 +1,4 @@
-"""Redirects: which are followed, with what, and where they may lead."""
+"""Redirects: which are followed, with which headers, and where they may lead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_path(**answers: bytes) -> Callable[[Talk], Awaitable[None]]:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_get_is_followed_within_an_origin_with_all_its_headers(status: int) -> None:
+async def test_get_redirect_within_an_origin_keeps_all_headers(status: int) -> None:
     async with listening(by_path(old=moved(status, "/new?x"))) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("GET", peer.url + "old", HEADERS, timeout=BOUND)
@@ -50,7 +50,7 @@ async def test_a_get_is_followed_within_an_origin_with_all_its_headers(status: i
 
 
 @pytest.mark.parametrize("status", [307, 308])
-async def test_a_post_is_followed_with_its_body_where_the_method_stays(status: int) -> None:
+async def test_post_redirect_keeps_body_where_the_method_is_kept(status: int) -> None:
     async with listening(by_path(old=moved(status, "new"))) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url + "old", {}, b"body", timeout=BOUND)
@@ -60,7 +60,7 @@ async def test_a_post_is_followed_with_its_body_where_the_method_stays(status: i
 
 
 @pytest.mark.parametrize("status", [301, 302, 303])
-async def test_a_post_is_not_turned_into_something_else(status: int) -> None:
+async def test_post_redirect_never_changes_the_method(status: int) -> None:
     async with listening(by_path(old=moved(status, "/new"))) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)
         reply = await outlet.request("POST", peer.url + "old", {}, b"body", timeout=BOUND)
@@ -70,7 +70,7 @@ async def test_a_post_is_not_turned_into_something_else(status: int) -> None:
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 307 x\r\ncontent-length: 0\r\n\r\n",
                                     b"HTTP/1.1 304 x\r\nlocation: /new\r\n\r\n"])  # fmt: skip
-async def test_what_leads_nowhere_is_given_as_it_is(answer: bytes) -> None:
+async def test_response_without_a_usable_redirect_is_returned_unchanged(answer: bytes) -> None:
     async with listening(always(answer)) as peer, a_client() as client:
         status, _ = await get(client, peer.url)
         assert status == int(answer[9:12])
@@ -78,7 +78,7 @@ async def test_what_leads_nowhere_is_given_as_it_is(answer: bytes) -> None:
 
 
 @pytest.mark.promise("B11")
-async def test_credentials_do_not_follow_to_another_origin_nor_come_back() -> None:
+async def test_credentials_are_dropped_for_another_origin_and_stay_dropped() -> None:
     async with listening(always(OK)) as first, a_client() as client:
         back = f"http://127.0.0.1:{first.port}/back"
         async with listening(always(moved(307, back))) as second:
@@ -115,7 +115,7 @@ async def test_a_redirect_to_another_port_of_a_private_host_is_refused() -> None
 
 
 @pytest.mark.promise("B11")
-async def test_every_hop_is_judged_and_the_request_may_have_been_sent() -> None:
+async def test_every_redirect_hop_is_checked_and_reported_as_possibly_sent() -> None:
     async with listening(always(OK), host="127.0.0.2") as inside, a_client() as client:
         location = f"http://127.0.0.2:{inside.port}/"
         async with listening(always(moved(307, location))) as peer:
@@ -140,7 +140,7 @@ async def test_a_redirect_to_a_metadata_address_is_refused_even_where_private_is
 
 
 @pytest.mark.promise("B11")
-async def test_a_redirect_to_a_name_is_looked_up_and_judged() -> None:
+async def test_redirect_target_name_is_resolved_and_checked() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
@@ -157,14 +157,14 @@ async def test_a_redirect_to_a_name_is_looked_up_and_judged() -> None:
     ["http://user:pass@127.0.0.1/", "ftp://127.0.0.1/", "file:///etc/passwd", "http://127.1/",
      "javascript:alert(1)", "http://[::1", "http://x/\u00fc"],
 )  # fmt: skip
-async def test_a_redirect_to_what_is_no_usable_url_is_a_bad_reply(location: str) -> None:
+async def test_redirect_to_an_unusable_url_is_a_bad_reply(location: str) -> None:
     answer = moved(302, "X").replace(b"X", location.encode("latin-1"))
     async with listening(always(answer)) as peer, a_client() as client:
         with pytest.raises(BadReply, match="redirects to an invalid URL"):
             await get(client, peer.url)
 
 
-async def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
+async def test_at_most_three_redirects_are_followed() -> None:
     answers = {f"h{i}": moved(302, f"/h{i + 1}") for i in range(4)}
     async with listening(by_path(**answers)) as peer, a_client() as client:
         assert await get(client, peer.url, "h1") == (200, b"ok")
@@ -173,14 +173,14 @@ async def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
         assert len(peer.requests) == 4 + 4
 
 
-async def test_two_locations_are_no_answer() -> None:
+async def test_response_with_two_location_headers_is_rejected() -> None:
     answer = moved(302, "/a").replace(b"\r\n\r\n", b"\r\nlocation: /b\r\n\r\n")
     async with listening(always(answer)) as peer, a_client() as client:
         with pytest.raises(BadReply, match='two "location" headers'):
             await get(client, peer.url)
 
 
-async def test_all_hops_together_have_the_time_of_one_request() -> None:
+async def test_redirects_share_the_timeout_of_one_request() -> None:
     async def talk(connection: Talk) -> None:
         await connection.request()
         await connection.say(moved(302, "/again"))

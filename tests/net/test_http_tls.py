@@ -67,7 +67,7 @@ async def test_a_server_with_a_trusted_certificate_for_its_name_is_reached(
         assert peer.connections == 1
 
 
-async def test_a_body_that_ends_with_the_connection_is_read_over_tls_too(
+async def test_body_ended_by_connection_close_is_read_over_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = certificate(tmp_path, "good.test")
@@ -82,7 +82,7 @@ async def test_a_body_that_ends_with_the_connection_is_read_over_tls_too(
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "not trusted"])
-async def test_a_server_that_is_not_the_one_meant_is_not_spoken_to(
+async def test_server_with_a_wrong_certificate_is_refused(
     trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = certificate(tmp_path, "evil.test" if trusted else "good.test")
@@ -97,7 +97,7 @@ async def test_a_server_that_is_not_the_one_meant_is_not_spoken_to(
         assert not peer.requests
 
 
-async def test_a_server_that_speaks_no_tls_is_unreachable() -> None:
+async def test_server_without_tls_is_unreachable() -> None:
     async def talk(connection: Talk) -> None:
         await connection.say(OK)
         await connection.gone()

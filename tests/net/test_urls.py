@@ -1,4 +1,4 @@
-"""URLs, by table: what is accepted has one reading, everything else is refused."""
+"""URLs, by table: unambiguous ones are accepted, all others refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dragoman.net.urls import LONGEST, BadUrl, join_url, parse_url
         ("http://a.b/@c:d", ("http", "a.b", 80), "/@c:d"),
     ],
 )
-def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: str) -> None:
+def test_url_is_parsed_into_its_parts(text: str, origin: tuple[str, str, int], target: str) -> None:
     url = parse_url(text)
     assert url.origin == origin
     assert url.target == target
@@ -49,7 +49,7 @@ def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: s
         "javascript:alert(1)", "unix:///tmp/x", "ws://example.com/", "",
     ],
 )  # fmt: skip
-def test_a_url_with_more_than_one_reading_is_refused(text: str) -> None:
+def test_ambiguous_url_is_refused(text: str) -> None:
     with pytest.raises(BadUrl):
         parse_url(text)
 
@@ -70,13 +70,13 @@ def test_a_password_in_a_url_is_refused_with_advice() -> None:
         ("?q", "http://a.b/x/y?q"),
     ],
 )
-def test_a_redirect_is_read_relative_to_where_it_came_from(location: str, full: str) -> None:
+def test_redirect_is_resolved_against_its_source(location: str, full: str) -> None:
     assert join_url(parse_url("http://a.b/x/y"), location).full == full
 
 
 @pytest.mark.parametrize("location", ["http://u:p@c.d/", "ht\ttp://x/", "http://127.1/", "file:///e",
                                       "http://[::1", "http://é.example/"])  # fmt: skip
-def test_a_redirect_to_what_is_no_url_is_refused(location: str) -> None:
+def test_redirect_to_an_invalid_url_is_refused(location: str) -> None:
     with pytest.raises(BadUrl):
         join_url(parse_url("http://a.b/x/y"), location)
 

@@ -1,4 +1,4 @@
-"""Agents that are Python functions, as a hub under test is told of them by `[[agents]]`.
+"""Function agents that a hub under test loads by `[[agents]]`.
 
 `actor` does what its data tell it, step by step. The folder `$A2A_GATES` holds the files it waits
 for, and those by which it leaves word: a test opens a gate, or sees what became of the work. With
@@ -164,7 +164,7 @@ async def leaving(message: str) -> str:
 
 
 def counter(request: Request) -> Any:
-    """Asks once, and counts what it is told."""
+    """Asks once, and counts the answers."""
     if request.turn == 1 and not request.text.isdecimal():
         return Ask("How many?")
     for number in range(int(request.text)):

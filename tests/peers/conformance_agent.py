@@ -1,4 +1,4 @@
-"""The agent that the official A2A kits talk to: how a message begins says what it does.
+"""The agent that the official A2A kits talk to: the beginning of a message selects its behaviour.
 
 Branch 1.0-dev of the kit puts the word at the head of the message id, the drafted conformance test
 specification (ACTS) at the head of the text; here either works, and the longest that fits counts.
@@ -130,7 +130,7 @@ TRIGGERS: dict[str, Does] = {
 
 
 def triggered(request: Request) -> Does | None:
-    """The message id first: texts are repeated from turn to turn by people, ids by nobody."""
+    """The message id first: people repeat texts from turn to turn, ids are never repeated."""
     for words in (request.message_id, request.text):
         known = [prefix for prefix in TRIGGERS if words.startswith(prefix)]
         if known:
@@ -139,7 +139,7 @@ def triggered(request: Request) -> Does | None:
 
 
 async def agent(request: Request) -> Answer:
-    """Without a word it knows it says back what it was told; asked once, it goes on to `done`."""
+    """Echoes a message without a known trigger; a follow-up completes the task."""
     does = triggered(request)
     if does is not None:
         return await does(request)
@@ -149,7 +149,7 @@ async def agent(request: Request) -> Answer:
 
 
 async def patient(request: Request) -> Answer:
-    """Works for a moment and then waits for more, whatever it was told."""
+    """Works briefly, then waits for input, whatever the message."""
     does = triggered(request)
     if does is not None:
         return await does(request)

@@ -1,4 +1,4 @@
-"""A server as the SDK 2.x makes it: it speaks both eras, and what it asks it asks by a request.
+"""A server made with SDK 2.x: it speaks both eras and asks by requests.
 
     python dual_server.py                       over stdio
     python dual_server.py --http                over Streamable HTTP; prints {"port": …, "url": …}

@@ -1,4 +1,4 @@
-"""A server of the official SDK (mcp 2.x) over HTTP whose tool `grow` adds a tool and says nothing.
+"""An SDK server (mcp 2.x) over HTTP whose tool `grow` adds a tool without a notification.
 
 As its SDK does, it says of its lists that they hold for no time (`ttlMs` 0). Where it is stands in
 one line of JSON on stdout.

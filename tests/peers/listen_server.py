@@ -1,5 +1,6 @@
-"""A server of the SDK 2.x that tells of changes of notes and declares no resources: it has one
-tool, and serves `subscriptions/listen`. Over stdio."""
+"""An SDK 2.x server over stdio that announces changes of notes without declaring resources: it has
+one tool and serves `subscriptions/listen`.
+"""
 
 from __future__ import annotations
 

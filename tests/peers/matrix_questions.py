@@ -1,4 +1,4 @@
-"""What the server of the matrix asks its client, in the way of the era it is called in.
+"""Questions of the matrix server, in the form of the client's era.
 
 By requests of its own in the handshake era, by `InputRequiredResult` in the modern one; whatever
 the client declared, except for the tool that is polite. In the log: `event` "answered" with the

@@ -1,4 +1,4 @@
-"""The server of the matrix: `sdk_server` with everything else that MCP has, in either era.
+"""The matrix server: `sdk_server` with every other MCP feature, in either era.
 
 Resources, prompts, completion, logs, changes, and in `matrix_questions` what it asks. `--scheme`
 is that of its resources' addresses.
@@ -41,17 +41,17 @@ CITIES = {"fr": ["Lyon", "Paris", "Pau"], "pt": ["Porto"]}
 # --- what a handshake session asked to hear
 
 
-class Heard:
+class SessionSubscriptions:
     def __init__(self) -> None:
         self.uris: set[str] = set()
         self.level = "debug"
 
 
-HEARD: WeakKeyDictionary[Any, Heard] = WeakKeyDictionary()
+HEARD: WeakKeyDictionary[Any, SessionSubscriptions] = WeakKeyDictionary()
 
 
-def heard(ctx: Context) -> Heard:
-    return HEARD.setdefault(ctx.session._connection, Heard())
+def heard(ctx: Context) -> SessionSubscriptions:
+    return HEARD.setdefault(ctx.session._connection, SessionSubscriptions())
 
 
 # --- the rest of the tools
@@ -85,7 +85,7 @@ async def change(ctx: Context, a: Arguments) -> dict[str, Any]:
         VERSION["watched"] += 1
         await BUS.publish(ResourceUpdated(uri=uri))
         for connection in sessions:
-            if uri in HEARD.setdefault(connection, Heard()).uris:
+            if uri in HEARD.setdefault(connection, SessionSubscriptions()).uris:
                 await connection.send_resource_updated(uri)
         return text(f"version {VERSION['watched']}")
     if what == "tools":

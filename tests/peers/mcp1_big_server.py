@@ -15,7 +15,7 @@ server = FastMCP("mcp1-big", log_level="ERROR")
 
 
 def make_text(chars: int) -> str:
-    """Lines of numbers, so that every part of it can be told from every other."""
+    """Lines of numbers, so that every part is distinguishable."""
     lines = "".join(f"line {number}\n" for number in range(chars // 6 + 1))
     return lines[:chars]
 

@@ -92,7 +92,7 @@ def make(options: argparse.Namespace) -> FastMCP:
 
     @server.tool(structured_output=False)
     async def grow(name: str, announce: bool, ctx: Context) -> str:
-        """Adds a tool and may say so; one that is there already changes nothing."""
+        """Adds a tool and may say so; an existing one changes nothing."""
         if name not in seen:
             seen.append(name)
             server.add_tool(lambda: f"I am {name}", name=name, description=name)

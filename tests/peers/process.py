@@ -38,7 +38,7 @@ class HttpPeer:
     """A peer that listens: `url`, `port`; use it with `with`, or `close` it."""
 
     def __init__(self, program: str, *args: object, timeout: float = 20.0) -> None:
-        # A pipe that nobody reads would block the peer.
+        # An unread pipe would block the peer.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self.process = subprocess.Popen(
             command(program, *args), stdout=subprocess.PIPE, stderr=self._stderr
@@ -177,7 +177,7 @@ def server_entry(
 ) -> str:
     """`[[mcp_servers]]` for a peer; `keys` go to the entry, `transport` to its transport.
 
-    `kind` is the program of a stdio peer (`sdk_server`, `mcp1_server`, `rude_server`), `args` its
+    `kind` is the program of a stdio peer (`sdk_server`, `mcp1_server`, `faulty_server`), `args` its
     arguments; or `stdio` with any command line; or `http` or `sse` with a URL.
     """
     if kind in ("http", "sse"):

@@ -52,7 +52,7 @@ WAV = base64.b64encode(b"RIFF\x24\x00\x00\x00WAVEfmt ").decode()
 
 OPTIONS = argparse.Namespace()
 BUS = InMemorySubscriptionBus()
-SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()  # of the handshake era, to be told of changes
+SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()  # of the handshake era, for change notifications
 
 
 def note(**entry: Any) -> None:

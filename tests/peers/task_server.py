@@ -30,7 +30,7 @@ OPTIONS = argparse.Namespace()
 LOCK = threading.Lock()
 JOBS: dict[str, Job] = {}
 ASKED: dict[str, Future[Any]] = {}
-"""What was asked of the client with a request, by the id of that."""
+"""Requests to the client, by their id."""
 
 Send = Callable[[dict[str, Any]], None]
 

@@ -1,5 +1,5 @@
-"""The server and the client of the matrix against one another and against the official SDK's
-client, without the hub: what fails in the matrix is then the hub's own doing.
+"""The matrix server and client against one another and against the official SDK's client, without
+the hub, so that failures in the matrix are the hub's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def client_of(server: HttpPeer, transport: str, era: str) -> Client:
 
 
 @pytest.mark.parametrize(("transport", "era"), ERAS)
-async def test_the_official_client_is_asked_everything_and_reads_everything(
+async def test_official_client_answers_and_reads_everything_of_the_matrix_server(
     transport: str, era: str
 ) -> None:
     asked: list[str] = []
@@ -80,7 +80,7 @@ async def test_the_official_client_is_asked_everything_and_reads_everything(
 
 
 @pytest.mark.parametrize(("transport", "era"), ERAS)
-def test_the_client_of_the_matrix_hears_and_answers_in_the_way_of_its_era(
+def test_matrix_client_receives_and_answers_by_era(
     transport: str, era: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -110,8 +110,8 @@ def test_the_client_of_the_matrix_hears_and_answers_in_the_way_of_its_era(
             assert client.request("logging/setLevel", {"level": "warning"})["result"] == {}
         meta: dict[str, Any] = {"io.modelcontextprotocol/logLevel": "warning"}
         client.call("log", **meta)
-        heard = [h.params["level"] for h in client.said("notifications/message")]
-        assert heard == ["warning", "error"]
+        received = [h.params["level"] for h in client.said("notifications/message")]
+        assert received == ["warning", "error"]
 
         slow = client.begin("tools/call", {"name": "slow", "arguments": {"seconds": 60}})
         wait_for_log(log, event="started", name="slow")
@@ -124,17 +124,17 @@ def test_the_client_of_the_matrix_hears_and_answers_in_the_way_of_its_era(
         else:
             wanted = {"resourceSubscriptions": [watched], "toolsListChanged": True}
             listen = client.begin("subscriptions/listen", {"notifications": wanted})
-            client.until_heard("notifications/subscriptions/acknowledged")
+            client.wait_notification("notifications/subscriptions/acknowledged")
         for what in ("watched", "tools"):
             client.call("change", {"what": what})
-        told = client.until_heard("notifications/resources/updated", uri=watched)
-        client.until_heard("notifications/tools/list_changed")
+        told = client.wait_notification("notifications/resources/updated", uri=watched)
+        client.wait_notification("notifications/tools/list_changed")
         if era == "modern":
             assert told.stream == listen
             client.cancel(listen)
 
 
-def test_the_client_says_when_an_answer_never_came() -> None:
+def test_matrix_client_reports_a_missing_response() -> None:
     with peer("http", "modern") as server, client_of(server, "http", "modern") as client:
         slow = client.begin("tools/call", {"name": "slow", "arguments": {"seconds": 60}})
         client.cancel(slow)

@@ -1,4 +1,4 @@
-"""The counterparts against one another, so that what fails elsewhere is the hub's own doing."""
+"""The peers against one another, so that failures elsewhere are the hub's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def saw_the_change(got: dict[str, Any]) -> bool:
     return before ^ after == {"toggled"}
 
 
-def test_sdk_client_and_server_agree_over_http_and_the_server_tells_of_changes_and_cancellation(
+def test_sdk_client_and_server_agree_over_http(
     tmp_path: Path,
 ) -> None:
     era = "both"  # each of the two: over stdio
@@ -60,9 +60,7 @@ def test_sdk_client_and_server_agree_over_http_and_the_server_tells_of_changes_a
     ("era", "mode"),
     [("legacy", "auto"), ("modern", "auto"), ("modern", "legacy")],
 )
-def test_sdk_client_and_server_agree_over_stdio_and_the_server_tells_of_changes(
-    era: str, mode: str
-) -> None:
+def test_sdk_client_and_server_agree_over_stdio(era: str, mode: str) -> None:
     line = command("sdk_server", "--era", era)
     got = conversation("--mode", mode, *TOGGLE, "--stdio", *line)
     if ERAS[era][mode] is None:
@@ -72,7 +70,7 @@ def test_sdk_client_and_server_agree_over_stdio_and_the_server_tells_of_changes(
     assert saw_the_change(got)
 
 
-def test_sdk_server_over_sse_is_of_the_handshake_era() -> None:
+def test_sdk_server_over_sse_uses_the_handshake() -> None:
     with HttpPeer("sdk_server", "--transport", "sse") as peer:
         got = conversation(*TOGGLE, "--sse", peer.url)
         assert got["version"] == "2025-11-25"
@@ -80,14 +78,14 @@ def test_sdk_server_over_sse_is_of_the_handshake_era() -> None:
         assert "failed" in conversation("--mode", "2026-07-28", *ADD, "--sse", peer.url)
 
 
-def test_the_sdk_client_is_a_program_too() -> None:
+def test_sdk_client_runs_as_a_program() -> None:
     got = run_client("sdk_client", *ADD, "--stdio", *command("sdk_server"))
     assert got["result"]["structuredContent"] == {"sum": 3}
     assert "failed" in run_client("sdk_client", "--http", "http://127.0.0.1:1/mcp")
 
 
 @pytest.mark.parametrize("version", [wire.LEGACY, wire.MODERN])
-def test_sdk_server_answers_with_every_kind_of_content_and_records_what_it_saw(
+def test_sdk_server_returns_every_content_kind_and_logs_requests(
     version: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -124,7 +122,7 @@ def test_sdk_server_answers_with_every_kind_of_content_and_records_what_it_saw(
         wait_for_log(log, event="cancelled", name="slow")
 
 
-def test_sdk_server_pages_its_list_and_can_spoil_it() -> None:
+def test_sdk_server_pages_its_list_and_can_corrupt_it() -> None:
     args = ("--tools", 10, "--page-size", 7, "--malformed")
     with wire.Stdio(command("sdk_server", *args)) as peer:
         peer.initialize()
@@ -139,7 +137,7 @@ def test_sdk_server_pages_its_list_and_can_spoil_it() -> None:
     assert pages[-1][-1]["name"] == 17
 
 
-def test_sdk_server_crashes_when_asked_to() -> None:
+def test_sdk_server_crashes_on_request() -> None:
     with wire.Stdio(command("sdk_server")) as peer:
         peer.initialize()
         with pytest.raises(EOFError):
@@ -147,7 +145,7 @@ def test_sdk_server_crashes_when_asked_to() -> None:
         assert peer.wait() == 3
 
 
-def test_sdk_server_forgets_its_sessions_when_told_to_and_when_they_are_idle() -> None:
+def test_sdk_server_drops_sessions_on_request_and_when_idle() -> None:
     with HttpPeer("sdk_server", "--transport", "http") as peer:
         session = wire.Session(peer.url)
         assert session.request("ping") == {"jsonrpc": "2.0", "id": 1, "result": {}}
@@ -163,7 +161,7 @@ def test_sdk_server_forgets_its_sessions_when_told_to_and_when_they_are_idle() -
         assert answer.status == 404
 
 
-def test_the_previous_sdk_speaks_to_itself_and_to_the_current_one() -> None:
+def test_previous_sdk_talks_to_itself_and_the_current_one() -> None:
     server = ("--stdio", *command("mcp1_server"))
     assert run_client("mcp1_client", *ADD, *server)["result"]["structuredContent"] == SUM
     got = run_client("mcp1_client", *TOGGLE, "--stdio", *command("sdk_server"))
@@ -178,8 +176,8 @@ def test_the_previous_sdk_speaks_to_itself_and_to_the_current_one() -> None:
 # --- the rude ones
 
 
-def rude(mode: str, *args: object) -> wire.Stdio:
-    return wire.Stdio(command("rude_server", mode, *args))
+def faulty(mode: str, *args: object) -> wire.Stdio:
+    return wire.Stdio(command("faulty_server", mode, *args))
 
 
 ECHO = {"name": "echo", "arguments": {"text": "hi"}}
@@ -187,8 +185,8 @@ HI = {"content": [{"type": "text", "text": "hi"}]}
 
 
 @pytest.mark.parametrize("mode", ["ok", "old", "old-hang", "garbage", "prints-banner"])
-def test_a_rude_server_that_answers_in_the_end(mode: str) -> None:
-    with rude(mode) as peer:
+def test_faulty_server_answers_late(mode: str) -> None:
+    with faulty(mode) as peer:
         version = "2024-11-05" if mode.startswith("old") else "2025-11-25"
         assert peer.initialize()["protocolVersion"] == version
         assert len(peer.request("tools/list")["result"]["tools"]) == 3
@@ -203,67 +201,67 @@ def test_a_rude_server_that_answers_in_the_end(mode: str) -> None:
             assert peer.request("ping")["result"] == {}
 
 
-def test_a_rude_server_that_hangs_at_once_or_at_a_call() -> None:
-    with rude("hang") as peer:
+def test_faulty_server_hangs_at_start_or_call() -> None:
+    with faulty("hang") as peer:
         peer.send(wire.request(1, "initialize", wire.initialize_params()))
         assert peer.silent(0.5)
-    with rude("hang-on-call") as peer:
+    with faulty("hang-on-call") as peer:
         peer.initialize()
         peer.send(wire.request("c", "tools/call", ECHO))
         assert peer.silent(0.3)
         assert peer.request("ping")["result"] == {}
 
 
-def test_a_rude_server_that_ends_or_closes_its_stdout() -> None:
-    with rude("nothing") as peer:
+def test_faulty_server_exits_or_closes_stdout() -> None:
+    with faulty("nothing") as peer:
         assert peer.wait() == 0
-    with rude("exit-at-call") as peer:
+    with faulty("exit-at-call") as peer:
         peer.initialize()
         with pytest.raises(EOFError):
             peer.request("tools/call", ECHO)
         assert peer.wait() == 4
-    with rude("closes-stdout") as peer:
+    with faulty("closes-stdout") as peer:
         peer.initialize()
         with pytest.raises(EOFError):
             peer.request("tools/call", ECHO)
         assert alive(peer.pid)
 
 
-def test_a_rude_server_that_answers_wrongly_or_too_much() -> None:
-    with rude("wrong-id") as peer:
+def test_faulty_server_answers_wrongly_or_too_much() -> None:
+    with faulty("wrong-id") as peer:
         peer.initialize()
         peer.send(wire.request("c", "tools/call", ECHO))
         assert peer.read()["id"] == "not c"
-    with rude("two-answers") as peer:
+    with faulty("two-answers") as peer:
         peer.initialize()
         peer.send(wire.request("c", "tools/call", ECHO))
         assert [peer.read()["id"], peer.read()["id"]] == ["c", "c"]
-    with rude("bigline", "--megabytes", 12) as peer:
+    with faulty("bigline", "--megabytes", 12) as peer:
         peer.initialize()
         answer = peer.request("tools/call", ECHO)
         assert len(answer["result"]["content"][0]["text"]) == 12 << 20
 
 
-def test_a_rude_server_that_floods_or_starts_slowly(tmp_path: Path) -> None:
-    with rude("flood", "--seconds", 0.5, "--log", tmp_path / "log") as peer:
+def test_faulty_server_floods_or_starts_slowly(tmp_path: Path) -> None:
+    with faulty("flood", "--seconds", 0.5, "--log", tmp_path / "log") as peer:
         peer.initialize()
         assert peer.request("tools/call", ECHO)["result"] == HI
         wait_for_log(tmp_path / "log", event="flooded")
         assert peer.request("ping")["result"] == {}
         assert len(peer.notifications) > 1000
-    with rude("stderr-flood", "--megabytes", 2) as peer:
+    with faulty("stderr-flood", "--megabytes", 2) as peer:
         peer.initialize()
         assert peer.request("tools/call", ECHO)["result"] == HI
     assert len(peer.stderr) == 2 << 20  # at the end: its reader may lag behind
-    with rude("slow-start", "--seconds", 0.5) as peer:
+    with faulty("slow-start", "--seconds", 0.5) as peer:
         peer.send(wire.request(1, "initialize", wire.initialize_params()))
         assert peer.silent(0.2)
         assert peer.read()["id"] == 1
 
 
-def test_a_rude_server_that_leaves_grandchildren(tmp_path: Path) -> None:
+def test_faulty_server_leaves_grandchildren(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    with rude("fork", "--pids", pids) as peer:
+    with faulty("fork", "--pids", pids) as peer:
         peer.initialize()
         while len(pids.read_text().split() if pids.exists() else ()) < 2:
             assert peer.request("ping")["result"] == {}
@@ -299,8 +297,8 @@ HTTP_MODES: dict[str, object] = {
 }
 
 
-def test_each_mode_of_the_rude_http_server_is_as_rude_as_it_says(tmp_path: Path) -> None:
-    with HttpPeer("rude_http", "--log", tmp_path / "log") as peer:
+def test_faulty_http_server_modes_behave_as_named(tmp_path: Path) -> None:
+    with HttpPeer("faulty_http", "--log", tmp_path / "log") as peer:
         for mode, wanted in HTTP_MODES.items():
             session = wire.Session(f"{peer.url}/after/{mode}")
             assert session.request("tools/list")["result"]["tools"][0]["name"] == "echo"
@@ -320,8 +318,8 @@ def test_each_mode_of_the_rude_http_server_is_as_rude_as_it_says(tmp_path: Path)
         wait_for_log(tmp_path / "log", event="gone", path="/after/hang-headers")
 
 
-def test_the_rude_http_server_streams_without_end_and_forgets_sessions_once() -> None:
-    with HttpPeer("rude_http") as peer:
+def test_faulty_http_server_streams_endlessly_and_drops_sessions_once() -> None:
+    with HttpPeer("faulty_http") as peer:
         session = wire.Session(f"{peer.url}/after/endless-sse")
         call = wire.request("c", "tools/call", ECHO)
         with wire.stream("POST", session.url, call, session.headers) as stream:
@@ -341,7 +339,7 @@ sys.stdout.buffer.write(body + b"\nwhat\n")
 sys.stdout.buffer.flush()
 sys.stdout.buffer.write(sys.stdin.buffer.read())
 """
-    with wire.Stdio([command("rude_server")[0], "-c", code]) as peer:
+    with wire.Stdio([command("faulty_server")[0], "-c", code]) as peer:
         result = {"jsonrpc": "2.0", "id": 1, "result": {}}
         assert peer.frame() == wire.Frame("content-length", result)
         assert peer.frame() == wire.Frame("newline", result)
@@ -360,7 +358,7 @@ sys.stdout.buffer.write(sys.stdin.buffer.read())
     ]
 
 
-def test_an_entry_for_a_peer_is_toml() -> None:
+def test_peer_entry_is_valid_toml() -> None:
     entry = server_entry("a b", "sdk_server", "--tools", 2, env=["X"], timeout_secs=0.5)
     web = server_entry("w", "http", "http://127.0.0.1:1/mcp", transport={"headers": {"X-A": "é"}})
     first, second = tomllib.loads(entry + web)["mcp_servers"]

@@ -25,7 +25,7 @@ ACCEPT = "application/json, text/event-stream"
 
 
 def modern_params(params: Mapping[str, Any] | None = None, version: str = MODERN) -> dict[str, Any]:
-    """`params` with the `_meta` that the modern revision wants on every request."""
+    """`params` with the `_meta` that a modern revision wants on every request."""
     meta = {
         "io.modelcontextprotocol/protocolVersion": version,
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -388,7 +388,9 @@ def modern_request(
     params: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout: float = 10.0,
+    version: str = MODERN,
 ) -> Answer:
-    """One request of the modern revision, complete in itself."""
-    message = request(1, method, modern_params(params))
-    return post(url, message, {**modern_headers(method, params), **(headers or {})}, timeout)
+    """One request of a modern revision, complete in itself."""
+    message = request(1, method, modern_params(params, version))
+    sent = {**modern_headers(method, params, version), **(headers or {})}
+    return post(url, message, sent, timeout)

@@ -1,5 +1,6 @@
-"""Definitions, and what may become of them: `CHANGES_OF_…` are small changes of the kinds that
-attacks are made of, `REORDERINGS_OF_…` say the same in another way."""
+"""Definitions and their variants: `CHANGES_OF_…` are small changes as attacks use them,
+`REORDERINGS_OF_…` are equivalent forms.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ GONE = object()
 
 
 def at(value: Any, path: str, new: Any) -> Any:
-    """A copy in which that place is `new`, is not there any more, or what a function makes of it;
+    """A copy in which that place is `new`, is not there any more, or changed by a function;
     places are joined by blanks."""
     made = copy.deepcopy(value)
     *way, last = [int(step) if step.isdigit() else step for step in path.split()]

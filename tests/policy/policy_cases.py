@@ -1,4 +1,4 @@
-"""Callers, tools and calls for the tests of the policies, as the road would bring them."""
+"""Principals, tools and calls for the policy tests, as the pipeline passes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dragoman.policy.policy_set import PolicySet
 
 
 @dataclass
-class Somewhere:
+class FakeTarget:
     name: str
     traits: TargetTraits
 
@@ -28,7 +28,7 @@ class Somewhere:
 def tool(name: str, type: str = "Server", *, kind: str = "tool", **more: Any) -> Tool:
     """`more` are the tool's sources, sinks and destructive, and the target's facts."""
     own = {key: more.pop(key) for key in ("sources", "sinks", "destructive") if key in more}
-    target = Somewhere(name.partition(".")[0], TargetTraits(facts=TargetFacts(type=type, **more)))
+    target = FakeTarget(name.partition(".")[0], TargetTraits(facts=TargetFacts(type=type, **more)))
     return Tool(name=name, alias=name, remote_name=name, kind=kind, target=target, **own)
 
 

@@ -1,4 +1,4 @@
-"""Decisions that are kept are those that would be made; and a list shows what may be called."""
+"""Cached decisions equal fresh ones, and lists match calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import context_from_call
 from dragoman.policy.engine import PolicyEngine
-from dragoman.policy.entities import LIST, entity_from_principal, entity_from_tool
+from dragoman.policy.entities import LIST, PolicyRequest, entity_from_principal, entity_from_tool
 from dragoman.policy.loader import load_policies
 from dragoman.policy.policy_set import PolicySet
 
@@ -163,7 +163,7 @@ def uncached(engine: PolicyEngine, asked: Call) -> Decision:
     context = context_from_call(asked, 5, 1.8e9).render(
         {"now", "args", "trace_id"}, asked.tool.name
     )
-    return CedarEvaluator(engine.policy_set).decide(who, what.action, what, context)
+    return CedarEvaluator(engine.policy_set).decide(PolicyRequest(who, what.action, what, context))
 
 
 def same(one: Decision, other: Decision) -> bool:
@@ -191,7 +191,7 @@ SLOW = settings(
     st.lists(TOOLS, min_size=2, max_size=6),
     st.lists(SITUATIONS, min_size=1, max_size=3),
 )
-def test_a_kept_decision_is_the_one_that_would_be_made(
+def test_cached_decision_equals_a_fresh_one(
     texts: str, callers: list[Principal], tools: list[Tool], situations: list[dict[str, Any]]
 ) -> None:
     engine = policies(snapshot(texts), clock=lambda: 1.8e9)
@@ -245,7 +245,7 @@ READ, RUN = tool("fs.read"), skill("ops.run")
         ('context.taints.contains("x")', call(CI, READ, labels=frozenset({"x"})), call(CI, READ)),
         ('context.args.contains("n=1")', call(CI, READ, args={"n": 1}), call(CI, READ)),
         ('context.trace_id like "1*"', call(CI, READ, trace="1" * 32), call(CI, READ)),
-        # The context as a whole, so that what is read of it cannot be told.
+        # The whole context, so that the members read are unknown.
         ('(if principal is Hub::User then context else context).via == "api"',
          call(CI, READ, door="api"), call(CI, READ)),
         ('(if principal is Hub::User then context else context).trace_id like "1*"',
@@ -255,7 +255,7 @@ READ, RUN = tool("fs.read"), skill("ops.run")
          call(agent("planner"), tool("ops.message", "Agent"))),
     ],
 )  # fmt: skip
-def test_whatever_a_policy_reads_tells_calls_apart(condition: str, yes: Call, no: Call) -> None:
+def test_cache_key_contains_everything_a_policy_reads(condition: str, yes: Call, no: Call) -> None:
     engine = policies(
         f'@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
         f"when {{ {condition} }};"
@@ -265,7 +265,7 @@ def test_whatever_a_policy_reads_tells_calls_apart(condition: str, yes: Call, no
         assert not engine.decide(no).allowed
 
 
-def test_agents_are_of_groups_of_their_own() -> None:
+def test_agents_form_their_own_decision_groups() -> None:
     engine = policies(
         """
         @id("l") permit (principal, action == Hub::Action::"list", resource);
@@ -286,7 +286,7 @@ def test_agents_are_of_groups_of_their_own() -> None:
 
 @SLOW
 @given(sets(), st.lists(CALLERS, min_size=2, max_size=8), st.lists(TOOLS, min_size=1, max_size=8))
-def test_callers_of_one_group_are_told_the_same_of_every_tool(
+def test_principals_of_one_group_get_equal_decisions(
     texts: str, callers: list[Principal], tools: list[Tool]
 ) -> None:
     engine = policies(snapshot(texts), clock=lambda: 1.8e9)
@@ -299,7 +299,7 @@ def test_callers_of_one_group_are_told_the_same_of_every_tool(
 @pytest.mark.promise("R7")
 @SLOW
 @given(sets(), CALLERS, st.lists(TOOLS, min_size=1, max_size=10))
-def test_what_is_listed_is_what_may_be_listed_and_called(
+def test_listed_tools_are_exactly_those_permitted_to_list_and_call(
     texts: str, caller: Principal, tools: list[Tool]
 ) -> None:
     lists = texts.replace(
@@ -309,13 +309,13 @@ def test_what_is_listed_is_what_may_be_listed_and_called(
     for one in tools:
         fresh = CedarEvaluator(engine.policy_set)
         who, what = engine.find_principal(caller), engine.find_resource(one)
-        listed = fresh.decide(who, LIST, what, "{}").allowed
+        listed = fresh.decide(PolicyRequest(who, LIST, what, "{}")).allowed
         first = uncached(engine, call(caller, one, door="api", trace="")).allowed
         assert engine.can_see(caller, one, "api") is (listed and first)
         assert engine.can_list(caller, one) is listed
 
 
-def test_a_decision_is_made_once_for_all_that_no_policy_tells_apart(
+def test_decision_is_shared_by_calls_that_no_policy_distinguishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = policies(load_policies(None))
@@ -338,7 +338,7 @@ def test_a_decision_is_made_once_for_all_that_no_policy_tells_apart(
     assert asked == 2
 
 
-def test_who_is_given_another_role_is_another_though_the_name_is_the_same() -> None:
+def test_role_change_invalidates_cached_decisions() -> None:
     engine = policies('@id("r") permit (principal in Hub::Role::"r", action, resource);')
     fs = tool("fs.read")
     assert not engine.decide(call(key("ci"), fs)).allowed
@@ -346,7 +346,7 @@ def test_who_is_given_another_role_is_another_though_the_name_is_the_same() -> N
     assert not engine.decide(call(key("ci"), fs)).allowed
 
 
-def test_a_target_whose_facts_have_changed_is_judged_anew() -> None:
+def test_changed_target_attributes_invalidate_decisions() -> None:
     engine = policies(
         '@id("h") permit (principal, action == Hub::Action::"a2a_invoke", resource) '
         "when { resource.agent.healthy };"
@@ -357,7 +357,7 @@ def test_a_target_whose_facts_have_changed_is_judged_anew() -> None:
     assert not engine.decide(call(key("ci"), ops)).allowed
 
 
-def test_an_agent_whose_trust_has_changed_is_judged_anew() -> None:
+def test_changed_agent_trust_invalidates_decisions() -> None:
     facts = dict(AGENTS)
     engine = policies(
         '@id("t") permit (principal is Hub::Agent, action in Hub::Action::"any_call", resource) '
@@ -369,7 +369,7 @@ def test_an_agent_whose_trust_has_changed_is_judged_anew() -> None:
     assert not engine.decide(call(agent("planner"), tool("fs.read"))).allowed
 
 
-def test_what_is_not_intact_any_more_is_found_after_a_touch() -> None:
+def test_modified_guardrails_are_detected_after_a_touch() -> None:
     intact = True
     engine = policies(load_policies(None), intact=lambda tool: intact)
     fs, version = tool("fs.read"), engine.version
@@ -380,7 +380,7 @@ def test_what_is_not_intact_any_more_is_found_after_a_touch() -> None:
     assert engine.decide(call(key("ci"), fs)).policies == ("pin-mismatch",)
 
 
-def test_the_time_is_read_each_time_where_a_policy_reads_it() -> None:
+def test_time_dependent_policy_reads_the_clock_each_time() -> None:
     now = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
     engine = policies(
         '@id("noon") permit (principal, action in Hub::Action::"any_call", '
@@ -402,7 +402,7 @@ def test_the_time_is_read_each_time_where_a_policy_reads_it() -> None:
     assert noon.uncached == ("context.now",)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.policy.engine.MAX_KEPT", 50)
     monkeypatch.setattr("dragoman.policy.cedar.MAX_SLICES", 20)
     engine = policies(
@@ -422,7 +422,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.promise("R11")
-async def test_each_decision_is_of_one_set_while_sets_are_swapped() -> None:
+async def test_each_decision_uses_one_policy_set_during_swaps() -> None:
     sets: list[PolicySet] = [
         snapshot(
             f'@id("p{number}") permit (principal, action in Hub::Action::"any_call", resource) '

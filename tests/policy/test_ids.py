@@ -1,4 +1,4 @@
-"""Policies mean the same thing under every spelling of a name, and one kind of thing at a time."""
+"""Policies apply to every spelling of a name, and to one kind of entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forbid(resource: str, when: str = "") -> str:
         ("nothing", "nothing"),
     ],
 )
-def test_ids_are_folded_and_addresses_are_not(id: str, folded: str) -> None:
+def test_ids_are_case_folded_and_uris_are_not(id: str, folded: str) -> None:
     assert fold_entity_id(id) == folded
     assert fold_entity_id(folded) == folded
 
@@ -71,9 +71,7 @@ def test_a_forbid_holds_for_every_spelling(text: str) -> None:
         ('context.chain.containsAny(["s.x", "s.Y"])', "s.y"),
     ],
 )
-def test_a_text_that_no_name_can_be_is_an_error_that_says_what_to_write(
-    condition: str, right: str
-) -> None:
+def test_impossible_name_is_an_error_with_a_suggestion(condition: str, right: str) -> None:
     checked = check_texts({"own.cedar": forbid("resource", f" when {{ {condition} }}")})
     assert checked.policy_set is None
     (finding,) = checked.findings
@@ -95,11 +93,11 @@ def test_a_text_that_no_name_can_be_is_an_error_that_says_what_to_write(
         'context.args.contains("name=Some-Body")',
     ],
 )
-def test_names_of_servers_addresses_and_arguments_keep_their_spelling(condition: str) -> None:
+def test_server_names_uris_and_arguments_keep_their_spelling(condition: str) -> None:
     assert check_texts({"own.cedar": forbid("resource", f" when {{ {condition} }}")}).policy_set
 
 
-def test_a_permit_for_a_tool_is_none_for_a_prompt_or_resource_of_its_name() -> None:
+def test_permit_for_a_tool_does_not_cover_a_prompt_or_resource_of_its_name() -> None:
     judge = policies(
         '@id("ok") permit (principal, action in [Hub::Action::"any_call", Hub::Action::"list"], '
         'resource == Hub::Tool::"s.ok");\n'
@@ -128,16 +126,14 @@ def test_a_permit_for_a_tool_is_none_for_a_prompt_or_resource_of_its_name() -> N
         ),
     ],
 )
-def test_what_was_forbidden_by_name_before_there_were_kinds_still_is(
-    text: str, name: str, kind: str
-) -> None:
+def test_older_forbid_without_a_kind_still_applies(text: str, name: str, kind: str) -> None:
     judge = policies(text)
     assert not judge.decide(call(CI, tool(name, kind=kind))).allowed
     assert judge.decide(call(CI, tool("s.other", kind=kind))).allowed
     assert explain(judge, CI, "call", tool(name, kind=kind))["decision"] == "deny"
 
 
-def test_permits_for_a_tool_and_a_prompt_of_one_name_are_told_apart_by_caller() -> None:
+def test_permits_for_a_tool_and_a_prompt_of_one_name_are_separate() -> None:
     judge = policies(
         '@id("a") permit (principal == Hub::User::"key:a", action, resource == Hub::Tool::"s.x");'
         '@id("b") permit (principal == Hub::User::"key:b", action, '
@@ -153,7 +149,7 @@ def test_permits_for_a_tool_and_a_prompt_of_one_name_are_told_apart_by_caller() 
     }  # fmt: skip
 
 
-def test_the_linter_says_what_to_write_for_a_thing_of_another_kind() -> None:
+def test_linter_suggests_the_id_of_the_right_kind() -> None:
     def known(type: str, id: str) -> bool | str:
         return "prompt:s.ask" if id == "s.ask" else True
 
@@ -166,7 +162,7 @@ def test_the_linter_says_what_to_write_for_a_thing_of_another_kind() -> None:
     )
 
 
-def test_golden_decisions_are_asked_in_any_spelling() -> None:
+def test_golden_decisions_accept_any_spelling() -> None:
     golden = """
 [[tests]]
 name = "spelled"

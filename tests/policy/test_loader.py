@@ -1,4 +1,4 @@
-"""What may come into force: everything wrong with a set is said, with its place."""
+"""Loading policies: every error of a set is reported with its position."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ GOOD = '@id("a") permit (principal in Hub::Role::"r", action, resource);'
         ('@id("a") @id("b") permit (principal, action, resource);', 1, "", "duplicate annotation"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_file_line_and_policy(
-    text: str, line: int, id: str, said: str
-) -> None:
+def test_policy_error_names_file_line_and_policy(text: str, line: int, id: str, said: str) -> None:
     checked = check_texts({"own.cedar": text})
     assert checked.policy_set is None
     found = [one for one in checked.findings if said in one.words]
@@ -69,7 +67,7 @@ def test_what_is_wrong_is_said_with_file_line_and_policy(
 
 
 @pytest.mark.promise("R11")
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_policy_errors_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text('permit (principal in Hub::Role::"r", action, resource);')
     (tmp_path / "b.cedar").write_text('@id("x") permit (principal resource);')
     (tmp_path / "c.toml").write_text("[[tests]]\nname = 3")
@@ -83,7 +81,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         assert part in str(raised.value)
 
 
-def test_lines_are_right_behind_strings_and_comments_that_look_like_ends() -> None:
+def test_line_numbers_are_correct_after_strings_and_comments() -> None:
     text = (
         '// a ; comment "with\n'
         '@id("one")\n@why("a; \\"b\\" // c")\n'
@@ -100,7 +98,7 @@ def test_lines_are_right_behind_strings_and_comments_that_look_like_ends() -> No
     assert own[0].annotations["why"] == 'a; "b" // c'
 
 
-def test_what_is_not_known_here_is_a_warning() -> None:
+def test_unknown_names_are_warnings() -> None:
     text = """
     @id("a") permit (principal in Hub::Role::"operatorr", action,
                      resource == Hub::Tool::"fs.read");
@@ -115,7 +113,7 @@ def test_what_is_not_known_here_is_a_warning() -> None:
     assert checked.policy_set.warnings == checked.findings
 
 
-def test_without_a_folder_the_defaults_hold_and_an_empty_one_permits_nothing(
+def test_missing_folder_loads_defaults_and_an_empty_one_permits_nothing(
     tmp_path: Path,
 ) -> None:
     assert load_policies(None).default
@@ -127,7 +125,7 @@ def test_without_a_folder_the_defaults_hold_and_an_empty_one_permits_nothing(
     assert (decision.allowed, decision.policies, decision.errors) == (False, (), ())
 
 
-def test_a_folder_that_is_too_much_is_refused(
+def test_oversized_policy_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.cedar").write_text(GOOD)
@@ -142,7 +140,7 @@ def test_a_folder_that_is_too_much_is_refused(
     assert "at most 0" in str(check_folder(tmp_path).findings[0])
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_binary_policy_file_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_bytes(b"\xff\xfe")
     assert str(check_folder(tmp_path).findings[0]) == "a.cedar: the file is not UTF-8 text"
 
@@ -161,14 +159,14 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         "1" + " - 1" * 50_000,
     ],
 )
-def test_what_would_end_the_process_is_not_parsed(condition: str) -> None:
+def test_process_ending_policy_is_not_parsed(condition: str) -> None:
     text = f'@id("x") permit (principal, action, resource) when {{ {condition} }};'
     checked = check_texts({"own.cedar": GOOD, "deep.cedar": text})
     assert checked.policy_set is None
     assert ("too deeply nested" in str(checked.findings)) or ("divide it" in str(checked.findings))
 
 
-def test_a_policy_may_be_long() -> None:
+def test_long_policy_is_accepted() -> None:
     names = ", ".join(f'"n={number}"' for number in range(3_000))
     many = " || ".join(f"context.depth == {number}" for number in range(200))
     text = (
@@ -179,19 +177,19 @@ def test_a_policy_may_be_long() -> None:
     assert engine.decide(call(key("ci"), tool("fs.read"), args={"n": 2999})).allowed
 
 
-def test_a_link_that_leads_nowhere_does_not_bring_the_defaults(tmp_path: Path) -> None:
+def test_dangling_link_does_not_load_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "policies").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="cannot be read"):
         load_policies(tmp_path / "policies")
 
 
-def test_policies_are_a_folder_and_no_file(tmp_path: Path) -> None:
+def test_policy_path_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "policies").write_text(GOOD)
     with pytest.raises(PolicyError, match="cannot be read"):
         load_policies(tmp_path / "policies")
 
 
-def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
+def test_set_hash_covers_exactly_the_policies() -> None:
     one = snapshot(GOOD)
     assert one.hash == snapshot(GOOD).hash
     assert one.hash == snapshot(GOOD, **{"t.toml": ""}).hash
@@ -200,7 +198,7 @@ def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(loader.SHIPPED))
-def test_what_is_shipped_is_what_its_hash_says_and_valid(name: str) -> None:
+def test_default_set_is_valid_and_matches_its_hash(name: str) -> None:
     import cedarpy
 
     text = (SHIPPED / name).read_text(encoding="utf-8")
@@ -217,7 +215,7 @@ def test_a_default_set_can_be_copied_and_edited() -> None:
     assert checked.findings == ()
 
 
-def test_guardrails_that_were_changed_stop_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modified_guardrails_refuse_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loader.SHIPPED, "guardrails.cedar", "0" * 64)
     with pytest.raises(PolicyError, match="install the hub again"):
         load_policies(None)
@@ -285,7 +283,7 @@ expect = "permit"
 
 
 @pytest.mark.promise("R11")
-def test_golden_decisions_are_tried_before_a_set_comes_into_force() -> None:
+def test_golden_decisions_run_before_activation() -> None:
     checked = check_texts({"own.cedar": GOOD, "golden.toml": GOLDEN})
     assert checked.policy_set is not None, checked.findings
     assert len(checked.outcomes) == 7
@@ -315,7 +313,7 @@ def test_golden_decisions_are_tried_before_a_set_comes_into_force() -> None:
          "expected deny by a, got deny"),
     ],
 )  # fmt: skip
-def test_a_golden_decision_that_cannot_be_tried_is_an_error(text: str, said: str) -> None:
+def test_golden_decision_that_cannot_run_is_an_error(text: str, said: str) -> None:
     checked = check_texts({"own.cedar": GOOD, "golden.toml": text})
     assert checked.policy_set is None
     assert said in str(checked.findings[0])

@@ -1,4 +1,4 @@
-"""What is pinned, when it has changed, what happens then; and what is cleaned out of texts."""
+"""Pins: what is pinned, how changes are detected and handled, and how texts are sanitized."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tests.policy.pin_corpus import (
     turned,
 )
 
+from dragoman.core import structs
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined, StorageFailed
@@ -47,7 +48,7 @@ from dragoman.stores.pins import SqlitePins
 from dragoman.wire.json import encode
 
 
-class Somewhere:
+class FakeTarget:
     traits = DEFAULT_TRAITS
 
     def __init__(self, name: str = "files") -> None:
@@ -66,14 +67,14 @@ def tool(definition: Mapping[str, Any], id: str = "", kind: str = "tool", **more
         kind=kind,
         description=f"[MCP:files] {definition.get('description') or ''}",
         definition=definition,
-        target=Somewhere(),
+        target=FakeTarget(),
         **more,
     )
 
 
 def skill_tools(*skills: Mapping[str, Any]) -> list[Tool]:
-    """What an agent of others offers: itself, and its skills."""
-    agent = Somewhere("weather")
+    """The tools of an external agent: itself and its skills."""
+    agent = FakeTarget("weather")
     facts = AgentFacts(name="weather", description="Knows the weather.", skills=skills)
     message = Tool(
         name="weather.message",
@@ -87,7 +88,7 @@ def skill_tools(*skills: Mapping[str, Any]) -> list[Tool]:
     return [message, *(_skill_tool(skill, agent) for skill in skills)]
 
 
-def _skill_tool(skill: Mapping[str, Any], agent: Somewhere) -> Tool:
+def _skill_tool(skill: Mapping[str, Any], agent: FakeTarget) -> Tool:
     name = f"weather.{skill['id']}"
     schema = skill.get("inputSchema", {"type": "object", "additionalProperties": True})
     return Tool(
@@ -133,7 +134,7 @@ def board(tmp_path: Path) -> Any:
 
 
 @pytest.mark.promise("R9")
-def test_each_of_many_small_changes_is_held(board: Board) -> None:
+def test_each_small_change_is_quarantined(board: Board) -> None:
     total = CHANGES_OF_A_TOOL + CHANGES_OF_A_SKILL + CHANGES_OF_A_CARD + CHANGES_OF_AN_OLD_CARD
     assert len(total) >= 110
 
@@ -163,7 +164,7 @@ def test_each_of_many_small_changes_is_held(board: Board) -> None:
 
 
 @pytest.mark.promise("R9")
-def test_none_of_many_reorderings_is_held(board: Board) -> None:
+def test_reordering_is_not_quarantined(board: Board) -> None:
     total = REORDERINGS_OF_A_TOOL + REORDERINGS_OF_A_SKILL + REORDERINGS_OF_A_CARD
     assert len(total) >= 40
 
@@ -215,7 +216,7 @@ def shuffled(value: Any, chance: random.Random, key: str = "") -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(some.dictionaries(KEYS, SCHEMAS, max_size=5), some.randoms(use_true_random=False))
-def test_whatever_is_shuffled_is_the_same_and_whatever_is_added_is_not(
+def test_digest_ignores_order_and_detects_additions(
     schema: dict[str, Any], chance: random.Random
 ) -> None:
     before = {"name": "x", "inputSchema": schema}
@@ -230,13 +231,13 @@ def test_whatever_is_shuffled_is_the_same_and_whatever_is_added_is_not(
 
 @settings(max_examples=150, deadline=None)
 @given(some.dictionaries(KEYS, SCHEMAS, max_size=5), some.dictionaries(KEYS, SCHEMAS, max_size=5))
-def test_a_difference_is_shown_if_and_only_if_there_is_one(
+def test_diff_is_nonempty_exactly_for_changed_definitions(
     old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     assert bool(render_diff(old, new)) == (compute_digest(old) != compute_digest(new))
 
 
-def test_what_is_true_is_not_one_and_what_is_null_is_not_there() -> None:
+def test_digest_distinguishes_true_from_one_and_null_from_absent() -> None:
     assert compute_digest({"a": True}) != compute_digest({"a": 1})
     assert compute_digest({"a": 1.0}) == compute_digest({"a": 1})
     assert select_pinned("tool", {"name": "x", "title": None}) == {"name": "x"}
@@ -252,7 +253,7 @@ def test_what_is_true_is_not_one_and_what_is_null_is_not_there() -> None:
 
 
 @pytest.mark.promise("R9")
-def test_a_changed_tool_is_neither_listed_nor_called_until_it_is_approved(board: Board) -> None:
+def test_changed_tool_is_hidden_and_refused_until_approved(board: Board) -> None:
     catalog = Catalog(review=board.pins.review)
     board.people = PinApprovals(board.pins, catalog.review_again, board.decided.append)
     catalog.offer("files", [tool(READ), tool(READ, "other")])
@@ -277,7 +278,7 @@ def test_a_changed_tool_is_neither_listed_nor_called_until_it_is_approved(board:
     assert len(catalog) == 0
 
 
-def test_a_tool_may_go_and_come_back_but_not_as_another(board: Board) -> None:
+def test_returning_tool_must_match_its_pin(board: Board) -> None:
     assert board.held(tool(READ), tool(READ, "other")) == {}
     assert board.held(tool(READ, "other")) == {}
     assert board.held() == {}
@@ -293,7 +294,7 @@ def test_a_tool_may_go_and_come_back_but_not_as_another(board: Board) -> None:
     assert board.people.list_pins("held") == []
 
 
-def test_pins_outlive_the_hub(tmp_path: Path) -> None:
+def test_pins_survive_a_restart(tmp_path: Path) -> None:
     first = Board(tmp_path)
     changed = at(READ, "title", "X")
     first.held(tool(READ), tool(READ, "b"))
@@ -308,7 +309,7 @@ def test_pins_outlive_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("R9")
-def test_strict_offers_nothing_that_nobody_has_approved(board: Board) -> None:
+def test_strict_mode_hides_unapproved_definitions(board: Board) -> None:
     board.mode = "strict"
     held = board.held(tool(READ), tool(READ, "b"), tool(READ, "c"))
     assert len(held) == 3 and all("was not approved yet" in why for why in held.values())
@@ -328,7 +329,7 @@ def test_strict_offers_nothing_that_nobody_has_approved(board: Board) -> None:
     assert board.held(tool(READ, "d")).keys() == {"files.d"}
 
 
-def test_what_is_not_pinned_is_cleaned_and_offered_and_nothing_is_kept(board: Board) -> None:
+def test_unpinned_definitions_are_sanitized_and_not_stored(board: Board) -> None:
     board.mode = "off"
     dirty = at(READ, "description", "a\u200bb")
     for definition in (READ, at(READ, "title", "X")):
@@ -347,7 +348,7 @@ def test_what_is_not_pinned_is_cleaned_and_offered_and_nothing_is_kept(board: Bo
     assert board.held(tool(dirty))
 
 
-def test_what_was_seen_counts_when_first_sight_does_not_any_more_and_the_other_way(
+def test_pins_apply_across_changes_of_the_pin_mode(
     board: Board,
 ) -> None:
     board.held(tool(READ))
@@ -359,7 +360,7 @@ def test_what_was_seen_counts_when_first_sight_does_not_any_more_and_the_other_w
 
 
 @pytest.mark.promise("R9")
-def test_what_was_rejected_stays_held_whenever_it_comes(board: Board) -> None:
+def test_rejected_definition_stays_quarantined(board: Board) -> None:
     evil = at(READ, "description", "evil")
     board.held(tool(READ))
     board.held(tool(evil))
@@ -384,7 +385,7 @@ def test_what_was_rejected_stays_held_whenever_it_comes(board: Board) -> None:
     assert board.held(tool(evil, "new"))
 
 
-def test_only_what_was_looked_at_is_approved(board: Board) -> None:
+def test_approval_covers_only_the_reviewed_digest(board: Board) -> None:
     board.held(tool(READ))
     board.held(tool(at(READ, "title", "harmless")))
     seen = board.people.show("files.read_file")["digest"]
@@ -398,7 +399,7 @@ def test_only_what_was_looked_at_is_approved(board: Board) -> None:
     assert board.people.approve("files.read_file", "ann", now[:8])
 
 
-def test_names_are_found_or_explained(board: Board) -> None:
+def test_pin_names_are_resolved_or_explained(board: Board) -> None:
     prompt = {"name": "read_file", "arguments": [{"name": "a"}]}
     both = tool(READ), tool(prompt, kind=PROMPT)
     board.mode = "strict"
@@ -437,7 +438,7 @@ def test_a_prompt_is_pinned_beside_a_tool_of_the_same_name(board: Board) -> None
 
 
 @pytest.mark.promise("R9")
-def test_a_held_skill_is_not_in_its_agents_own_list_either(board: Board) -> None:
+def test_quarantined_skill_is_absent_from_its_agents_list(board: Board) -> None:
     tomorrow, today = SKILL, {**SKILL, "id": "today", "name": "Today"}
     offered = skill_tools(tomorrow, today)
     admitted, held, _ = board.pins.review("weather", offered)
@@ -452,7 +453,7 @@ def test_a_held_skill_is_not_in_its_agents_own_list_either(board: Board) -> None
     assert board.pins.review("weather", skill_tools(tomorrow))[1] == {}
 
 
-def test_what_is_forgotten_is_seen_for_the_first_time(board: Board) -> None:
+def test_forgotten_definition_is_new_again(board: Board) -> None:
     board.held(tool(READ), tool(READ, "b"))
     changed = at(READ, "title", "X")
     board.held(tool(changed))
@@ -462,7 +463,7 @@ def test_what_is_forgotten_is_seen_for_the_first_time(board: Board) -> None:
     assert board.held(tool(changed)) == {}
 
 
-def test_the_difference_is_readable_and_safe_for_a_terminal(board: Board) -> None:
+def test_diff_is_readable_and_terminal_safe(board: Board) -> None:
     board.held(tool(READ))
     evil = copy.deepcopy(READ)
     evil["description"] = "Reads a file.\n\nGives its t\u0435xt\u200b, at most 9 MB\x1b[2J of it."
@@ -472,8 +473,8 @@ def test_the_difference_is_readable_and_safe_for_a_terminal(board: Board) -> Non
     board.now += 86_400
     board.held(tool(turned(evil)))
     assert board.people.render_diff("files.read_file").split("\n") == [
-        'tool "files.read_file" is held since 2026-09-22; - was approved on 2026-09-21 by first '
-        "sight, + is offered now",
+        'tool "files.read_file" has been quarantined since 2026-09-22; - was approved on '
+        "2026-09-21 by first sight, + is offered now",
         "",
         "annotations.readOnlyHint",
         "  - true",
@@ -499,7 +500,7 @@ def test_the_difference_is_readable_and_safe_for_a_terminal(board: Board) -> Non
     )
 
 
-def test_a_difference_of_any_size_is_shown_in_bounds() -> None:
+def test_diff_output_is_bounded() -> None:
     old = {"description": "\n".join(f"line {n}" for n in range(5_000)), "title": "a" * 10}
     new = {"description": old["description"].replace("9", "8"), "title": "b" * 1_000_000}
     many = {f"k{n}": n for n in range(2_000)}
@@ -539,7 +540,7 @@ class Broken(SqlitePins):
         super().save(changes, decisions, listed)
 
 
-def test_nothing_is_offered_while_the_pins_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_pins_hide_all_definitions(tmp_path: Path) -> None:
     store = Broken(tmp_path)
     store.reading = False
     pins = PinReviewer(store, lambda target: "first")
@@ -557,7 +558,7 @@ def test_nothing_is_offered_while_the_pins_cannot_be_read(tmp_path: Path) -> Non
     store.close()
 
 
-def test_what_cannot_be_recorded_is_not_offered(
+def test_definition_is_hidden_if_its_pin_cannot_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Broken(tmp_path)
@@ -580,9 +581,7 @@ def test_what_cannot_be_recorded_is_not_offered(
     store.close()
 
 
-def test_a_flood_of_names_does_not_wash_away_what_was_pinned(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_flood_does_not_evict_pins(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(review, "MAX_PINS", 20)
     board.held(tool(READ))
     held = board.held(*(tool(READ, f"junk{n}") for n in range(50)))
@@ -619,7 +618,7 @@ DIRTY = {
 
 
 @pytest.mark.parametrize("what", DIRTY)
-def test_texts_are_cleaned_of_what_nobody_sees(what: str) -> None:
+def test_invisible_characters_are_removed(what: str) -> None:
     text = DIRTY[what]
     assert has_hidden(encode({"x": text}))
     done = clean_text(text)
@@ -629,7 +628,7 @@ def test_texts_are_cleaned_of_what_nobody_sees(what: str) -> None:
     assert not has_hidden(encode(escape_hidden(text)))
 
 
-def test_texts_that_can_be_seen_are_left() -> None:
+def test_visible_texts_are_unchanged() -> None:
     for text in (
         "Plain.\n\tIndented.",
         "⚠️ Überprüft: 検索, поиск, بحث",
@@ -642,14 +641,14 @@ def test_texts_that_can_be_seen_are_left() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(some.text(some.characters(exclude_categories=["Cs"]) | some.sampled_from("\x1b[]m\ufe0f\\")))
-def test_cleaning_is_done_at_once(text: str) -> None:
+def test_sanitizing_takes_linear_time(text: str) -> None:
     done = clean_text(text)
     assert clean_text(done) == done and not has_hidden(encode({"x": done}))
     assert (done == text) == (not has_hidden(encode({"x": text})))
 
 
 @pytest.mark.promise("R2")
-def test_a_definition_is_passed_on_as_it_is_unless_it_hides_something(board: Board) -> None:
+def test_clean_definition_is_passed_unchanged(board: Board) -> None:
     clear = tool({**READ, "_meta": {"x": "é"}})
     dirty = at(READ, "description", "a\u200bb \x1b[31mred")
     dirty = at(dirty, f"{P} path description", "\U000e0041here")
@@ -664,7 +663,7 @@ def test_a_definition_is_passed_on_as_it_is_unless_it_hides_something(board: Boa
     assert schema["properties"]["enum"]["description"] == "xy"
     assert not has_hidden(encode(shown.definition))
     assert dirty["description"] == "a\u200bb \x1b[31mred"  # what came is not touched
-    # The digest is over what the far side said: to leave out what was cleaned is a change.
+    # The digest covers the original text: omitting what was sanitized is a change.
     assert board.held(tool(shown.definition, "dirty"))
 
 
@@ -678,9 +677,7 @@ def test_a_definition_is_passed_on_as_it_is_unless_it_hides_something(board: Boa
         ("name", "read\u200b_file"),
     ],
 )
-def test_what_hides_something_that_cannot_be_taken_out_waits_for_somebody(
-    board: Board, path: str, new: Any
-) -> None:
+def test_unremovable_hidden_text_is_quarantined(board: Board, path: str, new: Any) -> None:
     dirty = tool(at(READ, path, new), "x")
     why = board.held(dirty)["files.x"]
     assert "invisible characters" in why
@@ -689,7 +686,7 @@ def test_what_hides_something_that_cannot_be_taken_out_waits_for_somebody(
     assert board.held(dirty) == {}
 
 
-def test_an_agent_and_its_skills_are_cleaned_too(board: Board) -> None:
+def test_agent_and_skills_are_sanitized(board: Board) -> None:
     admitted, held, _ = board.pins.review(
         "weather", skill_tools({**SKILL, "name": "For\u200bcast", "description": "a\u202eb"})
     )
@@ -703,7 +700,7 @@ def resource(description: str = "Notes.", uri: str = "x://A", **more: Any) -> To
     return replace(tool(definition, id=uri, kind=RESOURCE), description=description, alias=uri)
 
 
-def test_a_resource_whose_text_has_changed_is_shown_as_it_was_approved(board: Board) -> None:
+def test_changed_resource_text_is_shown_as_approved(board: Board) -> None:
     clear = resource(size=1, annotations={"lastModified": "2026-11-17T00:00:00Z", "priority": 1})
     assert board.pins.review("files", [clear], RESOURCE) == ([clear], {}, [])
     dirty = resource("No\u200btes\x07", "x://B")
@@ -733,7 +730,7 @@ def test_a_resource_whose_text_has_changed_is_shown_as_it_was_approved(board: Bo
     }
 
 
-def test_resources_have_room_of_their_own_and_beyond_it_their_address_alone(
+def test_resource_pins_have_their_own_budget_then_only_uris(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(review, "MAX_PINS", 2)
@@ -745,7 +742,7 @@ def test_resources_have_room_of_their_own_and_beyond_it_their_address_alone(
     assert board.held(tool(READ), tool(READ, "b")) == {}
 
 
-def test_pins_of_fewer_members_are_compared_by_those_once(board: Board) -> None:
+def test_pins_with_fewer_members_are_compared_by_those_once(board: Board) -> None:
     meta = {**READ, "_meta": {"tags": ["x"]}, "icons": [{"src": "https://a.example"}]}
     assert board.held(tool(READ), tool(READ, "b")) == {}
     card = {**CARD, "defaultInputModes": ["text/plain"]}
@@ -756,7 +753,7 @@ def test_pins_of_fewer_members_are_compared_by_those_once(board: Board) -> None:
             if row.kind == "card"
             else select_pinned("tool", READ, scheme=1)
         )
-        board.store.save([PinChange(replace(row, scheme=1), approved=body)], ())
+        board.store.save([PinChange(structs.replace(row, scheme=1), approved=body)], ())
     board.pins._known.clear()
     assert board.held(tool(meta), tool(at(READ, "description", "EVIL"), "b")).keys() == {"files.b"}
     assert board.pins.review_card("weather", card, "first") is None
@@ -766,7 +763,7 @@ def test_pins_of_fewer_members_are_compared_by_those_once(board: Board) -> None:
     assert board.held(tool(at(meta, "icons 0 src", "javascript:0"))) == {}
 
 
-def test_shown_texts_have_no_long_runs_of_white_space_and_an_end(board: Board) -> None:
+def test_shown_texts_are_bounded_and_whitespace_collapsed(board: Board) -> None:
     assert board.held(tool(READ)) == {}
     flood = READ["description"].replace(" ", " \u3000\n" * 100_000 + "\t" * 100_000, 1)
     begun = time.monotonic()
@@ -791,7 +788,7 @@ def test_shown_texts_have_no_long_runs_of_white_space_and_an_end(board: Board) -
 
 @given(some.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_no_order_of_keys_and_no_spacing_is_a_change(random: random.Random) -> None:
+def test_key_order_and_spacing_are_not_changes(random: random.Random) -> None:
     whole = {
         **READ,
         "_meta": {"a": {"b": [1, {"c": None}], "tags": ["x", "y"]}, "z": "kept"},
@@ -818,7 +815,7 @@ def test_no_order_of_keys_and_no_spacing_is_a_change(random: random.Random) -> N
 # --- what comes later -----------------------------------------------------------------------------
 
 
-def test_what_is_added_later_is_new_and_is_held_where_that_is_wanted(board: Board) -> None:
+def test_later_additions_are_new_and_quarantined_where_configured(board: Board) -> None:
     added: list[str] = []
     board.pins._told_added = lambda target, name, why: added.append(name)
     assert board.held(tool(READ)) == {}
@@ -841,7 +838,7 @@ def test_what_is_added_later_is_new_and_is_held_where_that_is_wanted(board: Boar
     assert board.held(fresh, target="other") == {}, "the first list of a target is no addition"
 
 
-def test_only_what_is_offered_now_is_approved(board: Board) -> None:
+def test_approval_covers_only_current_definitions(board: Board) -> None:
     evil = at(READ, "description", "EVIL")
     assert board.held(tool(READ), tool(READ, "b")) == {}
     board.held(tool(evil), tool(evil, "b"))
@@ -860,7 +857,7 @@ def test_only_what_is_offered_now_is_approved(board: Board) -> None:
     assert board.people.approve_all("ann", "files", shown) == (["files.read_file"], [])
 
 
-def test_skills_of_a_card_that_is_held_are_not_approved_with_it(board: Board) -> None:
+def test_skills_of_a_quarantined_card_are_not_approved_with_it(board: Board) -> None:
     evil = {**SKILL, "description": "EVIL"}
     assert board.pins.review_card("weather", CARD, "first") is None
     assert board.held(*skill_tools(SKILL), target="weather") == {}
@@ -874,7 +871,7 @@ def test_skills_of_a_card_that_is_held_are_not_approved_with_it(board: Board) ->
 # --- ten thousand ---------------------------------------------------------------------------------
 
 
-def test_ten_thousand_tools_cost_one_commit_at_first_sight_and_none_later(tmp_path: Path) -> None:
+def test_ten_thousand_tools_are_pinned_in_one_commit(tmp_path: Path) -> None:
     tools = [tool({**READ, "name": f"t{n}"}) for n in range(10_000)]
     first = Board(tmp_path)
     assert first.held(*tools) == {}

@@ -1,4 +1,4 @@
-"""Why, who, what, and what would be."""
+"""Policy queries: why, who, what, and replay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_why_names_the_policies_their_places_and_what_they_read() -> None:
     json.dumps(found)
 
 
-def test_why_tells_a_permit_that_a_forbid_has_overruled() -> None:
+def test_why_reports_a_permit_overruled_by_a_forbid() -> None:
     found = explain(policies(TEXT), CI, "a2a_invoke", OPS)
     assert found["decision"] == "deny"
     assert [one["id"] for one in found["permits"]] == ["readers"]
@@ -56,14 +56,14 @@ def test_why_tells_a_permit_that_a_forbid_has_overruled() -> None:
     assert found["attributes"]["resource.agent.trust"] == 1
 
 
-def test_why_tells_what_was_nearly_permitted() -> None:
+def test_why_reports_near_matches() -> None:
     found = explain(policies(TEXT), CI, "call", WRITE)
     assert found["why"] == "no policy permits it"
     assert [one["id"] for one in found["nearly"]] == ["readers"]
     assert explain(policies(TEXT), EVE, "call", WRITE)["nearly"] == []
 
 
-def test_why_can_be_asked_of_a_call_that_was_not_made() -> None:
+def test_why_explains_a_hypothetical_call() -> None:
     engine = policies(TEXT)
     chain = ["a.b"] * 6
     found = explain(engine, CI, "call", FS, {"chain": chain, "depth": 6, "args": {"n": 1}})
@@ -86,7 +86,7 @@ def test_why_can_be_asked_of_a_call_that_was_not_made() -> None:
         ("call", FS, {"taints": "secret"}, "attribute \"taints\": 'secret'"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(
+def test_invalid_policy_query_is_refused(
     action: str, of: Tool | None, context: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
@@ -94,12 +94,12 @@ def test_a_question_that_makes_no_sense_is_refused(
     assert said in str(raised.value)
 
 
-def test_why_cannot_be_said_of_somebody_who_is_not_known() -> None:
+def test_why_rejects_an_unknown_principal() -> None:
     with pytest.raises(InvalidInput, match="ghost"):
         explain(policies(TEXT), agent("ghost"), "call", FS)
 
 
-def test_who_and_what_are_what_calls_would_be() -> None:
+def test_who_and_what_match_call_decisions() -> None:
     engine = policies(TEXT)
     assert [
         (one["caller"], one["call"], one["list"]) for one in list_who_can(engine, FS, [CI, EVE])
@@ -125,7 +125,7 @@ def record(caller: Principal, tool: Tool, decision: str | None, at: float, **mor
     return found | ({"decision": decision} if decision else {})
 
 
-def test_a_draft_is_tried_on_what_was_recorded_and_only_flips_are_told() -> None:
+def test_draft_is_replayed_on_records_and_only_changes_are_reported() -> None:
     engine = policies(TEXT)
     draft = engine.copy_with(
         snapshot(TEXT.replace("!resource.destructive", "resource.destructive"))
@@ -167,7 +167,7 @@ def test_a_draft_is_tried_on_what_was_recorded_and_only_flips_are_told() -> None
     json.dumps(same)
 
 
-def test_a_recorded_call_is_judged_with_its_chain_its_labels_and_its_time() -> None:
+def test_replayed_call_uses_its_chain_labels_and_time() -> None:
     engine = policies(
         """
         @id("day") permit (principal, action in Hub::Action::"any_call", resource)
@@ -188,7 +188,7 @@ def test_a_recorded_call_is_judged_with_its_chain_its_labels_and_its_time() -> N
     assert found["flips"][0]["count"] == 2
 
 
-def test_a_flip_is_unsure_where_the_draft_reads_what_no_record_has() -> None:
+def test_change_is_uncertain_where_the_draft_reads_unrecorded_data() -> None:
     draft = policies(
         '@id("n") permit (principal, action in Hub::Action::"any_call", resource) '
         'when { context.args.contains("n=1") };'

@@ -1,4 +1,4 @@
-"""Files that change come into force as one, or not at all."""
+"""Changed policy files are activated atomically, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def may(made: PolicyReloader, name: str) -> bool:
 
 
 @pytest.mark.promise("R11")
-async def test_a_changed_file_comes_into_force_once_it_is_at_rest(tmp_path: Path) -> None:
+async def test_changed_file_is_activated_once_stable(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     version = made._policies.version
@@ -47,7 +47,7 @@ async def test_a_changed_file_comes_into_force_once_it_is_at_rest(tmp_path: Path
 
 
 @pytest.mark.promise("R11")
-async def test_a_bad_set_leaves_the_old_one_and_says_why(tmp_path: Path) -> None:
+async def test_invalid_set_keeps_the_old_one_and_reports_why(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     (tmp_path / "b.cedar").write_text('@id("b") permit (principal resource);')
@@ -68,7 +68,7 @@ async def test_a_bad_set_leaves_the_old_one_and_says_why(tmp_path: Path) -> None
 
 
 @pytest.mark.promise("R11")
-async def test_a_set_that_fails_its_own_tests_does_not_come_into_force(tmp_path: Path) -> None:
+async def test_set_failing_its_golden_tests_is_not_activated(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     golden = '[[tests]]\nname="alice"\ncaller="key:alice"\ntool="fs.read"\nexpect="permit"\n'
     (tmp_path / "t.toml").write_text(golden)
@@ -81,7 +81,7 @@ async def test_a_set_that_fails_its_own_tests_does_not_come_into_force(tmp_path:
     assert changes == []
 
 
-async def test_a_folder_that_goes_away_does_not_bring_the_defaults(tmp_path: Path) -> None:
+async def test_deleted_folder_does_not_load_the_defaults(tmp_path: Path) -> None:
     folder = tmp_path / "policies"
     folder.mkdir()
     (folder / "a.cedar").write_text(ALICE)
@@ -99,7 +99,7 @@ async def test_a_folder_that_goes_away_does_not_bring_the_defaults(tmp_path: Pat
     assert len(changes) == 1
 
 
-async def test_a_folder_that_is_made_takes_the_place_of_the_defaults(tmp_path: Path) -> None:
+async def test_new_folder_replaces_the_defaults(tmp_path: Path) -> None:
     folder = tmp_path / "policies"
     made, _ = reloader(folder)
     assert may(made, "bob")
@@ -111,7 +111,7 @@ async def test_a_folder_that_is_made_takes_the_place_of_the_defaults(tmp_path: P
     assert may(made, "alice")
 
 
-async def test_a_removed_file_takes_its_policies_with_it(tmp_path: Path) -> None:
+async def test_removed_file_removes_its_policies(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     (tmp_path / "b.cedar").write_text(BOB)
     made, _ = reloader(tmp_path)
@@ -122,7 +122,7 @@ async def test_a_removed_file_takes_its_policies_with_it(tmp_path: Path) -> None
     assert may(made, "alice")
 
 
-async def test_a_file_that_is_only_touched_changes_nothing(tmp_path: Path) -> None:
+async def test_touched_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     version = made._policies.version
@@ -133,7 +133,7 @@ async def test_a_file_that_is_only_touched_changes_nothing(tmp_path: Path) -> No
     assert made._policies.version == version
 
 
-async def test_at_once_is_at_once(tmp_path: Path) -> None:
+async def test_immediate_reload_does_not_wait(tmp_path: Path) -> None:
     (tmp_path / "a.cedar").write_text(ALICE)
     made, changes = reloader(tmp_path)
     (tmp_path / "a.cedar").write_text(BOB)

@@ -1,4 +1,4 @@
-"""The table of decisions that the model was made for, and everything that must not become a yes."""
+"""The table of decisions that the model was designed for, and everything that must be denied."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dragoman.core.tool import DEFAULT_TRAITS, TargetFacts
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import CallContext
 from dragoman.policy.entities import (
+    PolicyRequest,
     build_slice,
     entity_from_principal,
     entity_from_tool,
@@ -60,9 +61,7 @@ STEPS = ("a.one", "b.two", "c.three", "d.four", "e.five", "f.six")
         (call(OPS, DEPLOY, labels=frozenset({"untrusted_agent"})), False, "injection-to-exec"),
     ],
 )
-def test_what_may_be_called_is_what_the_table_says(
-    asked: Call, allowed: bool, by: str | None
-) -> None:
+def test_scenario_table_matches_decisions(asked: Call, allowed: bool, by: str | None) -> None:
     engine = policies(GRANTS, intact=lambda tool: tool is not PULLED)
     decision = engine.decide(asked)
     assert (decision.allowed, decision.errors) == (allowed, ())
@@ -71,7 +70,7 @@ def test_what_may_be_called_is_what_the_table_says(
 
 
 @pytest.mark.promise("R7")
-def test_what_was_approved_may_write_although_strangers_wrote_it() -> None:
+def test_approved_call_may_write_despite_taint() -> None:
     engine = policies(GRANTS)
     tainted = frozenset({"untrusted_agent"})
     first = engine.build_first_context(OPS, "mcp-http")
@@ -83,7 +82,7 @@ def test_what_was_approved_may_write_although_strangers_wrote_it() -> None:
 
 
 @pytest.mark.promise("R7")
-def test_a_caller_of_whom_nothing_is_known_may_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_principal_is_denied(caplog: pytest.LogCaptureFixture) -> None:
     engine = policies(GRANTS)
     ghost = agent("ghost", scopes=("hub:invoke",))
     with caplog.at_level(logging.WARNING):
@@ -98,7 +97,7 @@ def test_a_caller_of_whom_nothing_is_known_may_nothing(caplog: pytest.LogCapture
 
 @pytest.mark.promise("R7")
 @pytest.mark.parametrize("missing", ["principal", "resource"])
-def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: str) -> None:
+def test_missing_entity_denies(missing: str) -> None:
     # What is said about it only fails, and a policy that fails is none: the permit would be left.
     every = '@id("a") permit (principal, action == Hub::Action::"mcp_call", resource);'
     fs = tool("fs.read")
@@ -107,12 +106,16 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
         entity_from_tool(fs, fs.target.traits.facts, True),
     )
     context = CallContext(max_depth=5).render((), "")
-    assert CedarEvaluator(snapshot(every)).decide(who, "mcp_call", what, context).allowed
+    assert (
+        CedarEvaluator(snapshot(every))
+        .decide(PolicyRequest(who, "mcp_call", what, context))
+        .allowed
+    )
     judge = CedarEvaluator(snapshot(every))
     gone = render_reference(who.uid if missing == "principal" else what.uid)
     left = [entity for entity in build_slice(who, what) if entity["uid"] != gone]
     judge._slices[who, what] = Entities.from_json_str(json.dumps(left))
-    decision = judge.decide(who, "mcp_call", what, context)
+    decision = judge.decide(PolicyRequest(who, "mcp_call", what, context))
     assert not decision.allowed
     assert decision.errors or decision.policies == ("tenant-wall",)
 
@@ -132,28 +135,28 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
         {"args": {"deep": json.loads("[" * 400 + "]" * 400)}},
     ],
 )
-def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str, object]) -> None:
+def test_malformed_context_denies(wrong: dict[str, object]) -> None:
     judge = CedarEvaluator(snapshot(GRANTS))
     who = entity_from_principal(OPS, TargetFacts(type="Agent"))
     what = entity_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
     fits = json.loads(CallContext(max_depth=5, scopes=frozenset(OPS.scopes)).render((), ""))
-    assert judge.decide(who, "a2a_invoke", what, json.dumps(fits)).allowed
-    decision = judge.decide(who, "a2a_invoke", what, json.dumps({**fits, **wrong}))
+    assert judge.decide(PolicyRequest(who, "a2a_invoke", what, json.dumps(fits))).allowed
+    decision = judge.decide(PolicyRequest(who, "a2a_invoke", what, json.dumps({**fits, **wrong})))
     assert not decision.allowed
     assert decision.errors
 
 
 @pytest.mark.promise("R7")
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"depth": 1}'])
-def test_a_context_that_is_none_denies(text: str) -> None:
+def test_missing_context_denies(text: str) -> None:
     judge = CedarEvaluator(snapshot(GRANTS))
     who = entity_from_principal(OPS, TargetFacts(type="Agent"))
     what = entity_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
-    assert judge.decide(who, "a2a_invoke", what, text).errors
+    assert judge.decide(PolicyRequest(who, "a2a_invoke", what, text)).errors
 
 
 @pytest.mark.promise("R7")
-def test_a_policy_that_fails_denies_though_another_permits() -> None:
+def test_policy_error_denies_despite_another_permit() -> None:
     overflow = """
     @id("all") permit (principal, action in Hub::Action::"any_call", resource);
     @id("broken") forbid (principal, action in Hub::Action::"any_call", resource)
@@ -167,7 +170,7 @@ def test_a_policy_that_fails_denies_though_another_permits() -> None:
 
 
 @pytest.mark.promise("R7")
-def test_an_engine_that_breaks_denies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_failure_denies(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> object:
         raise RuntimeError("out of order")
 
@@ -193,7 +196,7 @@ def test_an_engine_that_breaks_denies(monkeypatch: pytest.MonkeyPatch) -> None:
         "a\x00b",
     ],
 )
-def test_no_name_can_say_more_than_a_name(name: str) -> None:
+def test_names_cannot_inject_policy_text(name: str) -> None:
     engine = policies(
         """
         @id("one") permit (principal == Hub::User::"key:x", action, resource);
@@ -209,7 +212,7 @@ def test_no_name_can_say_more_than_a_name(name: str) -> None:
     assert (odd.allowed, odd.policies, odd.errors) == (False, (), ())
 
 
-def test_a_name_that_cannot_be_written_denies_for_every_caller_alike() -> None:
+def test_unrepresentable_name_denies_for_every_principal() -> None:
     engine = policies(GRANTS)
     assert engine.decide(call(key("ci", scopes=("hub:invoke",)), STATUS)).allowed
     half = engine.decide(call(key("ci\ud800", scopes=("hub:invoke",)), STATUS))
@@ -218,12 +221,12 @@ def test_a_name_that_cannot_be_written_denies_for_every_caller_alike() -> None:
     assert not engine.decide(call(key("ci", scopes=("hub:invoke",)), skill("a.b\udfff"))).allowed
 
 
-def test_a_target_of_no_known_type_denies() -> None:
+def test_unknown_target_type_denies() -> None:
     engine = policies(load_policies(None))
     assert not engine.decide(call(OWNER, tool("fs.read", "Oracle"))).allowed
 
 
-def test_a_target_that_says_nothing_of_itself_is_an_external_server() -> None:
+def test_target_without_attributes_is_an_external_server() -> None:
     engine = policies(
         '@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
         "when { resource.trust >= 2 };"
@@ -235,7 +238,7 @@ def test_a_target_that_says_nothing_of_itself_is_an_external_server() -> None:
 
 
 @pytest.mark.promise("R7")
-def test_the_default_policies_let_everybody_work_and_the_owner_rule() -> None:
+def test_default_policies_permit_use_and_reserve_admin_for_the_owner() -> None:
     engine = policies(load_policies(None))
     fs, deploy = tool("fs.read"), skill("vercel_ops.deploy", destructive=True)
     assert engine.policy_set.default
@@ -256,14 +259,14 @@ def test_the_default_policies_let_everybody_work_and_the_owner_rule() -> None:
     assert not engine.decide_action(stranger, A2A_DISCOVER, deploy).allowed
 
 
-def test_what_is_no_action_or_names_nothing_is_denied() -> None:
+def test_invalid_action_or_empty_resource_is_denied() -> None:
     engine = policies(load_policies(None))
     assert not engine.decide_action(OWNER, "everything").allowed
     assert not engine.decide_action(OWNER, TASK_READ).allowed
     assert not engine.decide_action(OWNER, "mcp_call", tool("fs.read")).allowed
 
 
-def test_tasks_of_others_can_be_kept_from_a_caller() -> None:
+def test_tasks_of_other_principals_can_be_denied() -> None:
     engine = policies(
         '@id("own") permit (principal, action == Hub::Action::"task_read", resource) '
         "when { context.owner };"
@@ -274,13 +277,13 @@ def test_tasks_of_others_can_be_kept_from_a_caller() -> None:
     assert not engine.decide_action(key("ci"), TASK_READ, fs).allowed
 
 
-def test_the_depth_that_is_allowed_is_the_configured_one() -> None:
+def test_configured_depth_limit_applies() -> None:
     deep = call(OWNER, tool("fs.read"), chain=STEPS)
     assert not policies(load_policies(None)).decide(deep).allowed
     assert policies(load_policies(None), depth=6).decide(deep).allowed
 
 
-def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
+def test_shadow_mode_enforces_only_guardrails_and_reports_the_rest() -> None:
     engine = policies(
         '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"
     )
@@ -299,7 +302,7 @@ def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
     assert held.policies == ("depth-breaker",)
 
 
-def test_in_shadow_nothing_is_refused_for_arguments_that_policies_read() -> None:
+def test_shadow_mode_ignores_denials_based_on_arguments() -> None:
     rule = """@id("no") forbid (principal, action in Hub::Action::"any_call", resource)
         when { context.args.contains("force=true") };"""
     assert policies(rule).reads_arguments(tool("fs.read"))
@@ -309,7 +312,7 @@ def test_in_shadow_nothing_is_refused_for_arguments_that_policies_read() -> None
     assert guardrails and not any("args" in one.read.context for one in guardrails)
 
 
-def test_in_shadow_who_may_change_the_hub_is_decided_all_the_same() -> None:
+def test_shadow_mode_enforces_admin_decisions() -> None:
     engine = policies(
         '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"
     )
@@ -317,12 +320,12 @@ def test_in_shadow_who_may_change_the_hub_is_decided_all_the_same() -> None:
     assert not engine.decide_action(key("other"), ADMIN).allowed
 
 
-def test_a_mode_that_is_none_is_refused() -> None:
+def test_invalid_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown policy mode"):
         policies(load_policies(None), mode="off")
 
 
-def test_arguments_can_be_read_and_none_of_them_hides() -> None:
+def test_policies_read_all_arguments() -> None:
     engine = policies(
         """
         @id("staging") permit (principal, action in Hub::Action::"any_call", resource)
@@ -345,7 +348,7 @@ def test_arguments_can_be_read_and_none_of_them_hides() -> None:
     assert not may({f"n{number}": 1 for number in range(500)})
 
 
-def test_an_argument_cannot_pass_for_another() -> None:
+def test_argument_names_cannot_collide() -> None:
     engine = policies(
         """
         @id("q") permit (principal, action in Hub::Action::"any_call", resource)
@@ -364,7 +367,7 @@ def test_an_argument_cannot_pass_for_another() -> None:
     assert not engine.decide(call(key("ci"), tool("fs.read"), args={"q": "x" * 255})).allowed
 
 
-def test_an_agent_may_be_kept_to_its_own_tools() -> None:
+def test_agent_can_be_restricted_to_its_own_tools() -> None:
     engine = policies(
         '@id("self") permit (principal is Hub::Agent, action in Hub::Action::"any_call", resource) '
         "when { resource in principal };"

@@ -1,4 +1,4 @@
-"""A hub's worth of calls on an audit, until killed; prints each intent's number once stored."""
+"""Writes audited calls until killed; prints each intent's number once stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub that is killed at any moment has lost nothing that it acted upon."""
+"""A hub killed at any moment has lost nothing that it acted upon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kill(writer: subprocess.Popen[bytes]) -> list[int]:
     return [int(line) for line in rest.split(b"\n")[:-1]]
 
 
-def test_no_stored_intent_is_lost_and_the_chain_holds_wherever_the_hub_is_killed(
+def test_no_stored_intent_is_lost_when_the_hub_is_killed(
     tmp_path: Path,
 ) -> None:
     stored: set[int] = set()
@@ -64,7 +64,7 @@ def test_no_stored_intent_is_lost_and_the_chain_holds_wherever_the_hub_is_killed
         assert not [record for record in records if record.outcome in ("running", "break")]
 
 
-def test_the_audit_can_be_read_and_proved_while_a_hub_writes_it(tmp_path: Path) -> None:
+def test_audit_is_readable_and_verifiable_while_written(tmp_path: Path) -> None:
     writer = start(tmp_path)
     timer = threading.Timer(30, writer.kill)
     timer.start()

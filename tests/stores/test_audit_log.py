@@ -63,7 +63,7 @@ async def test_a_call_is_one_record_of_an_intent_and_its_outcome(tmp_path: Path)
     assert set(modes.values()) == {0o600}
 
 
-async def test_an_intent_is_stored_at_once_and_a_thousand_of_one_turn_are_one_commit(
+async def test_intents_of_one_loop_turn_are_stored_in_one_commit(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -86,7 +86,7 @@ async def test_an_intent_is_stored_at_once_and_a_thousand_of_one_turn_are_one_co
     audit.close()
 
 
-async def test_entries_get_to_the_database_soon_even_if_no_other_call_comes(
+async def test_entries_reach_the_database_soon_without_further_calls(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -164,7 +164,7 @@ async def test_records_are_found_by_filter_and_page(tmp_path: Path) -> None:
     audit.close()
 
 
-async def test_calls_can_be_followed_as_they_end(tmp_path: Path) -> None:
+async def test_audit_tail_follows_calls_as_they_end(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     reader = AuditReader(tmp_path)
     place = reader.find_last_seq()
@@ -189,7 +189,7 @@ async def test_calls_can_be_followed_as_they_end(tmp_path: Path) -> None:
     audit.close()
 
 
-async def test_a_call_whose_hub_is_gone_is_unknown(tmp_path: Path) -> None:
+async def test_call_of_a_dead_hub_has_an_unknown_outcome(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     lost = audit.intend(entry("lost"))
     audit.close()
@@ -203,14 +203,14 @@ async def test_a_call_whose_hub_is_gone_is_unknown(tmp_path: Path) -> None:
     audit.close()
 
 
-def test_where_no_hub_has_run_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_audit_of_an_unused_home_is_empty(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no audit"):
         AuditReader(tmp_path)
     assert not verify(tmp_path).ok
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_hubs_cannot_write_one_audit(tmp_path: Path) -> None:
+def test_second_writer_of_an_audit_is_refused(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     with pytest.raises(ConfigError, match="another hub uses the audit log"):
         SqliteAuditLog(tmp_path)
@@ -230,7 +230,7 @@ async def test_a_closed_audit_refuses_calls(tmp_path: Path) -> None:
     audit.conclude(seq, DONE)
 
 
-async def test_an_audit_that_waits_for_the_disk_reads_the_same(tmp_path: Path) -> None:
+async def test_durable_audit_reads_like_a_normal_one(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path, durable=True)
     await write(audit, 3)
     audit.close()
@@ -238,7 +238,7 @@ async def test_an_audit_that_waits_for_the_disk_reads_the_same(tmp_path: Path) -
     assert verify(tmp_path).entries == 7
 
 
-async def test_the_log_is_copied_into_the_database_while_calls_go_on(tmp_path: Path) -> None:
+async def test_journal_is_copied_into_the_database_during_calls(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     database = tmp_path / "audit.db"
     before = database.stat().st_size
@@ -253,7 +253,7 @@ async def test_the_log_is_copied_into_the_database_while_calls_go_on(tmp_path: P
     assert verify(tmp_path).ok
 
 
-def test_entries_that_were_changed_can_still_be_listed(tmp_path: Path) -> None:
+def test_changed_entries_are_still_listed(tmp_path: Path) -> None:
     SqliteAuditLog(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "audit.db", isolation_level=None)) as db:
         for seq, body in enumerate([b"{", b"[]", '{"verb": 1', 7, 1.5], 10):
@@ -264,7 +264,7 @@ def test_entries_that_were_changed_can_still_be_listed(tmp_path: Path) -> None:
     reader.close()
 
 
-async def test_a_journal_that_is_full_is_saved_and_written_again(tmp_path: Path) -> None:
+async def test_full_journal_is_checkpointed_and_reused(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     before = audit.commits
     seqs = [audit.intend(entry("x" * 20_000)) for _ in range(500)]
@@ -280,7 +280,7 @@ async def test_a_journal_that_is_full_is_saved_and_written_again(tmp_path: Path)
     assert saved(tmp_path) == verify(tmp_path).entries == 1001
 
 
-async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
+async def test_pending_database_writes_are_bounded_without_losing_outcomes(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -306,7 +306,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     assert verify(tmp_path).ok
 
 
-async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path: Path) -> None:
+async def test_calls_continue_while_the_database_is_locked(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -328,7 +328,7 @@ async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path:
     assert verify(tmp_path).ok
 
 
-async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
+async def test_calls_are_refused_when_the_journal_of_a_locked_database_is_full(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -372,7 +372,7 @@ async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
     assert verify(tmp_path).ok
 
 
-async def test_a_journal_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
+async def test_deleted_journal_is_created_again(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     audit.intend(entry())
     (tmp_path / "audit.journal").unlink()
@@ -387,7 +387,7 @@ async def test_a_journal_that_is_taken_away_is_made_again(tmp_path: Path) -> Non
     assert verify(tmp_path).ok
 
 
-async def test_calls_are_refused_once_the_database_was_taken_away(tmp_path: Path) -> None:
+async def test_calls_are_refused_after_the_database_is_deleted(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     audit.intend(entry())
     (tmp_path / "audit.db").rename(tmp_path / "elsewhere.db")
@@ -448,7 +448,7 @@ asyncio.run(main())
 """
 
 
-def test_calls_are_refused_while_the_disk_is_full_and_made_again_after(tmp_path: Path) -> None:
+def test_calls_are_refused_while_the_disk_is_full_and_resume_after(tmp_path: Path) -> None:
     run = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=50)
     passed, refused, most, running, message = json.loads(done.stdout)
@@ -464,7 +464,7 @@ def test_calls_are_refused_while_the_disk_is_full_and_made_again_after(tmp_path:
     reader.close()
 
 
-async def test_a_head_that_cannot_be_written_refuses_calls_until_it_can(tmp_path: Path) -> None:
+async def test_unwritable_head_refuses_calls_until_writable(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     head = os.dup(audit._head)
     shut = os.open(tmp_path / "audit.head", os.O_RDONLY)
@@ -488,7 +488,7 @@ async def test_a_head_that_cannot_be_written_refuses_calls_until_it_can(tmp_path
     assert verify(tmp_path).ok
 
 
-async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database_has_all(
+async def test_unwritable_journal_refuses_calls_until_the_database_catches_up(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
@@ -504,7 +504,7 @@ async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database
     os.dup2(journal, audit._journal._file)
     os.close(journal)
     os.close(shut)
-    audit.conclude(running, DONE)  # behind a gap nobody would read it, so it waits
+    audit.conclude(running, DONE)  # behind a gap it would be unreadable, so it waits
     shutil.copytree(home, tmp_path / "killed later")
     for killed in ("killed now", "killed later"):
         verdict = verify(tmp_path / killed)
@@ -543,7 +543,7 @@ audit.close()
 
 
 @pytest.mark.parametrize("taken", [1, 40, 120])
-def test_half_a_write_to_the_journal_is_refused_and_no_break(tmp_path: Path, taken: int) -> None:
+def test_partial_journal_write_refuses_the_call_without_a_break(tmp_path: Path, taken: int) -> None:
     (tmp_path / "alive").mkdir()
     run = [sys.executable, "-c", HALF_A_WRITE, str(tmp_path), str(taken)]
     done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=30)
@@ -557,7 +557,7 @@ def test_half_a_write_to_the_journal_is_refused_and_no_break(tmp_path: Path, tak
     reader.close()
 
 
-async def test_an_audit_closed_while_its_database_is_held_is_whole_at_the_next_start(
+async def test_audit_closed_with_a_locked_database_is_complete_after_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -578,7 +578,7 @@ async def test_an_audit_closed_while_its_database_is_held_is_whole_at_the_next_s
     reader.close()
 
 
-async def test_outcomes_are_in_the_journal_while_the_database_cannot_be_written(
+async def test_outcomes_are_journaled_while_the_database_is_unwritable(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -600,7 +600,7 @@ async def test_outcomes_are_in_the_journal_while_the_database_cannot_be_written(
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_only_a_durable_audit_waits_for_the_disk_with_each_intent(
+async def test_only_a_durable_audit_syncs_each_intent(
     tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = SqliteAuditLog(tmp_path, durable=durable)
@@ -620,7 +620,7 @@ async def test_only_a_durable_audit_waits_for_the_disk_with_each_intent(
     audit.close()
 
 
-async def test_a_disk_that_fails_to_keep_the_journal_refuses_the_call_and_leaves_it_whole(
+async def test_failed_journal_sync_refuses_the_call_and_keeps_the_journal_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = SqliteAuditLog(tmp_path, durable=True)
@@ -643,7 +643,7 @@ async def test_a_disk_that_fails_to_keep_the_journal_refuses_the_call_and_leaves
     reader.close()
 
 
-async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
+async def test_journal_that_could_not_be_reset_receives_no_writes(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAuditLog(tmp_path)
@@ -667,7 +667,7 @@ async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
     assert (verify(tmp_path).problem, verify(tmp_path).entries) == (None, 4)
 
 
-async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Path) -> None:
+async def test_old_entries_are_pruned_and_the_rest_still_verifies(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     await write(audit, 1500)
     last = audit.tip.seq
@@ -697,7 +697,7 @@ async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Pat
     assert (verdict.first_seq, verdict.entries) == (last + 1, 3)
 
 
-async def test_a_call_that_still_runs_is_never_pruned(tmp_path: Path) -> None:
+async def test_running_call_is_never_pruned(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     done = await write(audit, 10)
     running = audit.intend(entry("running"))

@@ -1,4 +1,4 @@
-"""Whatever is done to the audit behind the hub's back is found."""
+"""Every manipulation of the audit is detected."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int | None]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-async def test_every_tampering_is_found_and_told_where(name: str, tmp_path: Path) -> None:
+async def test_every_tampering_is_detected_with_its_position(name: str, tmp_path: Path) -> None:
     tamper, problem, at = TAMPERINGS[name]
     home = tmp_path / "home"
     await make(home)
@@ -261,7 +261,7 @@ PRUNED_TAMPERINGS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", PRUNED_TAMPERINGS)
-async def test_every_tampering_with_what_pruning_left_is_found(name: str, tmp_path: Path) -> None:
+async def test_tampering_with_pruned_audit_is_detected(name: str, tmp_path: Path) -> None:
     tamper, problem = PRUNED_TAMPERINGS[name]
     home = tmp_path / "home"
     await make(home, keep=10)
@@ -272,7 +272,7 @@ async def test_every_tampering_with_what_pruning_left_is_found(name: str, tmp_pa
     assert problem in (verdict.problem or "")
 
 
-async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
+async def test_head_from_before_pruning_is_detected(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     old = (home / "audit.head").read_bytes()
@@ -285,7 +285,7 @@ async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
     assert "an old copy was restored" in (verify(home).problem or "")
 
 
-async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Path) -> None:
+async def test_head_of_another_history_with_the_same_key_is_detected(tmp_path: Path) -> None:
     homes = tmp_path / "one", tmp_path / "other"
     await make(homes[0])
     shutil.copytree(*homes)
@@ -300,7 +300,7 @@ async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Pa
     assert verdict.at_seq == LAST + 2
 
 
-def test_a_first_start_that_failed_is_no_break(tmp_path: Path) -> None:
+def test_failed_first_start_is_not_a_chain_break(tmp_path: Path) -> None:
     (tmp_path / "audit.db-wal").mkdir()
     with pytest.raises(ConfigError, match=r"audit\.db"):
         SqliteAuditLog(tmp_path)
@@ -309,7 +309,7 @@ def test_a_first_start_that_failed_is_no_break(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
-def test_a_first_start_that_could_make_no_journal_is_no_break(tmp_path: Path) -> None:
+def test_first_start_without_a_journal_is_not_a_chain_break(tmp_path: Path) -> None:
     (tmp_path / "audit.journal.new").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
         SqliteAuditLog(tmp_path)
@@ -318,7 +318,7 @@ def test_a_first_start_that_could_make_no_journal_is_no_break(tmp_path: Path) ->
     assert (verify(tmp_path).problem, verify(tmp_path).entries) == (None, 1)
 
 
-async def test_a_database_put_back_from_an_older_copy_is_found_by_the_head(tmp_path: Path) -> None:
+async def test_restored_older_database_is_detected_by_the_head(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     shutil.copy(home / "audit.db", tmp_path / "old.db")
@@ -356,7 +356,7 @@ BREAKS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("finding", BREAKS)
-async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_good(
+async def test_hub_with_a_tampered_audit_starts_and_records_the_break(
     finding: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = tmp_path / "home"
@@ -380,7 +380,7 @@ async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_go
     assert not verify(home).ok
 
 
-async def test_a_break_cannot_be_taken_out_again(tmp_path: Path) -> None:
+async def test_recorded_break_cannot_be_removed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     whole = {name: (home / name).read_bytes() for name in ("audit.head", "audit.journal")}
@@ -396,7 +396,9 @@ async def test_a_break_cannot_be_taken_out_again(tmp_path: Path) -> None:
     assert verify(home).ok
 
 
-async def test_a_database_ahead_of_the_head_is_accepted_if_it_follows(tmp_path: Path) -> None:
+async def test_database_ahead_of_the_head_is_accepted_if_it_continues_the_chain(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "home"
     await make(home)
     head = (home / "audit.head").read_bytes()
@@ -427,7 +429,7 @@ async def test_a_damaged_key_or_database_stops_the_start(tmp_path: Path) -> None
     assert verify(home).ok
 
 
-async def test_progress_is_told_on_the_way(tmp_path: Path) -> None:
+async def test_verification_reports_progress(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     for _ in range(3):
         for _ in range(4000):
@@ -575,7 +577,7 @@ JOURNAL_TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int]] = {
 
 
 @pytest.mark.parametrize("name", JOURNAL_TAMPERINGS)
-async def test_every_tampering_with_what_a_killed_hub_left_is_found_and_recorded(
+async def test_tampering_after_a_kill_is_detected_and_recorded(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tamper, problem, at = JOURNAL_TAMPERINGS[name]
@@ -606,7 +608,7 @@ async def test_every_tampering_with_what_a_killed_hub_left_is_found_and_recorded
 
 
 @pytest.mark.parametrize("name", ["number", "trailer"])
-async def test_after_a_break_no_number_is_given_twice(name: str, tmp_path: Path) -> None:
+async def test_sequence_numbers_stay_unique_after_a_break(name: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     await leave(home)
     rewrite({"number": edited(0, body=b"{}"), "trailer": lambda rows: []}[name])(home)
@@ -615,7 +617,7 @@ async def test_after_a_break_no_number_is_given_twice(name: str, tmp_path: Path)
     audit.close()
 
 
-async def test_a_write_cut_short_with_the_power_is_a_break_that_keeps_all_before_it(
+async def test_torn_write_is_a_break_that_keeps_earlier_entries(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
@@ -638,7 +640,7 @@ async def test_a_write_cut_short_with_the_power_is_a_break_that_keeps_all_before
         assert len([record for record in kept if record.intent["verb"] != "running"]) == CALLS
 
 
-async def test_a_journal_of_before_is_found(tmp_path: Path) -> None:
+async def test_stale_journal_is_detected(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     old = (home / "audit.journal").read_bytes()
@@ -652,7 +654,7 @@ async def test_a_journal_of_before_is_found(tmp_path: Path) -> None:
     assert verdict.entries == LAST + 2
 
 
-async def test_a_journal_of_another_history_with_the_same_key_is_found(tmp_path: Path) -> None:
+async def test_journal_of_another_history_with_the_same_key_is_detected(tmp_path: Path) -> None:
     homes = tmp_path / "one", tmp_path / "other"
     await make(homes[0])
     shutil.copytree(*homes)
@@ -671,7 +673,7 @@ async def test_a_journal_of_another_history_with_the_same_key_is_found(tmp_path:
     assert "is not the entry that the journal names" in (verify(homes[0]).problem or "")
 
 
-async def test_what_a_killed_hub_left_in_the_journal_is_read_and_kept(
+async def test_journal_of_a_killed_hub_is_replayed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = tmp_path / "home"
@@ -691,7 +693,7 @@ async def test_what_a_killed_hub_left_in_the_journal_is_read_and_kept(
     assert (verdict.ok, verdict.entries) == (True, LEFT + 2)
 
 
-async def test_a_hub_killed_between_any_two_writes_left_a_chain_that_holds(
+async def test_hub_killed_between_any_two_writes_leaves_a_valid_chain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alive = tmp_path / "alive"
@@ -719,7 +721,7 @@ async def test_a_hub_killed_between_any_two_writes_left_a_chain_that_holds(
     assert not caplog.text
 
 
-async def test_a_hub_killed_in_its_first_or_next_start_left_no_break(
+async def test_hub_killed_during_a_start_leaves_no_break(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = tmp_path / "home"

@@ -22,17 +22,18 @@ from dragoman.core.errors import (
     ShuttingDown,
 )
 from dragoman.core.principal import Principal
+from dragoman.stores import dispatches
 from dragoman.stores.dispatches import ALL, DATABASE, DispatchStore
 
 
 @asynccontextmanager
 async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[SkillHub, DispatchStore]]:
-    road, store = SkillHub(), DispatchStore(home, keep)
-    store.observe(road.bus)
+    skill_hub, store = SkillHub(), DispatchStore(home, keep)
+    store.observe(skill_hub.bus)
     try:
-        yield road, store
+        yield skill_hub, store
     finally:
-        road.agent.go.set()
+        skill_hub.agent.go.set()
         await store.close()
 
 
@@ -55,12 +56,12 @@ def written(home: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.promise("R12")
-async def test_a_call_of_a_skill_is_a_dispatch_and_other_calls_are_none(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
-        await road.call("files.read")
-        await road.call("a2a_vercel_ops_deploy", who=Principal("key", "ci", behalf="carol"))
+async def test_only_skill_calls_are_recorded_as_dispatches(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (skill_hub, store):
+        await skill_hub.call("files.read")
+        await skill_hub.call("a2a_vercel_ops_deploy", who=Principal("key", "ci", behalf="carol"))
         (row,) = await found(store)
-    trace = road.agent.calls[1].trace.id
+    trace = skill_hub.agent.calls[1].trace.id
     assert 0 <= row.pop("latencyMs") < 5_000
     assert len(row.pop("dispatchId")) == 32
     assert row.pop("startedAt") <= row.pop("completedAt")
@@ -83,25 +84,25 @@ async def test_a_call_of_a_skill_is_a_dispatch_and_other_calls_are_none(tmp_path
     }
 
 
-async def ended(road: SkillHub, error: HubError | None = None, **arguments: Any) -> None:
-    road.agent.error = error
-    await asyncio.gather(road.call(**arguments), return_exceptions=True)
+async def ended(skill_hub: SkillHub, error: HubError | None = None, **arguments: Any) -> None:
+    skill_hub.agent.error = error
+    await asyncio.gather(skill_hub.call(**arguments), return_exceptions=True)
 
 
 @pytest.mark.promise("R12")
-async def test_each_way_to_end_has_a_status_and_a_code(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
-        await ended(road)
-        await ended(road, fails=True)
-        await ended(road, asks=True)
-        await ended(road, RemoteA2ATimeoutError("30 s"))
-        running = road.begin()
-        await asyncio.wait_for(road.agent.running.wait(), 5)
+async def test_each_outcome_has_a_dispatch_status_and_code(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (skill_hub, store):
+        await ended(skill_hub)
+        await ended(skill_hub, fails=True)
+        await ended(skill_hub, asks=True)
+        await ended(skill_hub, RemoteA2ATimeoutError("30 s"))
+        running = skill_hub.begin()
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        road.judge.denied.add("vercel_ops.deploy")
+        skill_hub.judge.denied.add("vercel_ops.deploy")
         with pytest.raises(AuthorizationError):
-            await road.call()
+            await skill_hub.call()
         rows = (await found(store))[::-1]
     assert [(row["status"], row["errorCode"]) for row in rows] == [
         ("completed", None),
@@ -123,38 +124,38 @@ async def test_each_way_to_end_has_a_status_and_a_code(tmp_path: Path) -> None:
         ({"cost": 0.1}, None),
     ],
 )
-async def test_what_the_agent_used_is_kept_with_its_tokens(
+async def test_token_usage_of_the_agent_is_stored(
     usage: dict[str, float], tokens: float | None, tmp_path: Path
 ) -> None:
-    async with kept(tmp_path) as (road, store):
-        await road.call(usage=usage)
+    async with kept(tmp_path) as (skill_hub, store):
+        await skill_hub.call(usage=usage)
         (row,) = await found(store)
     assert (row["usage"], row["costTokens"]) == (usage, tokens)
 
 
 @pytest.mark.promise("R12")
-async def test_what_is_under_way_is_the_load_of_its_agent_and_listed_as_running(
+async def test_running_dispatches_count_as_load_and_are_listed_as_running(
     tmp_path: Path,
 ) -> None:
-    async with kept(tmp_path) as (road, store):
-        running = [road.begin() for _ in range(3)]
-        await asyncio.wait_for(road.agent.running.wait(), 5)
+    async with kept(tmp_path) as (skill_hub, store):
+        running = [skill_hub.begin() for _ in range(3)]
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
         assert (store.count_active("Vercel Ops"), store.count_active("another")) == (3, 0)
         rows = await found(store, status="running")
         assert [(row["completedAt"], row["latencyMs"]) for row in rows] == [(None, None)] * 3
         running[0].cancel()
         await asyncio.gather(running[0], return_exceptions=True)
         assert store.count_active("Vercel Ops") == 2
-        road.agent.go.set()
+        skill_hub.agent.go.set()
         await asyncio.gather(*running[1:])
         assert store.count_active("Vercel Ops") == 0 and not store._active
         assert {row["status"] for row in await found(store)} == {"completed", "cancelled"}
 
 
-async def test_calls_are_written_in_groups_by_a_thread_and_none_waits_for_it(
+async def test_dispatches_are_written_in_groups_without_blocking_calls(
     tmp_path: Path,
 ) -> None:
-    async with kept(tmp_path) as (road, store):
+    async with kept(tmp_path) as (skill_hub, store):
         held, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -165,7 +166,7 @@ async def test_calls_are_written_in_groups_by_a_thread_and_none_waits_for_it(
         assert held.wait(5)
         begun = perf_counter()
         for _ in range(300):
-            await road.call()
+            await skill_hub.call()
         assert perf_counter() - begun < 5 and written(tmp_path) == []
         let_go.set()
         assert len(await found(store, limit=200)) == 200
@@ -174,41 +175,41 @@ async def test_calls_are_written_in_groups_by_a_thread_and_none_waits_for_it(
     assert store.groups <= 5
 
 
-async def test_no_dispatch_is_seen_twice_or_missed_while_groups_are_written(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
+async def test_pages_neither_repeat_nor_miss_dispatches_during_writes(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (skill_hub, store):
         store_write = store._write
         for count in range(1, 40):
-            await road.call()
+            await skill_hub.call()
             if count % 3 == 0 and store._writing is None:
                 store_write()
             ids = [row["dispatchId"] for row in await found(store, limit=200)]
             assert len(ids) == len(set(ids)) == count
 
 
-async def test_dispatches_are_there_after_a_restart_and_the_oldest_go_first(tmp_path: Path) -> None:
-    async with kept(tmp_path, keep=100) as (road, store):
+async def test_dispatches_survive_a_restart_and_the_oldest_are_pruned_first(tmp_path: Path) -> None:
+    async with kept(tmp_path, keep=100) as (skill_hub, store):
         for _ in range(130):
-            await road.call()
+            await skill_hub.call()
         newest = (await found(store, limit=1))[0]["dispatchId"]
-    async with kept(tmp_path, keep=100) as (road, store):
+    async with kept(tmp_path, keep=100) as (skill_hub, store):
         rows = await found(store, limit=200)
         assert len(rows) == 100 and rows[0]["dispatchId"] == newest
 
 
 @pytest.mark.promise("R12")
-async def test_pages_go_from_the_newest_to_the_oldest_while_more_come(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
+async def test_dispatch_pages_run_from_newest_to_oldest_during_inserts(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (skill_hub, store):
         for _ in range(25):
-            await road.call()
+            await skill_hub.call()
         store._write()
-        running = road.begin()
-        await asyncio.wait_for(road.agent.running.wait(), 5)
+        running = skill_hub.begin()
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
         seen: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
             rows, cursor = await store.find(10, cursor, org="default", caller=ALL)
             seen += rows
-            await asyncio.gather(road.call("vercel_ops.logs"))
+            await asyncio.gather(skill_hub.call("vercel_ops.logs"))
             if cursor is None:
                 break
         assert len(seen) == 26 and seen[0]["status"] == "running"
@@ -221,12 +222,15 @@ async def test_pages_go_from_the_newest_to_the_oldest_while_more_come(tmp_path: 
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_each_filter_leaves_what_it_names(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
-        await road.call(who=ALICE)
-        await road.call("vercel_ops.logs", who=BOB)
-        await road.call(who=Principal("key", "alice", org="other"))
-        await ended(road, fails=True)
+async def test_dispatch_filters_select_matching_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatches, "WRITE_SECONDS", 600.0)  # the test writes itself
+    async with kept(tmp_path) as (skill_hub, store):
+        await skill_hub.call(who=ALICE)
+        await skill_hub.call("vercel_ops.logs", who=BOB)
+        await skill_hub.call(who=Principal("key", "alice", org="other"))
+        await ended(skill_hub, fails=True)
         all_of_them = await found(store)
         assert len(all_of_them) == 3
         session = all_of_them[1]["sessionId"]
@@ -245,17 +249,17 @@ async def test_each_filter_leaves_what_it_names(tmp_path: Path) -> None:
             assert len(await found(store, until=last)) == 2
 
 
-async def test_a_database_that_cannot_be_written_refuses_no_call_and_is_tried_again(
+async def test_unwritable_dispatch_store_refuses_no_call_and_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dragoman.stores.dispatches.MAX_UNWRITTEN", 10)
     monkeypatch.setattr("dragoman.stores.dispatches.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("dragoman.stores.dispatches.BUSY_SECONDS", 0.01)
-    async with kept(tmp_path) as (road, store):
+    async with kept(tmp_path) as (skill_hub, store):
         with closing(sqlite3.connect(tmp_path / DATABASE)) as other, caplog.at_level(logging.ERROR):
             other.execute("BEGIN IMMEDIATE")
             for _ in range(15):
-                await road.call()
+                await skill_hub.call()
             assert len(store._unwritten) == 10
             store._write()
             await until(lambda: store._failing)
@@ -267,17 +271,17 @@ async def test_a_database_that_cannot_be_written_refuses_no_call_and_is_tried_ag
     assert len(written(tmp_path)) == 10
 
 
-async def test_a_store_that_is_closed_has_written_all_and_answers_no_more(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (road, store):
-        await road.call()
+async def test_closed_dispatch_store_has_flushed_and_rejects_queries(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (skill_hub, store):
+        await skill_hub.call()
         await store.close()
         assert written(tmp_path) == [("completed", "vercel_ops.deploy")]
         with pytest.raises(ShuttingDown, match="shutting down"):
             await found(store)
-        await road.call()  # a late one hurts nobody
+        await skill_hub.call()  # a late one has no effect
 
 
-def test_a_file_that_is_no_database_is_said_at_the_start(tmp_path: Path) -> None:
+def test_invalid_dispatch_database_is_reported_at_start(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="damaged"):
         DispatchStore(tmp_path, 100)

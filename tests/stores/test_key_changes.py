@@ -1,4 +1,4 @@
-"""What happened to keys is recorded once, whenever it happened; what others repeat is counted."""
+"""Key changes are recorded once; repeated events are counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.keys import KeyChanges, KeyStore
 
 
-class Told:
+class RecordedChanges:
     def __init__(self) -> None:
         self.verbs: list[tuple[str, str]] = []
         self.full = False
@@ -29,8 +29,8 @@ class Told:
         self.verbs.append((verb, name))
 
 
-def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path: Path) -> None:
-    keys, told = KeyStore(tmp_path), Told()
+def test_key_changes_are_recorded_once_by_any_hub(tmp_path: Path) -> None:
+    keys, told = KeyStore(tmp_path), RecordedChanges()
     keys.create("a", owner="me", expires_at=None, scopes=["call"])
     changes = KeyChanges(keys, told)
     told.full = True
@@ -51,13 +51,13 @@ def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path
         db.execute("DELETE FROM keys WHERE name = 'a'")
         db.commit()
     for expected in ([("key.remove", "a")], []):  # the next hub, and the one after that
-        keys, told = KeyStore(tmp_path), Told()
+        keys, told = KeyStore(tmp_path), RecordedChanges()
         KeyChanges(keys, told).record_changes()
         assert told.verbs == expected
         keys.close()
 
 
-async def test_a_flood_of_wrong_keys_makes_a_bounded_number_of_records(tmp_path: Path) -> None:
+async def test_wrong_keys_make_a_bounded_number_of_records(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
     tally = Tally(audit)
     for number in range(1_000):

@@ -37,7 +37,7 @@ def test_a_key_is_shown_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_not_exactly_a_key_is_nobodys(tmp_path: Path) -> None:
+def test_malformed_keys_match_no_principal(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     key = store.create("ci", owner="ada", expires_at=None, scopes=[])
     other = store.create("cd", owner="ada", expires_at=None, scopes=[])
@@ -50,7 +50,7 @@ def test_what_is_not_exactly_a_key_is_nobodys(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_revoked_key_is_refused_but_was_once_made(tmp_path: Path) -> None:
+def test_revoked_key_is_refused_and_its_record_kept(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     key = store.create("ci", owner="ada", expires_at=None, scopes=[])
     store.revoke("ci")
@@ -69,7 +69,7 @@ def test_a_revoked_key_is_refused_but_was_once_made(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_key_ends_when_its_time_has_come(tmp_path: Path) -> None:
+def test_key_is_refused_after_its_expiry(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     key = store.create("brief", owner="ada", expires_at=time.time() + 0.3, scopes=[])
     found = store.find(key)
@@ -105,7 +105,7 @@ def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> N
 
 
 @pytest.mark.promise("Q7")
-def test_a_key_may_be_a_targets_own_and_have_roles(tmp_path: Path) -> None:
+def test_key_can_belong_to_a_target_and_have_roles(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     plain = store.create("ci", owner="ada", expires_at=None, scopes=["call"])
     made = store.create(
@@ -130,7 +130,7 @@ def test_a_key_may_be_a_targets_own_and_have_roles(tmp_path: Path) -> None:
     again.close()
 
 
-def test_keys_of_before_there_were_roles_are_as_good_as_ever(tmp_path: Path) -> None:
+def test_keys_created_before_roles_still_work(tmp_path: Path) -> None:
     first = MIGRATIONS[:1]
     db = open_store(tmp_path / DATABASE, first)
     key = f"dgm_abcdefgh_{'x' * 43}"
@@ -149,7 +149,7 @@ def test_keys_of_before_there_were_roles_are_as_good_as_ever(tmp_path: Path) -> 
     store.close()
 
 
-def test_what_another_process_changes_is_seen_within_a_second_or_so(tmp_path: Path) -> None:
+def test_changes_by_another_process_are_seen_within_a_second(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     assert not store.has_keys()
 

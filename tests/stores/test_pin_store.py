@@ -1,15 +1,15 @@
-"""Pins in the home: kept together, found again, bounded, and never half written."""
+"""Pin storage: atomic, durable, bounded."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.core.structs import replace
 from dragoman.stores import pins as stores
 from dragoman.stores.pins import SqlitePins
 
@@ -20,7 +20,7 @@ def decision(number: int, target: str = "files") -> PinDecision:
     return PinDecision(float(number), "ann", "approve", target, "tool", "a", "files.a", "d")
 
 
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+def test_saved_pins_are_loaded(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     b = Pin("web", "card", "", "web", held_mark=b"h" * 32, held_at=2.5, held_size=3)
     same = replace(A, kind="prompt")
@@ -36,7 +36,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_body_that_is_not_given_stays_and_one_that_is_not_held_goes(tmp_path: Path) -> None:
+def test_omitted_body_is_kept_and_unquarantined_body_is_removed(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     store.save([PinChange(A, approved=b"old")], ())
     held = replace(A, held_mark=b"h", held_size=3)
@@ -50,9 +50,9 @@ def test_a_body_that_is_not_given_stays_and_one_that_is_not_held_goes(tmp_path: 
     store.close()
 
 
-def test_all_of_a_save_is_kept_or_nothing(tmp_path: Path) -> None:
+def test_save_is_atomic(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
-    bad = replace(A, id="b", name=None)  # type: ignore[arg-type]
+    bad = replace(A, id="b", name=None)
     with pytest.raises(StorageFailed, match=r"pins\.db.+cannot be written"):
         store.save([PinChange(A), PinChange(bad)], [decision(1)])
     assert store.load(None) == [] and store.load_decisions(A, 10) == []
@@ -61,7 +61,7 @@ def test_all_of_a_save_is_kept_or_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_another_process_that_writes_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+def test_pin_store_waits_a_bounded_time_for_another_writer(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -74,7 +74,7 @@ def test_another_process_that_writes_is_waited_for_and_not_for_ever(tmp_path: Pa
     store.close()
 
 
-def test_decisions_are_kept_the_newest_first_and_so_many(
+def test_decisions_are_kept_newest_first_and_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_DECISIONS", 5)
@@ -87,7 +87,7 @@ def test_decisions_are_kept_the_newest_first_and_so_many(
     store.close()
 
 
-def test_to_forget_a_target_leaves_the_others_and_what_was_decided(tmp_path: Path) -> None:
+def test_forgetting_a_target_keeps_other_targets_and_decisions(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     store.save([PinChange(A), PinChange(replace(A, target="web"))], [decision(1)])
     store.forget("files", decision(2))
@@ -96,13 +96,13 @@ def test_to_forget_a_target_leaves_the_others_and_what_was_decided(tmp_path: Pat
     store.close()
 
 
-def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+def test_invalid_pin_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pins.db").write_bytes(b"no database, but long enough to look like a file" * 100)
     with pytest.raises(ConfigError, match="damaged"):
         SqlitePins(tmp_path)
 
 
-def test_a_table_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
+def test_missing_table_is_a_refusal(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
     other.execute("DROP TABLE pins")

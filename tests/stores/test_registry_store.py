@@ -16,7 +16,7 @@ def row(id: str, slug: str = "ops", **more: object) -> dict[str, object]:
     return {"id": id, "org": "default", "slug": slug, **more}
 
 
-def test_rows_are_there_after_a_restart_and_gone_when_deleted(tmp_path: Path) -> None:
+def test_registry_rows_survive_a_restart_and_deletion_removes_them(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     store.save_agent(row("2", "zebra"))
     store.save_agent(row("1", "ape", entry={"url": "http://a"}))
@@ -30,7 +30,7 @@ def test_rows_are_there_after_a_restart_and_gone_when_deleted(tmp_path: Path) ->
     again.close()
 
 
-def test_one_org_has_a_slug_once(tmp_path: Path) -> None:
+def test_slug_is_unique_within_an_org(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     store.save_agent(row("1"))
     with pytest.raises(StorageFailed, match=r"registry\.db"):
@@ -39,7 +39,7 @@ def test_one_org_has_a_slug_once(tmp_path: Path) -> None:
     store.close()
 
 
-def test_cards_are_kept_as_they_came_each_once_the_newest_first(tmp_path: Path) -> None:
+def test_cards_are_stored_verbatim_once_and_newest_first(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     one, two = b'{ "name": "A" }\n', b'{"name":"\xc3\xa9"}'
     store.save_card("a", "d1", one, 1.0)
@@ -63,9 +63,7 @@ def test_the_last_fifty_cards_are_kept(tmp_path: Path) -> None:
     store.close()
 
 
-def test_large_cards_take_only_so_much_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_cards_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_CARD_BYTES", 1_000)
     store = RegistryStore(tmp_path)
     for n in range(6):

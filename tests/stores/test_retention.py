@@ -1,4 +1,4 @@
-"""What is old is deleted and recorded; a clock that has jumped says nothing about what is old."""
+"""Expired records are deleted and the deletion recorded; a clock jump expires nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 async def run_hub(home: Path) -> int:
     """As it starts and ends, with one call; how many entries it deleted."""
     app = build_app(home, Config(), "mcp")
-    app.stores.audit.conclude(app.stores.audit.intend({"verb": "x"}), {"outcome": "completed"})
-    removed = await app.store_watch.prune(AuditSettings())
+    app.parts.stores.audit.conclude(
+        app.parts.stores.audit.intend({"verb": "x"}), {"outcome": "completed"}
+    )
+    removed = await app.parts.store_watch.prune(AuditSettings())
     await app.stop()
     return removed
 
@@ -51,7 +53,7 @@ async def test_a_clock_far_ahead_at_a_start_deletes_nothing(
     assert verify(tmp_path).ok and verify(tmp_path).first_seq == 1
 
 
-async def test_what_is_too_old_by_a_steady_clock_is_deleted_and_that_is_recorded(
+async def test_expired_records_are_deleted_and_the_deletion_is_recorded(
     tmp_path: Path, shift: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -83,7 +85,7 @@ async def test_what_is_too_old_by_a_steady_clock_is_deleted_and_that_is_recorded
         ([0, 90, 0.1, 1.0, 1.2], True),
     ],
 )
-def test_a_clock_is_trusted_once_it_has_gone_on_for_a_day(
+def test_clock_is_trusted_after_advancing_for_a_day(
     shift: Callable[[float], None], steps: list[float], steady: bool
 ) -> None:
     clock = SteadyClock(0.0, 0.0)
@@ -95,12 +97,12 @@ def test_a_clock_is_trusted_once_it_has_gone_on_for_a_day(
     assert found is steady
 
 
-def test_less_than_a_day_is_no_time_to_keep_records() -> None:
+def test_retention_below_one_day_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_days.*1"):
         parse("[audit]\nkeep_days = 0.000001\n")
 
 
-def test_the_operator_may_prune_at_once_which_makes_the_file_smaller(short_tmp: Path) -> None:
+def test_manual_prune_shrinks_the_file(short_tmp: Path) -> None:
     terminal = Terminal(short_tmp)
     terminal.configure()
     terminal.configure(config="[audit]\nmax_entries = 1000\n")
@@ -109,7 +111,7 @@ def test_the_operator_may_prune_at_once_which_makes_the_file_smaller(short_tmp: 
         audit.conclude(audit.intend({"verb": "y" * 1000}), {"outcome": "completed"})
     audit.close()
     size = (terminal.home / "audit.db").stat().st_size
-    assert terminal.run("audit", "prune").code == 2  # nobody is there to be asked
+    assert terminal.run("audit", "prune").code == 2  # no terminal to prompt on
     done = terminal.run("audit", "prune", "--yes")
     assert done.code == 0 and "entries deleted" in done.out
     assert (terminal.home / "audit.db").stat().st_size < size

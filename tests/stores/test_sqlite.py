@@ -32,14 +32,14 @@ def test_a_new_store_is_private_and_set_up_to_survive_a_kill(tmp_path: Path) -> 
     durable.close()
 
 
-def test_a_store_that_others_could_read_is_made_private(tmp_path: Path) -> None:
+def test_store_readable_by_others_is_made_private(tmp_path: Path) -> None:
     path = tmp_path / "open.db"
     path.touch(0o644)
     open_store(path, [ONE]).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_store_of_an_older_version_is_brought_forward_and_keeps_its_rows(tmp_path: Path) -> None:
+def test_older_store_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     open_store(path, []).close()
     db = open_store(path, [ONE])
@@ -53,7 +53,7 @@ def test_a_store_of_an_older_version_is_brought_forward_and_keeps_its_rows(tmp_p
         db.close()
 
 
-def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+def test_failed_migration_leaves_the_store_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "half.db"
     open_store(path, [ONE]).close()
     with pytest.raises(ConfigError, match=r"half\.db"):
@@ -64,7 +64,7 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> No
     db.close()
 
 
-def test_a_store_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_newer_store_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     open_store(path, [ONE, TWO]).close()
     before = path.read_bytes()
@@ -81,7 +81,7 @@ def test_a_store_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -
         lambda whole: whole[:100] + b"\xff" * (len(whole) - 100),
     ],
 )
-def test_a_damaged_store_is_refused_with_what_to_do(damage, tmp_path: Path) -> None:
+def test_damaged_store_is_refused_with_a_remedy(damage, tmp_path: Path) -> None:
     path = tmp_path / "bad.db"
     open_store(path, [ONE]).close()
     path.write_bytes(damage(path.read_bytes()))
@@ -89,12 +89,12 @@ def test_a_damaged_store_is_refused_with_what_to_do(damage, tmp_path: Path) -> N
         open_store(path, [ONE])
 
 
-def test_a_store_in_no_directory_is_refused(tmp_path: Path) -> None:
+def test_store_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no directory"):
         open_store(tmp_path / "nowhere" / "x.db", [ONE])
 
 
-def test_what_is_opened_to_read_cannot_be_written(tmp_path: Path) -> None:
+def test_store_opened_for_reading_rejects_writes(tmp_path: Path) -> None:
     path = tmp_path / "a #? b.db"
     open_store(path, [ONE]).close()
     db = open_to_read(path, 1)
@@ -108,7 +108,7 @@ def test_what_is_opened_to_read_cannot_be_written(tmp_path: Path) -> None:
         open_to_read(path, 0)
 
 
-def test_a_writer_waits_once_for_another_program_and_not_again_until_it_can_write(
+def test_writer_waits_once_for_a_locked_store_until_a_write_succeeds(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "held.db"
@@ -133,7 +133,7 @@ def test_a_writer_waits_once_for_another_program_and_not_again_until_it_can_writ
     db.close()
 
 
-def test_damage_is_found_without_changing_anything(tmp_path: Path) -> None:
+def test_integrity_check_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
     db = open_store(path, [ONE])
     db.executemany("INSERT INTO people VALUES (?)", [("x" * 500,)] * 100)

@@ -1,4 +1,4 @@
-"""Tasks on disk and in memory: what was saved is there again, whole or not at all."""
+"""Task storage on disk and in memory: saved tasks are complete or absent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(number: int, words: str = "hello") -> Entry:
 
 
 @pytest.mark.promise("K2")
-def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
+def test_saved_tasks_are_read_after_reopening_the_store(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     [(key, size)] = store.save([change(entries=(said(1), said(2)))])
     assert size > 0
@@ -54,7 +54,7 @@ def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) 
     again.close()
 
 
-def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) -> None:
+def test_save_cost_does_not_grow_with_stored_entries(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     before = store.statements
@@ -67,7 +67,7 @@ def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) ->
     store.close()
 
 
-def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -> None:
+def test_deleting_a_task_deletes_its_log_and_webhooks(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
     for key in keys:
@@ -87,7 +87,7 @@ def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -
     again.close()
 
 
-def test_the_key_of_a_deleted_task_is_never_given_to_another(tmp_path: Path) -> None:
+def test_keys_of_deleted_tasks_are_never_reused(tmp_path: Path) -> None:
     """What is still on its way for the old one must not come to belong to the new one."""
     store = SqliteTaskStore(tmp_path)
     [(first, _)] = store.save([change(0, "first")])
@@ -121,7 +121,7 @@ def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
     again.close()
 
 
-def test_nobody_else_can_read_the_tasks(tmp_path: Path) -> None:
+def test_task_store_is_private_to_its_owner(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     store.save([change()])
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
@@ -151,7 +151,7 @@ def _ring() -> list[Any]:
         (_ring(), ["<list>", "<list>"]),
     ],
 )
-def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_stored(
+def test_unserializable_agent_output_does_not_block_other_tasks(
     made: Any, stored: Any, tmp_path: Path
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -171,7 +171,7 @@ def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_store
 # --- when the disk or the file is not as it should be
 
 
-def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again(
+def test_failed_save_saves_nothing_and_can_be_retried(
     tmp_path: Path,
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -185,7 +185,7 @@ def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again
     store.close()
 
 
-def test_a_store_that_another_process_holds_refuses_and_forgets_nothing(tmp_path: Path) -> None:
+def test_locked_task_store_refuses_and_keeps_its_data(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change()])
     other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
@@ -249,7 +249,7 @@ print(json.dumps([passed, refused, len(waiting), seen, push, message]))
 
 
 @pytest.mark.promise("K2")
-def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_room(
+def test_full_disk_refuses_saves_and_recovers(
     tmp_path: Path,
 ) -> None:
     run = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
@@ -266,7 +266,7 @@ def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_ro
     store.close()
 
 
-def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_path: Path) -> None:
+def test_unwritable_task_store_refuses_saves_and_still_reads(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store._db.execute("PRAGMA query_only=ON")  # as on a disk that was mounted to be read
@@ -288,7 +288,7 @@ def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_pat
         lambda whole: whole[: len(whole) // 2],
     ],
 )
-def test_a_damaged_file_is_told_to_the_operator(
+def test_damaged_task_store_is_reported_to_the_operator(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     store = SqliteTaskStore(tmp_path)
@@ -310,7 +310,7 @@ def test_a_damaged_file_is_told_to_the_operator(
         read()
 
 
-def test_an_entry_that_cannot_be_read_is_told_to_the_operator(tmp_path: Path) -> None:
+def test_unreadable_entry_is_reported_to_the_operator(tmp_path: Path) -> None:
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
@@ -359,7 +359,7 @@ while True:
 
 
 @pytest.mark.promise("K2")
-def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_there_by_half(
+def test_killed_hub_keeps_every_saved_task_completely(
     tmp_path: Path,
 ) -> None:
     for attempt, wait_for in enumerate((1, 2, 37, 150)):
@@ -393,9 +393,7 @@ def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_t
 # --- in memory
 
 
-def test_in_memory_the_log_is_kept_until_the_task_is_deleted_and_nothing_longer_than_the_hub() -> (
-    None
-):
+def test_memory_store_keeps_the_log_until_the_task_is_deleted() -> None:
     store = MemoryTaskStore()
     (one, size), (two, _) = store.save([change(0, "one", (said(1),)), change(0, "two")])
     assert one != two and size > 0

@@ -1,4 +1,6 @@
-"""A store that disappears is noticed, whatever else was deleted with it; ordinary work is not."""
+"""A missing store is detected, whatever else was deleted with it; ordinary maintenance is not
+reported.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ PARTS = {
 
 async def run_hub(home: Path) -> None:
     app = build_app(home, load(home / "config.toml"), "mcp")
-    app.stores.audit.conclude(app.stores.audit.intend({"verb": "x"}), {"outcome": "completed"})
+    app.parts.stores.audit.conclude(
+        app.parts.stores.audit.intend({"verb": "x"}), {"outcome": "completed"}
+    )
     await app.stop()
 
 
@@ -63,7 +67,7 @@ def proper_subsets() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["deleted", "emptied"])
-async def test_whatever_is_deleted_is_missed_as_long_as_anything_is_left(
+async def test_deleted_store_is_detected_while_any_other_remains(
     home: Path, tmp_path: Path, empty: bool
 ) -> None:
     for number, subset in enumerate(proper_subsets()):
@@ -82,7 +86,7 @@ async def test_whatever_is_deleted_is_missed_as_long_as_anything_is_left(
             await run_hub(place)  # the copies are enough
 
 
-async def test_a_hub_whose_store_was_lost_does_not_start_and_says_both_remedies(home: Path) -> None:
+async def test_lost_store_stops_the_start_with_both_remedies(home: Path) -> None:
     (home / "pins.db").unlink()
     with pytest.raises(ConfigError) as failed:
         await run_hub(home)
@@ -96,7 +100,7 @@ async def test_a_hub_whose_store_was_lost_does_not_start_and_says_both_remedies(
     assert verify(home).ok
 
 
-async def test_what_people_do_with_homes_is_no_loss(home: Path, tmp_path: Path) -> None:
+async def test_ordinary_home_maintenance_is_not_a_loss(home: Path, tmp_path: Path) -> None:
     old = tmp_path / "backup"
     shutil.copytree(home, old)
     await run_hub(home)
@@ -110,7 +114,7 @@ async def test_what_people_do_with_homes_is_no_loss(home: Path, tmp_path: Path) 
     assert verify(home).ok
 
 
-async def test_an_audit_that_was_put_back_is_a_loss_and_a_break_once_accepted(
+async def test_restored_audit_is_a_loss_and_a_break_once_accepted(
     home: Path, tmp_path: Path
 ) -> None:
     old = tmp_path / "backup"
@@ -128,7 +132,7 @@ async def test_an_audit_that_was_put_back_is_a_loss_and_a_break_once_accepted(
     assert verdict.at_seq == entries + 1  # no number is given twice
 
 
-async def test_a_home_of_an_older_version_is_taken_up_as_it_is(home: Path) -> None:
+async def test_home_of_an_older_version_is_adopted(home: Path) -> None:
     (home / "stores.json").unlink()
     for file in DATABASES.values():
         with closing(sqlite3.connect(home / file)) as db:
@@ -140,7 +144,7 @@ async def test_a_home_of_an_older_version_is_taken_up_as_it_is(home: Path) -> No
     assert names_lost(home) == {"keys"}
 
 
-async def test_a_damaged_store_is_kept_beside_when_its_loss_is_accepted(home: Path) -> None:
+async def test_damaged_store_is_set_aside_when_its_loss_is_accepted(home: Path) -> None:
     whole = (home / "registry.db").read_bytes()
     (home / "registry.db").write_bytes(b"x" * 100 + whole[100:])
     with pytest.raises(ConfigError, match=r"registry\.db.*damaged.*accept-loss registry"):
@@ -150,7 +154,7 @@ async def test_a_damaged_store_is_kept_beside_when_its_loss_is_accepted(home: Pa
     assert list(home.glob("registry.db.lost-*"))
 
 
-async def test_a_record_that_is_not_sealed_by_this_home_counts_for_nothing(home: Path) -> None:
+async def test_inventory_not_sealed_by_this_home_is_ignored(home: Path) -> None:
     forged = (home / "stores.json").read_text().replace('"keys_made":false', '"keys_made":true')
     forged = forged.replace('"number":', '"number":9')
     (home / "stores.json").write_text(forged)
@@ -158,7 +162,7 @@ async def test_a_record_that_is_not_sealed_by_this_home_counts_for_nothing(home:
     assert not found.losses and not found.record.keys_made
 
 
-async def test_a_hub_of_which_all_keys_were_lost_stays_closed(home: Path) -> None:
+async def test_hub_that_lost_all_keys_stays_closed(home: Path) -> None:
     store = KeyStore(home)
     store.create("laptop", owner="me", expires_at=None, scopes=["call"])
     store.close()
@@ -167,19 +171,19 @@ async def test_a_hub_of_which_all_keys_were_lost_stays_closed(home: Path) -> Non
     (home / "hub.db").unlink()
     accept_losses(home, home / "policies", ["keys"], "me")
     app = build_app(home, load(home / "config.toml"), "mcp")
-    assert not app.stores.keys.list() and app.stores.keys.has_keys()
+    assert not app.parts.stores.keys.list() and app.parts.stores.keys.has_keys()
     await app.stop()
 
 
-async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Path) -> None:
+async def test_lost_policies_are_not_replaced_by_the_defaults(home: Path) -> None:
     folder = home / "policies"
     folder.mkdir()
     (folder / "none.cedar").write_text("")
     app = build_app(home, load(home / "config.toml"), "mcp")
     shutil.rmtree(folder)
     with pytest.raises(StorageFailed, match="is missing"):
-        await app.guards.policies.write("new", "", OWNER, force=True)
-    assert not app.guards.policies.engine.policy_set.default and not folder.exists()
+        await app.parts.guards.policies.write("new", "", OWNER, force=True)
+    assert not app.parts.guards.policies.engine.policy_set.default and not folder.exists()
     await app.stop()
     with pytest.raises(ConfigError, match="accept-loss policies"):
         await run_hub(home)
@@ -188,7 +192,7 @@ async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Pa
     await run_hub(home)
 
 
-async def test_a_first_start_that_was_cut_short_is_no_loss(tmp_path: Path) -> None:
+async def test_interrupted_first_start_is_not_a_loss(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "audit.db").mkdir()  # it cannot be opened

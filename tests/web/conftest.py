@@ -1,4 +1,4 @@
-"""Tests here run on both event loops that the hub runs on: they differ where connections end."""
+"""Runs these tests on both event loops the hub supports: they differ when connections end."""
 
 from __future__ import annotations
 

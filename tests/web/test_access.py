@@ -1,4 +1,4 @@
-"""Callers that lose access: the watch over the keys, and requests that do not end by themselves."""
+"""Principals that lose access: the key watch, and long-running requests."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ async def watching(
         keys.close()
 
 
-def test_what_is_open_ends_within_a_second() -> None:
+def test_open_requests_end_within_a_second_of_revocation() -> None:
     soonest = max(access_watch.KEY_SECONDS, LOOK_SECONDS)
     assert soonest + access_watch.AGAIN_SECONDS[0] + http1.ENDING_SECONDS < 1
 
 
-async def test_each_part_hears_of_keys_that_another_process_makes_and_revokes(
+async def test_every_component_is_notified_of_key_changes_by_other_processes(
     tmp_path: Path,
 ) -> None:
     part = Part(LOCAL, OWNER, ANN, BOB)
@@ -93,7 +93,7 @@ async def test_each_part_hears_of_keys_that_another_process_makes_and_revokes(
         assert told == {"local:local": "a key is needed now", "key:ann": "the key was revoked"}
 
 
-async def test_a_key_that_expires_is_noticed_without_a_request(tmp_path: Path) -> None:
+async def test_key_expiry_is_noticed_without_a_request(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path)
     for name, lasts in (("ann", 0.3), ("bob", 3600)):
         keys.create(name, owner="me", expires_at=time.time() + lasts, scopes=["call"])
@@ -102,7 +102,7 @@ async def test_a_key_that_expires_is_noticed_without_a_request(tmp_path: Path) -
         assert await part.next() == {"key:ann": "the key has expired"}
 
 
-def test_who_shows_no_key_that_is_known_is_not_served(tmp_path: Path) -> None:
+def test_request_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path)
     keys.create("ann", owner="me", expires_at=None, scopes=["call"])
     watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys))
@@ -166,7 +166,7 @@ def head(path: str, key: str, length: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/plain", "/stream"])
-async def test_a_request_that_does_not_end_by_itself_is_ended(path: str) -> None:
+async def test_long_running_request_is_ended_on_revocation(path: str) -> None:
     """With a status where nothing was said yet; else it breaks off, so as not to look whole."""
     served = Served()
     async with listening(served) as (listener, port), asyncio.timeout(10):
@@ -193,7 +193,7 @@ async def test_a_request_that_does_not_end_by_itself_is_ended(path: str) -> None
             one.close()
 
 
-async def test_a_request_whose_body_comes_after_the_key_was_revoked_is_refused() -> None:
+async def test_request_is_refused_if_its_key_is_revoked_before_the_body() -> None:
     served = Served()
     async with listening(served) as (listener, port), asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""`/api/a2a/agents` over a real socket: who may do what, and how it is said that one may not."""
+"""`/api/a2a/agents` over a real socket: permissions and error messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.a2a.registry_fixture import Ground, external, ground, moody
+from tests.a2a.registry_fixture import RegistryRig, external, run_changeable_agent, run_registry
 from tests.permissive_hub import PermitAll
-from tests.web.serving import Sources
+from tests.web.mcp_http_fixture import Sources
 
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
 from dragoman.core.principal import Principal
@@ -46,7 +46,7 @@ class Judge(PermitAll):
 
 
 class Served:
-    def __init__(self, port: int, here: Ground) -> None:
+    def __init__(self, port: int, here: RegistryRig) -> None:
         self.port = port
         self.here = here
 
@@ -70,11 +70,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIterator[Served]:
-    async with ground(home, config, lookup={"DRAGOMAN_AGENT_X": "t0ken"}) as here:
+async def served(home: Path, config: str = "") -> AsyncIterator[Served]:
+    async with run_registry(home, config, lookup={"DRAGOMAN_AGENT_X": "t0ken"}) as here:
         here.hub.authorizer = Judge()
-        source = here.listed if enabled else None
-        part = AgentsApi(here.hub, source, here.audit)
+        part = AgentsApi(here.hub, here.listed, here.audit)
         api = Api(here.hub, Sources(), parts=[part])
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
@@ -90,8 +89,8 @@ async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIte
             listener.abort()
 
 
-async def test_who_has_changed_the_registry_is_in_the_audit(tmp_path: Path) -> None:
-    async with moody("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
+async def test_registry_changes_are_audited_with_their_principal(tmp_path: Path) -> None:
+    async with run_changeable_agent("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
         assert (await hub.ask("POST", "/api/a2a/agents", {"url": agent.url}))[0] == 200
         assert (await hub.ask("PATCH", "/api/a2a/agents/nobody", {"trust": "trusted"}))[0] == 404
         assert (await hub.ask("DELETE", "/api/a2a/agents/vercel_ops", who="guest"))[0] == 403
@@ -110,8 +109,8 @@ async def test_who_has_changed_the_registry_is_in_the_audit(tmp_path: Path) -> N
     ]
 
 
-async def test_an_agent_is_registered_shown_changed_looked_at_and_removed(tmp_path: Path) -> None:
-    async with moody("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
+async def test_agent_is_registered_read_updated_refreshed_and_removed(tmp_path: Path) -> None:
+    async with run_changeable_agent("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
         status, row = await hub.ask(
             "POST", PATH, {"url": agent.url, "token": "env:DRAGOMAN_AGENT_X"}
         )
@@ -153,7 +152,7 @@ async def test_an_agent_is_registered_shown_changed_looked_at_and_removed(tmp_pa
         ("POST", f"{PATH}/ops/refetch", {}),
     ],
 )
-async def test_only_those_who_run_the_hub_may_change_it(
+async def test_registry_changes_need_admin(
     tmp_path: Path, method: str, path: str, body: Any
 ) -> None:
     async with served(tmp_path) as hub:
@@ -161,12 +160,12 @@ async def test_only_those_who_run_the_hub_may_change_it(
         assert status == 403 and '"key:guest" may not do this' in told["error"]["message"]
 
 
-async def test_a_guest_knows_of_no_agent_that_is_hidden_and_of_no_credential(
+async def test_guest_sees_neither_hidden_agents_nor_credentials(
     tmp_path: Path,
 ) -> None:
     async with (
-        moody("a", name="Open") as one,
-        moody("b", name="Hidden") as two,
+        run_changeable_agent("a", name="Open") as one,
+        run_changeable_agent("b", name="Hidden") as two,
         served(tmp_path) as hub,
     ):
         await hub.ask("POST", PATH, {"url": one.url, "token": "env:DRAGOMAN_AGENT_X"})
@@ -184,10 +183,10 @@ async def test_a_guest_knows_of_no_agent_that_is_hidden_and_of_no_credential(
         assert boss["credentials"] == {"token": "env:DRAGOMAN_AGENT_X", "headers": []}
 
 
-async def test_what_cannot_be_done_is_said_with_its_status(tmp_path: Path) -> None:
+async def test_invalid_registry_request_has_its_status_and_reason(tmp_path: Path) -> None:
     async with (
-        moody("a") as agent,
-        moody("b") as other,
+        run_changeable_agent("a") as agent,
+        run_changeable_agent("b") as other,
         served(tmp_path, external("fixed", agent.url)) as hub,
     ):
         await hub.ask("POST", PATH, {"url": agent.url, "name": "ops"})
@@ -206,10 +205,3 @@ async def test_what_cannot_be_done_is_said_with_its_status(tmp_path: Path) -> No
         ):
             found, told = await hub.ask(method, path, body)
             assert (found, said in told["error"]["message"]) == (status, True), (path, told)
-
-
-async def test_where_a2a_is_off_it_is_said_which_setting_enables_it(tmp_path: Path) -> None:
-    async with served(tmp_path, enabled=False) as hub:
-        for method, path in (("GET", PATH), ("GET", f"{PATH}/x"), ("POST", PATH)):
-            status, told = await hub.ask(method, path, {} if method == "POST" else None)
-            assert status == 404 and "enabled = true under [a2a]" in told["error"]["message"]

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.skill_hub import ALICE, BOB
-from tests.web.events_place import ground
+from tests.web.events_fixture import run_events_server
 
 from dragoman.core.logs import render_time
 
@@ -15,12 +15,12 @@ DISPATCHES = "/api/a2a/dispatches"
 
 
 @pytest.mark.promise("R12")
-async def test_who_runs_the_hub_sees_all_dispatches_and_everybody_else_their_own(
+async def test_admin_lists_all_dispatches_and_others_their_own(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as here:
-        await here.road.call(who=ALICE)
-        await here.road.call("vercel_ops.logs", who=BOB)
+    async with run_events_server(tmp_path) as here:
+        await here.skill_hub.call(who=ALICE)
+        await here.skill_hub.call("vercel_ops.logs", who=BOB)
         for who, callers in (
             ("boss", ["key:bob", "key:alice"]),
             ("alice", ["key:alice"]),
@@ -33,14 +33,14 @@ async def test_who_runs_the_hub_sees_all_dispatches_and_everybody_else_their_own
 
 
 @pytest.mark.promise("R12")
-async def test_the_query_chooses_and_pages(tmp_path: Path) -> None:
-    async with ground(tmp_path) as here:
+async def test_dispatch_query_filters_and_pages(tmp_path: Path) -> None:
+    async with run_events_server(tmp_path) as here:
         for _ in range(60):
-            await here.road.call()
+            await here.skill_hub.call()
         moment = render_time(time())
-        while render_time(time()) == moment:  # times are told to the millisecond
+        while render_time(time()) == moment:  # times have millisecond resolution
             await asyncio.sleep(0)
-        await here.road.call("vercel_ops.logs", fails=True)
+        await here.skill_hub.call("vercel_ops.logs", fails=True)
         _, first = await here.get(DISPATCHES)
         assert len(first["dispatches"]) == 50 and first["nextCursor"]
         _, rest = await here.get(f"{DISPATCHES}?cursor={quote(first['nextCursor'])}")
@@ -80,7 +80,9 @@ async def test_the_query_chooses_and_pages(tmp_path: Path) -> None:
         ("callr=x", 'unknown parameter "callr": use agentId'),
     ],
 )
-async def test_what_cannot_be_asked_is_said(query: str, said: str, tmp_path: Path) -> None:
-    async with ground(tmp_path) as here:
+async def test_invalid_query_is_refused_with_a_reason(
+    query: str, said: str, tmp_path: Path
+) -> None:
+    async with run_events_server(tmp_path) as here:
         status, found = await here.get(f"{DISPATCHES}?{query}")
         assert status == 400 and said in found["error"]["message"]

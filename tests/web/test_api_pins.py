@@ -1,4 +1,4 @@
-"""`/api/pins` over a real socket: what is asked, who may ask, and what does not fit."""
+"""`/api/pins` over a real socket: queries, permissions, invalid requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.permissive_hub import PermitAll, complete_catalogs
-from tests.web.serving import Answer, Place, Sources
+from tests.web.mcp_http_fixture import Answer, HubRig, Sources
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -63,7 +63,7 @@ def tools(*said: str) -> list[Tool]:
     ]
 
 
-class Ground:
+class PinsRig:
     def __init__(self, place: Any, catalog: Catalog) -> None:
         self.catalog = catalog
         self._place = place
@@ -74,7 +74,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(home: Path) -> AsyncIterator[Ground]:
+async def run_pins_api(home: Path) -> AsyncIterator[PinsRig]:
     store = SqlitePins(home)
     pins = PinReviewer(store, lambda target: "first")
     catalog = Catalog(review=pins.review)
@@ -83,7 +83,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    api = Api(hub, Sources(), parts=[PinsApi(hub, people)])
+    api = Api(hub, Sources(), parts=[PinsApi(people)])
     listener = HttpListener(
         TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
     )
@@ -91,9 +91,9 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     catalog.offer("files", tools("a", "b", "c"))
     catalog.offer("files", tools("a", "B", "C"))
     unused: Any = None
-    made = Place(sock.getsockname()[1], listener, unused, unused, unused, unused)
+    made = HubRig(sock.getsockname()[1], listener, unused, unused, unused, unused)
     try:
-        yield Ground(made, catalog)
+        yield PinsRig(made, catalog)
     finally:
         await listener.drain(0.5)
         listener.abort()
@@ -103,8 +103,8 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
 
 
 @pytest.mark.promise("R9")
-async def test_what_is_held_is_listed_shown_and_approved(tmp_path: Path) -> None:
-    async with ground(tmp_path) as at:
+async def test_quarantined_definition_is_listed_shown_and_approved(tmp_path: Path) -> None:
+    async with run_pins_api(tmp_path) as at:
         status, found = await at.ask("GET", "/api/pins")
         assert status == 200 and found["total"] == 2
         assert [pin["name"] for pin in found["pins"]] == ["files.t1", "files.t2"]
@@ -129,8 +129,8 @@ async def test_what_is_held_is_listed_shown_and_approved(tmp_path: Path) -> None
         assert len(at.catalog) == 3
 
 
-async def test_all_of_a_target_or_all_is_approved_at_once(tmp_path: Path) -> None:
-    async with ground(tmp_path) as at:
+async def test_all_quarantined_definitions_are_approved_at_once(tmp_path: Path) -> None:
+    async with run_pins_api(tmp_path) as at:
         done = await at.ask("POST", "/api/pins/approve", {"target": "files"})
         assert done == (200, {"approved": ["files.t1", "files.t2"]})
         assert len(at.catalog) == 3
@@ -138,8 +138,8 @@ async def test_all_of_a_target_or_all_is_approved_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("R9")
-async def test_only_who_may_administer_sees_or_decides_anything(tmp_path: Path) -> None:
-    async with ground(tmp_path) as at:
+async def test_pin_api_needs_admin(tmp_path: Path) -> None:
+    async with run_pins_api(tmp_path) as at:
         for method, path, body in (
             ("GET", "/api/pins", None),
             ("GET", "/api/pins?state=all", None),
@@ -155,8 +155,8 @@ async def test_only_who_may_administer_sees_or_decides_anything(tmp_path: Path) 
         assert (await at.ask("GET", "/api/pins"))[1]["total"] == 2
 
 
-async def test_what_does_not_fit_is_explained_and_does_nothing(tmp_path: Path) -> None:
-    async with ground(tmp_path) as at:
+async def test_invalid_pin_request_is_explained_and_has_no_effect(tmp_path: Path) -> None:
+    async with run_pins_api(tmp_path) as at:
         body: Any
         for body in (
             {},

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from tests.permissive_hub import call_tool, complete_catalogs
-from tests.web.serving import Answer, Place, Sources
+from tests.web.mcp_http_fixture import Answer, HubRig, Sources
 
 from dragoman import guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import principal_from_key
-from dragoman.app.policy_admin.loaded_policies import load_policies
-from dragoman.app.policy_admin.service import PolicyService
+from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -30,6 +29,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
+from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.tool import INSTRUCTIONS, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
@@ -67,7 +67,7 @@ class Hub_:
 
     def apply(self, config: str) -> None:
         new = parse(config)
-        self.side.apply(self.live.replace(new), new)
+        self.side.apply(self.live.replace(new, {}), new)
 
     def __init__(self, home: Path, config: Config) -> None:
         self.home = home
@@ -99,9 +99,10 @@ class Hub_:
             chains,
             engine,
             KeptResults(1, 60),
+            LocalRateLimiter(),
         )
         self.hub = Hub(catalogs, self.bus, stages, chains, engine)
-        self.side = PolicyService(home, live, self.audit, self.bus, shown, loaded, self.hub.find)
+        self.side = PolicyService(home, self.audit, self.bus, shown, loaded, self.hub.find)
         catalog.offer(
             "work",
             [
@@ -123,7 +124,7 @@ class Hub_:
 
     async def ask(self, method: str, path: str, body: Any = None, who: str = BOSS) -> Any:
         """The answer, with its status."""
-        asking = Place(self.port, None, None, None, None, None)  # type: ignore[arg-type]
+        asking = HubRig(self.port, None, None, None, None, None)  # type: ignore[arg-type]
         answer: Answer = await asking.send(method, path, body, who=who)
         return {"status": answer.status, **(await answer.json())}
 
@@ -153,7 +154,7 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
     sock.setblocking(False)
     made.port = sock.getsockname()[1]
     auth = Authenticator(BOSS, lambda key: Principal("key", key), lambda: True)
-    api = Api(made.hub, Sources(), parts=[PoliciesApi(made.hub, made.side)])
+    api = Api(made.hub, Sources(), parts=[PoliciesApi(made.side)])
     listener = HttpListener(
         TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
     )
@@ -168,7 +169,7 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
         made.keys.close()
 
 
-async def test_a_policy_that_is_in_force_is_not_said_to_have_failed(tmp_path: Path) -> None:
+async def test_active_policy_is_not_reported_as_failed(tmp_path: Path) -> None:
     policies = tmp_path / "policies"
     policies.mkdir()
     left = [policies / ".mine.abcdefgh.tmp", tmp_path / ".policies.abcdefgh"]
@@ -186,7 +187,7 @@ async def test_a_policy_that_is_in_force_is_not_said_to_have_failed(tmp_path: Pa
 
 
 @pytest.mark.promise("R11")
-async def test_a_policy_is_created_listed_switched_off_and_on_and_deleted(tmp_path: Path) -> None:
+async def test_policy_is_created_listed_disabled_enabled_and_deleted(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         first = await at.ask("GET", "/api/policies")
         assert first["status"] == 200 and first["default"] and first["mode"] == "enforce"
@@ -228,7 +229,7 @@ async def test_a_policy_is_created_listed_switched_off_and_on_and_deleted(tmp_pa
 
 
 @pytest.mark.promise("R11")
-async def test_a_set_that_cannot_be_used_is_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
+async def test_unusable_policy_set_is_refused_with_all_errors(tmp_path: Path) -> None:
     bad = 'permit (principal, action, resource);\n@id("a") forbid (principal, action, resurce);'
     async with hub(tmp_path) as at:
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
@@ -253,24 +254,24 @@ async def test_a_set_that_cannot_be_used_is_refused_with_all_that_is_wrong(tmp_p
 
 
 @pytest.mark.promise("R11")
-async def test_files_are_taken_up_as_one_and_bad_ones_never(tmp_path: Path) -> None:
+async def test_policy_files_are_loaded_atomically(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        heard: list[PolicyChanged] = []
-        at.bus.observe(PolicyChanged, heard.append)
+        received: list[PolicyChanged] = []
+        at.bus.observe(PolicyChanged, received.append)
         lists: list[int] = []
         at.hub.catalog.on_change(lambda: lists.append(1))
         at.side.folder.create_default()
         (at.policies / "mine.cedar").write_text(NO_WIPING)
         await seen(at)
         good = at.side.engine.policy_set.hash
-        assert not await at.permitted("work.wipe") and heard[-1] == PolicyChanged(good, "")
-        assert lists == [1]  # whoever has a list looks again
+        assert not await at.permitted("work.wipe") and received[-1] == PolicyChanged(good, "")
+        assert lists == [1]  # clients with a list read it again
 
         (at.policies / "mine.cedar").write_text("forbid (principal")
         await seen(at)
         listed = await at.ask("GET", "/api/policies")
         assert listed["snapshot"] == good and "mine.cedar" in listed["problem"]
-        assert heard[-1].snapshot == good and heard[-1].problem == listed["problem"]
+        assert received[-1].snapshot == good and received[-1].problem == listed["problem"]
         assert not await at.permitted("work.wipe")
 
         (at.policies / "mine.cedar").write_text("")
@@ -285,7 +286,7 @@ async def seen(at: Hub_) -> None:
         await at.side.check()
 
 
-async def test_a_hub_does_not_start_with_policies_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_hub_does_not_start_with_invalid_policies(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "mine.cedar").write_text("permit (")
     with pytest.raises(ConfigError, match=r"mine\.cedar"):
@@ -294,11 +295,11 @@ async def test_a_hub_does_not_start_with_policies_that_cannot_be_used(tmp_path: 
 
 
 NOTHING: Any = None
-OPERATIONS = [operation for operation, _ in list_routes(PoliciesApi(NOTHING, NOTHING))]
+OPERATIONS = [operation for operation, _ in list_routes(PoliciesApi(NOTHING))]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
-async def test_nothing_is_told_or_done_without_admin(tmp_path: Path, operation: Operation) -> None:
+async def test_policy_api_needs_admin(tmp_path: Path, operation: Operation) -> None:
     method, path = operation.method, operation.path.replace("{name}", "default")
     async with hub(tmp_path) as at:
         body: Any = {} if method in ("POST", "PATCH") else None
@@ -307,7 +308,7 @@ async def test_nothing_is_told_or_done_without_admin(tmp_path: Path, operation: 
         assert not at.policies.exists()
 
 
-async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
+async def test_policy_changes_are_audited_with_their_principal(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         old = at.side.engine.policy_set.hash
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
@@ -321,7 +322,7 @@ async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
         assert by_hand.conclusion["policy_set"] == at.side.engine.policy_set.hash
 
 
-async def test_nobody_locks_himself_out_by_mistake(tmp_path: Path) -> None:
+async def test_change_that_locks_out_its_author_is_refused(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         at.side.folder.create_default()
         refused = await at.ask("DELETE", "/api/policies/default")
@@ -333,7 +334,7 @@ async def test_nobody_locks_himself_out_by_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "x" * 65, "ä", "explain", "who-can", 7])
-async def test_a_name_that_is_none_is_refused(tmp_path: Path, name: Any) -> None:
+async def test_invalid_policy_name_is_refused(tmp_path: Path, name: Any) -> None:
     async with hub(tmp_path) as at:
         answer = await at.ask("POST", "/api/policies", {"name": name, "text": NO_WIPING})
         assert answer["status"] == 400 and not at.policies.exists()
@@ -378,7 +379,7 @@ async def test_a_name_that_is_none_is_refused(tmp_path: Path, name: Any) -> None
         ("POST", "/api/policies/replay", {"texts": {}, "since": 0, "limit": 0}),
     ],
 )
-async def test_what_does_not_fit_is_refused(
+async def test_invalid_request_is_refused(
     tmp_path: Path, method: str, path: str, body: Any
 ) -> None:
     async with hub(tmp_path) as at:
@@ -387,7 +388,7 @@ async def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.promise("R11")
-async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path) -> None:
+async def test_policy_texts_are_validated_and_tested_without_activation(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         before = at.side.engine.policy_set.hash
         fine = await at.ask("POST", "/api/policies/validate", {"text": NO_WIPING})
@@ -407,7 +408,7 @@ async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path)
         assert at.side.engine.policy_set.hash == before and not at.policies.exists()
 
 
-async def test_a_context_that_cannot_be_is_the_mistake_of_who_asks(tmp_path: Path) -> None:
+async def test_invalid_context_is_a_client_error(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
         asked = {"principal": "key:ci", "tool": "work.read"}
@@ -491,7 +492,7 @@ async def test_a_server_that_calls_back_is_an_agent_to_policies(tmp_path: Path) 
         assert not (await at.ask("POST", "/api/policies/validate", {"text": by_role}))["findings"]
 
 
-async def test_an_example_that_is_given_would_do(tmp_path: Path) -> None:
+async def test_suggested_policy_example_permits_the_call(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         owner = '@id("owner") permit (principal in Hub::Role::"owner", action, resource);'
         await at.ask("POST", "/api/policies", {"name": "default", "text": owner})
@@ -505,7 +506,7 @@ async def test_an_example_that_is_given_would_do(tmp_path: Path) -> None:
         assert await at.permitted("work.read")
 
 
-async def test_who_can_and_what_can_say_what_the_hub_would_do(tmp_path: Path) -> None:
+async def test_who_can_and_what_can_match_actual_decisions(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
         at.keys.create("old", owner="ann", expires_at=None, scopes=[])
@@ -514,7 +515,7 @@ async def test_who_can_and_what_can_say_what_the_hub_would_do(tmp_path: Path) ->
         who = await at.ask("GET", "/api/policies/who-can?tool=mcp_work_read")
         assert who["tool"] == "work.read"
         names = [each["name"] for each in who["principals"]]
-        assert names == ["owner:owner", "key:api_key", "key:ci"]  # a key that is revoked is nobody
+        assert names == ["owner:owner", "key:api_key", "key:ci"]  # a revoked key has no principal
         assert all(each["allowed"] and each["listed"] for each in who["principals"])
         nobody = await at.ask("GET", "/api/policies/who-can?tool=work.wipe")
         assert {tuple(each["policies"]) for each in nobody["principals"]} == {("no-wiping",)}
@@ -529,11 +530,11 @@ async def test_who_can_and_what_can_say_what_the_hub_would_do(tmp_path: Path) ->
 
 
 @pytest.mark.promise("R11")
-async def test_replay_lists_only_what_a_draft_would_turn(tmp_path: Path) -> None:
+async def test_replay_lists_only_decisions_that_a_draft_changes(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
         ci = principal_from_key(at.keys.list()[0])
-        await at.call("work.wipe", ci)  # before what is asked for
+        await at.call("work.wipe", ci)  # before the requested one
         begun = time.time()
         for _ in range(3):
             await at.call("work.wipe", ci)
@@ -566,7 +567,7 @@ async def test_replay_lists_only_what_a_draft_would_turn(tmp_path: Path) -> None
         assert await at.permitted("work.wipe", ci)  # nothing was put in force
 
 
-async def test_the_least_that_would_have_done_is_proposed_and_proved(tmp_path: Path) -> None:
+async def test_minimal_policy_is_proposed_and_verified(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         for name in ("ci", "a.b", "a_b"):  # of which two read alike
             at.keys.create(name, owner="ann", expires_at=None, scopes=[])
@@ -596,7 +597,7 @@ async def test_the_least_that_would_have_done_is_proposed_and_proved(tmp_path: P
         assert await at.permitted("work.wipe", OWNER)
 
 
-async def test_shadow_mode_is_changed_live_and_keeps_the_guardrails(tmp_path: Path) -> None:
+async def test_shadow_mode_is_switched_live_and_keeps_guardrails(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
         assert not await at.permitted("work.wipe")
@@ -608,7 +609,7 @@ async def test_shadow_mode_is_changed_live_and_keeps_the_guardrails(tmp_path: Pa
         assert not await at.permitted("work.wipe")
 
 
-async def test_changes_at_one_time_do_not_undo_each_other(tmp_path: Path) -> None:
+async def test_concurrent_policy_changes_do_not_overwrite_each_other(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
 
         async def write(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Those who ask for more than their share, and plug-ins that end where they should answer."""
+"""Clients that exceed their share of the API, and plugins that raise instead of answering."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.skill_hub import SkillHub
-from tests.web.events_place import ground
+from tests.web.events_fixture import run_events_server
 
 from dragoman.core.errors import Denied, Overloaded
 from dragoman.core.events import PreVerb
@@ -18,13 +18,13 @@ DISPATCHES = "/api/a2a/dispatches"
 
 
 @pytest.mark.parametrize("limit", ["0000000011000", "00000000200000000", "000000001" * 100])
-async def test_no_way_of_writing_a_limit_goes_beyond_it(limit: str, tmp_path: Path) -> None:
-    async with ground(tmp_path) as here:
+async def test_limit_parameter_cannot_exceed_its_maximum(limit: str, tmp_path: Path) -> None:
+    async with run_events_server(tmp_path) as here:
         status, found = await here.get(f"{DISPATCHES}?limit={limit}")
         assert status == 400 and "from 1 to 200" in found["error"]["message"]
 
 
-async def test_who_looks_for_dispatches_again_and_again_does_not_keep_them_from_being_written(
+async def test_repeated_dispatch_queries_do_not_block_writes(
     tmp_path: Path,
 ) -> None:
     store = DispatchStore(tmp_path, 1_000)
@@ -38,12 +38,12 @@ async def test_who_looks_for_dispatches_again_and_again_does_not_keep_them_from_
         await store.close()
 
 
-async def test_a_gate_that_wants_to_end_the_process_refuses_the_call() -> None:
-    road = SkillHub()
+async def test_gate_raising_system_exit_refuses_the_call() -> None:
+    skill_hub = SkillHub()
 
     async def leave(event: PreVerb) -> None:
         sys.exit(3)
 
-    road.bus.gate("rash", leave)
+    skill_hub.bus.gate("rash", leave)
     with pytest.raises(Denied, match='the gate "rash" failed'):
-        await road.call()
+        await skill_hub.call()

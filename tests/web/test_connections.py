@@ -1,4 +1,4 @@
-"""Too many connections: which of them go, and who is let in all the same."""
+"""Too many connections: which are closed, and which are still accepted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from tests.web import serving
-from tests.web.serving import ALICE, BOB, Place
+from tests.web import mcp_http_fixture
+from tests.web.mcp_http_fixture import ALICE, BOB, HubRig
 from tests.web.test_listener import parsed
 
 from dragoman.web.http import http1
@@ -16,7 +16,7 @@ from dragoman.web.http import http1
 class Peer:
     """A connection that is kept."""
 
-    def __init__(self, here: Place, key: str = "") -> None:
+    def __init__(self, here: HubRig, key: str = "") -> None:
         self._port = here.port
         lines = ["Host: localhost", *([f"Authorization: Bearer {key}"] if key else []), "", ""]
         self._rest = " HTTP/1.1\r\n" + "\r\n".join(lines)
@@ -43,7 +43,7 @@ class Peer:
         self.writer.close()
 
 
-async def idle(here: Place, count: int, key: str = "") -> list[Peer]:
+async def idle(here: HubRig, count: int, key: str = "") -> list[Peer]:
     """So many connections that have asked once, the first first."""
     peers = []
     for _ in range(count):
@@ -60,8 +60,8 @@ async def some_closed(peers: list[Peer], count: int) -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_idle_connections_without_a_key_make_room_for_new_ones() -> None:
-    async with serving.place(connections=20) as here:
+async def test_idle_keyless_connections_are_closed_for_new_ones() -> None:
+    async with mcp_http_fixture.run_mcp_rig(connections=20) as here:
         (alice,) = await idle(here, 1, ALICE)
         strangers = await idle(here, 30)
         assert len(here.listener._connections) <= 11, "half of an address, and one with a key"
@@ -74,8 +74,8 @@ async def test_idle_connections_without_a_key_make_room_for_new_ones() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_silent_connections_and_half_heads_make_room_too() -> None:
-    async with serving.place(connections=20) as here:
+async def test_silent_and_half_sent_connections_are_closed_for_new_ones() -> None:
+    async with mcp_http_fixture.run_mcp_rig(connections=20) as here:
         silent = [await Peer(here).connect() for _ in range(30)]
         for peer in silent[::2]:
             peer.writer.write(b"GET /healthz HTTP/1.1\r\nHo")
@@ -86,8 +86,8 @@ async def test_silent_connections_and_half_heads_make_room_too() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_a_caller_has_half_of_the_connections_and_its_idle_ones_go_first() -> None:
-    async with serving.place(connections=20) as here:
+async def test_principal_may_hold_half_of_the_connections() -> None:
+    async with mcp_http_fixture.run_mcp_rig(connections=20) as here:
         alices = await idle(here, 14, ALICE)
         bobs = await idle(here, 8, BOB)
         await some_closed(alices, 4)
@@ -98,8 +98,8 @@ async def test_a_caller_has_half_of_the_connections_and_its_idle_ones_go_first()
 
 
 @pytest.mark.promise("N1")
-async def test_a_connection_that_is_at_work_is_never_closed_for_another() -> None:
-    async with serving.place(connections=10) as here:
+async def test_active_connection_is_never_closed_for_another() -> None:
+    async with mcp_http_fixture.run_mcp_rig(connections=10) as here:
         busy = [await here.send("POST", message=PING_STREAM) for _ in range(5)]
         other = await Peer(here, ALICE).connect()
         assert await other.get() == 503
@@ -112,14 +112,14 @@ async def test_a_connection_that_is_at_work_is_never_closed_for_another() -> Non
         other.close()
 
 
-PING_STREAM = serving.call(1, steps=[1], waits=True)
+PING_STREAM = mcp_http_fixture.call(1, steps=[1], waits=True)
 
 
-async def test_keep_alive_is_short_without_a_key_only_where_connections_are_scarce(
+async def test_keyless_keep_alive_is_short_only_under_pressure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "SCARCE_SECONDS", 0.05)
-    async with serving.place(connections=20) as here:
+    async with mcp_http_fixture.run_mcp_rig(connections=20) as here:
         (early,) = await idle(here, 1)
         keyed = await idle(here, 10, ALICE) + await idle(here, 6, BOB)
         (late,) = await idle(here, 1)

@@ -1,19 +1,31 @@
-"""What a client sends, and how much of it the hub takes: pipelined requests, what surrounds a body,
-and bodies that share the room there is."""
+"""Client input and its limits: pipelined requests, body framing, and bodies that share a budget."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 from contextlib import suppress
+from contextvars import ContextVar
 from itertools import pairwise
 
 import pytest
-from tests.web import serving
-from tests.web.serving import ALICE, BOB
-from tests.web.test_listener import JSON, PING, Place, call, get, kept, parsed, place, post
+from tests.web import mcp_http_fixture
+from tests.web.mcp_http_fixture import ALICE, BOB
+from tests.web.test_listener import (
+    JSON,
+    PING,
+    HubRig,
+    call,
+    get,
+    kept,
+    parsed,
+    post,
+    run_listener_rig,
+)
 
+from dragoman.core.background import Work
 from dragoman.web.http import body_budget, http1
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
@@ -22,7 +34,7 @@ from dragoman.web.http.request import ServerRequest
 CHUNKED = b"Transfer-Encoding: chunked"
 
 
-async def read_all(here: Place, request: bytes) -> bytes:
+async def read_all(here: HubRig, request: bytes) -> bytes:
     reader, writer = await here.connect()
     writer.write(request)
     answer = b""
@@ -36,10 +48,10 @@ async def read_all(here: Place, request: bytes) -> bytes:
 # --- one request behind the other
 
 
-async def test_every_pipelined_request_is_answered_in_its_order_however_many_there_are() -> None:
+async def test_every_pipelined_request_is_answered_in_order() -> None:
     pings = [PING.replace(b'"id":1', b'"id":%d' % number) for number in range(100)]
     asked = b"".join(kept(post("/mcp", ping, JSON)) for ping in pings)
-    async with place() as here:
+    async with run_listener_rig() as here:
         reader, writer = await here.connect()
         writer.write(kept(post("/mcp", call(), JSON)) + asked + get("/healthz"))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -52,8 +64,8 @@ async def test_every_pipelined_request_is_answered_in_its_order_however_many_the
     assert places == sorted(places) and answers.endswith(b"ok\n")
 
 
-async def test_what_cannot_be_parsed_is_refused_behind_the_answers_to_what_can() -> None:
-    async with place() as here:
+async def test_malformed_pipelined_request_is_refused_after_the_valid_ones() -> None:
+    async with run_listener_rig() as here:
         for bad, status in (
             (b"no HTTP\r\n\r\n", b"400"),
             (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"405"),
@@ -63,13 +75,13 @@ async def test_what_cannot_be_parsed_is_refused_behind_the_answers_to_what_can()
             assert answers.rindex(b"ok\n") < answers.index(b"HTTP/1.1 " + status)
 
 
-async def test_input_that_waits_behind_a_full_queue_counts() -> None:
-    async with serving.place(BodyBudget(100)) as here:
+async def test_queued_input_counts_against_the_limit() -> None:
+    async with mcp_http_fixture.run_mcp_rig(BodyBudget(100)) as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-        ping = json.dumps(serving.request(7, "ping")).encode()
+        ping = json.dumps(mcp_http_fixture.request(7, "ping")).encode()
         head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n"
         lines = b"Content-Type: application/json\r\nAccept: */*\r\nContent-Length: %d\r\n\r\n"
-        waits = json.dumps(serving.call(1, waits=True)).encode()
+        waits = json.dumps(mcp_http_fixture.call(1, waits=True)).encode()
         writer.write(head + lines % len(waits) + waits + (head + lines % len(ping) + ping) * 100)
         await asyncio.wait_for(here.work.running.wait(), 5)
         here.work.go.set()
@@ -84,10 +96,10 @@ async def test_input_that_waits_behind_a_full_queue_counts() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_trailers_extensions_and_tiny_chunks_are_bounded_with_a_key_and_without() -> None:
+async def test_trailers_extensions_and_tiny_chunks_are_bounded() -> None:
     head = post("/mcp", b"", JSON, "Authorization: Bearer secret")
     head = head.replace(b"Content-Length: 0", CHUNKED)
-    async with place("secret") as here:
+    async with run_listener_rig("secret") as here:
         for excess in (
             b"5\r\nabcde\r\n" * 100_000 + b"0\r\nX: " + b"x" * 70_000,
             b"0\r\n" + b"X: y\r\n" * 15_000,
@@ -103,7 +115,7 @@ async def test_trailers_extensions_and_tiny_chunks_are_bounded_with_a_key_and_wi
         assert (await read_all(here, head + ended)).endswith(b'"result":{}}')
 
 
-async def test_a_body_in_tiny_chunks_is_parsed_in_turns() -> None:
+async def test_tiny_chunks_are_parsed_without_blocking_the_loop() -> None:
     """However much of it the loop has read at once."""
 
     class Taker:
@@ -134,6 +146,89 @@ async def test_a_body_in_tiny_chunks_is_parsed_in_turns() -> None:
     assert largest < 2 * 2 * (http1.PIECES_A_TURN + http1.SLICE_BYTES // 7)
 
 
+async def test_requests_share_a_task_but_no_context_variable() -> None:
+    seen: list[tuple[int, str]] = []
+    secret = ContextVar("secret", default="unset")
+
+    class Taker:
+        def admit(self, request: ServerRequest) -> bool:
+            return True
+
+        async def answer(self, request: ServerRequest) -> None:
+            seen.append((id(asyncio.current_task()), secret.get()))
+            if request.path == "/set":
+                secret.set("of another request")
+            if request.path == "/cancelled":
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+            request.reply(200, [], b"done")
+
+    listener = await serve(Taker())
+    reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
+    for path in ("first", "second", "set", "third", "fourth", "cancelled", "fifth"):
+        writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    listener.stop_accepting()
+    assert {value for _, value in seen} == {"unset"}
+    first, second, sets, third, fourth, cancelled, _ = (task for task, _ in seen)
+    assert first == second == sets and third == fourth == cancelled
+
+
+async def test_connection_leaves_no_task_and_no_reference_cycle() -> None:
+    running = asyncio.Event()
+    ended: list[str] = []
+
+    class Taker:
+        def admit(self, request: ServerRequest) -> bool:
+            return True
+
+        def answer(self, request: ServerRequest) -> Work[None]:
+            if request.path == "/now":  # answered before its task begins
+                request.reply(200, [], b"done")
+            return self._run(request)
+
+        async def _run(self, request: ServerRequest) -> None:
+            try:
+                if request.path == "/slow":
+                    running.set()
+                    await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                ended.append(request.path)
+                raise
+
+    listener = await serve(Taker())
+    get = "GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    before = asyncio.all_tasks()
+    gc.collect()  # connections of other tests
+    gc.disable()
+    try:
+        reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
+        writer.write("".join(get.format(path) for path in (*["now"] * 9, "slow")).encode())
+        await asyncio.wait_for(running.wait(), 5)
+        assert len(asyncio.all_tasks() - before) == 1
+        (connection,) = listener._connections
+        connection.abort()  # cancels the request that runs, not an idle task
+        del connection
+        async with asyncio.timeout(5):
+            while ended != ["/slow"] or asyncio.all_tasks() != before:
+                await asyncio.sleep(0.01)
+        writer.close()
+        gc.collect()  # the error of a cancelled task keeps its frame
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
+            writer.write(get.format("now").encode())
+            await asyncio.wait_for(reader.readuntil(b"done"), 5)
+            writer.close()
+        async with asyncio.timeout(5):
+            while listener._connections or asyncio.all_tasks() != before:
+                await asyncio.sleep(0.01)
+        assert not [one for one in gc.get_objects() if type(one) is http1.HttpConnection]
+    finally:
+        gc.enable()
+    listener.stop_accepting()
+
+
 async def serve(app: http1.Application) -> HttpListener:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
@@ -148,7 +243,7 @@ async def serve(app: http1.Application) -> HttpListener:
 class Upload:
     """A POST whose head has been sent and whose body has not; it waits for `100 Continue`."""
 
-    def __init__(self, here: serving.Place, who: str, body: bytes) -> None:
+    def __init__(self, here: mcp_http_fixture.HubRig, who: str, body: bytes) -> None:
         self._here = here
         self._who = who
         self.body = body
@@ -187,7 +282,7 @@ def padded(message: object, size: int) -> bytes:
     return text + b" " * (size - len(text))
 
 
-LARGE = padded(serving.request(1, "ping"), 90 * KB)
+LARGE = padded(mcp_http_fixture.request(1, "ping"), 90 * KB)
 
 
 async def is_waiting(budget: BodyBudget, count: int) -> None:
@@ -197,9 +292,9 @@ async def is_waiting(budget: BodyBudget, count: int) -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_a_caller_has_half_the_room_for_bodies_and_the_rest_wait_for_it() -> None:
+async def test_principal_gets_half_of_the_body_budget_and_the_rest_waits() -> None:
     budget = BodyBudget(200 * KB)
-    async with serving.place(budget) as here:
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
         first = await Upload(here, ALICE, LARGE).begin()
         await first.is_wanted()
         others = [await Upload(here, ALICE, LARGE).begin() for _ in range(3)]
@@ -208,7 +303,7 @@ async def test_a_caller_has_half_the_room_for_bodies_and_the_rest_wait_for_it() 
         bobs = await Upload(here, BOB, LARGE).begin()
         await bobs.is_wanted()
         assert await bobs.finish() == 200
-        answer = await here.send("POST", message=serving.request(1, "ping"))
+        answer = await here.send("POST", message=mcp_http_fixture.request(1, "ping"))
         assert (await answer.json())["result"] == {}
         assert budget.held == 90 * KB
         assert await first.finish() == 200
@@ -222,10 +317,12 @@ async def test_a_caller_has_half_the_room_for_bodies_and_the_rest_wait_for_it() 
 
 
 @pytest.mark.promise("N1")
-async def test_a_body_takes_room_until_its_request_is_answered() -> None:
+async def test_body_counts_against_the_budget_until_its_request_is_answered() -> None:
     budget = BodyBudget(200 * KB)
-    async with serving.place(budget) as here:
-        slow = await Upload(here, ALICE, padded(serving.call(1, waits=True), 90 * KB)).begin()
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
+        slow = await Upload(
+            here, ALICE, padded(mcp_http_fixture.call(1, waits=True), 90 * KB)
+        ).begin()
         await slow.is_wanted()
         slow.writer.write(slow.body)
         await asyncio.wait_for(here.work.running.wait(), 5)
@@ -238,12 +335,12 @@ async def test_a_body_takes_room_until_its_request_is_answered() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_room_is_given_back_by_those_who_leave_and_too_many_who_wait_are_refused(
+async def test_disconnect_frees_body_budget_and_excess_waiters_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(body_budget, "MAX_WAITING_EACH", 2)
     budget = BodyBudget(200 * KB)
-    async with serving.place(budget) as here:
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
         first = await Upload(here, ALICE, LARGE).begin()
         await first.is_wanted()
         second = await Upload(here, ALICE, LARGE).begin()
@@ -259,11 +356,11 @@ async def test_room_is_given_back_by_those_who_leave_and_too_many_who_wait_are_r
         assert await third.finish() == 200
 
 
-async def test_who_waits_too_long_for_room_is_told_to_try_again(
+async def test_waiting_too_long_for_body_budget_is_answered_with_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budget = BodyBudget(200 * KB)
-    async with serving.place(budget) as here:
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
         first = await Upload(here, ALICE, LARGE).begin()
         await first.is_wanted()
         monkeypatch.setattr(http1, "BODY_SECONDS", 0.1)
@@ -273,13 +370,13 @@ async def test_who_waits_too_long_for_room_is_told_to_try_again(
         first.writer.close()
 
 
-async def test_a_body_in_chunks_takes_the_room_of_the_largest_until_its_end_is_known(
+async def test_chunked_body_reserves_the_maximum_until_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "BODY_BYTES", 100 * KB)
     budget = BodyBudget(200 * KB)
-    async with serving.place(budget) as here:
-        waits = padded(serving.call(1, waits=True), 40 * KB)
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
+        waits = padded(mcp_http_fixture.call(1, waits=True), 40 * KB)
         upload = await Upload(here, ALICE, b"").begin("Transfer-Encoding: chunked")
         await upload.is_wanted()
         upload.writer.write(b"%x\r\n%b\r\n" % (len(waits), waits))
@@ -295,8 +392,8 @@ async def test_a_body_in_chunks_takes_the_room_of_the_largest_until_its_end_is_k
 # --- refusals in the form of the path
 
 
-async def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path() -> None:
-    async with place() as here:
+async def test_oversized_body_is_refused_in_the_format_of_its_route() -> None:
+    async with run_listener_rig() as here:
         for path, is_rpc in (("/mcp", True), ("/api/tools/slow.wait/call", False)):
             head = post(path, b"", JSON).replace(b"Length: 0", b"Length: 99999999")
             status, headers, said = await here.ask(head)

@@ -1,4 +1,4 @@
-"""The application on a real socket, in this process: heads, bodies, and answers within limits."""
+"""The application on a real socket in this process: heads, bodies and responses within limits."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ class Slow:
         return Result(content=[{"type": "text", "text": "went"}])
 
 
-class Place:
+class HubRig:
     def __init__(
         self,
         made: HttpListener,
         port: int,
         sources: Plain,
         slow: Slow,
-        face: StreamableHttpTransport,
+        mcp_server: StreamableHttpTransport,
     ) -> None:
         self.listener = made
         self.port = port
         self.sources = sources
         self.slow = slow
-        self.face = face
+        self.mcp_server = mcp_server
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -97,7 +97,7 @@ class Place:
             if not self.listener.connections:
                 return
             await asyncio.sleep(0.005)
-        raise TimeoutError("somebody is still there")
+        raise TimeoutError("a connection is still open")
 
     async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         """One exchange of bytes; the answer is read to the end of the connection."""
@@ -117,7 +117,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 @asynccontextmanager
-async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[Place]:
+async def run_listener_rig(api_key: str | None = None, padding: int = 0) -> AsyncIterator[HubRig]:
     catalog, sources, slow = Catalog(review=admit_all), Plain(), Slow()
     tool = Tool(
         name="slow.wait",
@@ -128,22 +128,22 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
     )
     catalog.offer("slow", [tool])
     hub = build_permissive_hub(catalog, Bus(), [])
-    face = StreamableHttpTransport(McpServer(hub), bytes(32))
+    mcp_server = StreamableHttpTransport(McpServer(hub), bytes(32))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = TcpApp(
         Authenticator(api_key, lambda key: None, lambda: False),
         AllowedNames("127.0.0.1", None, [], []),
-        {"/mcp": face},
+        {"/mcp": mcp_server},
         Api(hub, sources),
         peers=ALONE,
     )
     made = HttpListener(app, sock)
     await made.start()
     try:
-        yield Place(made, sock.getsockname()[1], sources, slow, face)
+        yield HubRig(made, sock.getsockname()[1], sources, slow, mcp_server)
     finally:
-        face.close()
+        mcp_server.close()
         await made.drain(0.2)
         made.abort()
 
@@ -188,29 +188,29 @@ META = {
 # --- heads
 
 
-async def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_request_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "HEAD_SECONDS", 0.1)
-    async with place() as here:
+    async with run_listener_rig() as here:
         for begun in (b"", b"GET / HTT", b"GET / HTTP/1.1\r\nHost: local"):
             assert await closed_after(here, begun)
 
 
-async def closed_after(here: Place, begun: bytes) -> bool:
+async def closed_after(here: HubRig, begun: bytes) -> bool:
     reader, writer = await here.connect()
     writer.write(begun)
     left = b""
     async with asyncio.timeout(5):
-        with suppress(ConnectionResetError):  # there was more that nobody read
+        with suppress(ConnectionResetError):  # more remained unread
             left = await reader.read()
     writer.close()
     return left == b"" or left.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_a_connection_that_says_nothing_between_requests_is_not_kept(
+async def test_idle_keep_alive_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "HEAD_SECONDS", 0.1)
-    async with place("secret") as here:
+    async with run_listener_rig("secret") as here:
         keep = get("/healthz").replace(b"Connection: close\r\n", b"")
         unread = post("/mcp", b"x" * 1000, JSON).replace(b"Connection: close\r\n", b"")
         for first, then in ((keep, b"\r\n"), (unread[:-900], b"x" * 10)):
@@ -227,16 +227,16 @@ async def test_a_connection_that_says_nothing_between_requests_is_not_kept(
 
 
 @pytest.mark.promise("N1")
-async def test_a_head_is_bounded() -> None:
-    async with place() as here:
+async def test_request_head_size_is_bounded() -> None:
+    async with run_listener_rig() as here:
         many = "".join(f"X-{n}: {'v' * 60}\r\n" for n in range(2000))
         assert await closed_after(here, get("/healthz")[:-2] + many.encode())
         assert await closed_after(here, b"GET /" + b"x" * 100_000)
         assert (await here.ask(get("/healthz")))[0] == 200
 
 
-async def test_a_header_that_stands_twice_is_refused_and_a_list_is_joined() -> None:
-    async with place("secret") as here:
+async def test_duplicate_header_is_refused_and_a_list_header_is_joined() -> None:
+    async with run_listener_rig("secret") as here:
         key = "Authorization: Bearer secret"
         for twice in (
             ("Host: evil.example",),
@@ -255,38 +255,51 @@ async def test_a_header_that_stands_twice_is_refused_and_a_list_is_joined() -> N
 
 @pytest.mark.parametrize("target", ["/caf\xe9", "*", "http://evil.example/healthz", "//healthz"])
 async def test_odd_targets_get_an_answer(target: str) -> None:
-    async with place() as here:
+    async with run_listener_rig() as here:
         assert (await here.ask(get(target)))[0] in {200, 400, 404}
 
 
 # --- bodies
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_request_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "BODY_SECONDS", 0.1)
-    async with place() as here:
+    async with run_listener_rig() as here:
         status, _, said = await here.ask(post("/mcp", PING, JSON)[:-5])
         assert status == 408 and b"timed out waiting for the body" in said
 
 
 @pytest.mark.promise("N1")
-async def test_a_stranger_is_answered_without_reading_what_he_sends() -> None:
-    async with place("secret") as here:
+async def test_unauthenticated_request_is_answered_without_reading_its_body() -> None:
+    async with run_listener_rig("secret") as here:
         for path, status in (("/healthz", 405), ("/mcp", 401), ("/api/tools/x/call", 401)):
             request = post(path, b"x" * 100, JSON)[:-100]  # the body never comes
             assert (await here.ask(request))[0] == status
 
 
 async def test_chunked_bodies_are_read() -> None:
-    async with place() as here:
+    async with run_listener_rig() as here:
         head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         chunks = b"".join(b"1\r\n" + PING[n : n + 1] + b"\r\n" for n in range(len(PING)))
         status, _, said = await here.ask(head + chunks + b"0\r\n\r\n")
         assert (status, json.loads(said)["result"]) == (200, {})
 
 
-async def test_headers_after_the_body_do_not_count() -> None:
-    async with place() as here:
+@pytest.mark.promise("N1")
+async def test_chunked_body_is_counted_and_refused_over_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "BODY_BYTES", 20_000)
+    async with run_listener_rig() as here:
+        head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        for size, expected in ((20_000, 200), (20_001, 413)):
+            body = PING + b" " * (size - len(PING))
+            chunks = b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in (body[:500], body[500:]))
+            assert (await here.ask(head + chunks + b"0\r\n\r\n"))[0] == expected
+
+
+async def test_trailers_are_ignored() -> None:
+    async with run_listener_rig() as here:
         head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         chunk = b"%x\r\n%b\r\n0\r\n" % (len(PING), PING)
         trailers = b"Mcp-Protocol-Version: 2026-07-28\r\nAccept: text/html\r\nHost: evil\r\n\r\n"
@@ -295,9 +308,9 @@ async def test_headers_after_the_body_do_not_count() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_what_surrounds_a_body_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_chunk_framing_overhead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "DRAIN_BYTES", 100_000)
-    async with place() as here:
+    async with run_listener_rig() as here:
         head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         for endless in (b"1;" + b"x" * 300_000, b"0\r\nX: " + b"x" * 300_000):
             reader, writer = await here.connect()
@@ -315,8 +328,8 @@ def kept(request: bytes) -> bytes:
     return request.replace(b"Connection: close\r\n", b"")
 
 
-async def test_requests_that_come_together_are_answered_in_their_order() -> None:
-    async with place() as here:
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with run_listener_rig() as here:
         pings = [PING.replace(b'"id":1', b'"id":%d' % number) for number in range(10)]
         asked = b"".join(kept(post("/mcp", ping, JSON)) for ping in pings)
         _, _, rest = await here.ask(asked + get("/healthz"))
@@ -325,10 +338,10 @@ async def test_requests_that_come_together_are_answered_in_their_order() -> None
         assert places == sorted(places) and rest.endswith(b"ok\n")
 
 
-async def test_an_offer_of_another_protocol_is_not_taken_and_does_no_harm() -> None:
+async def test_upgrade_offer_is_ignored() -> None:
     """Java's HTTP client, and with it the Java SDK, offers h2c with every first request."""
     offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
-    async with place() as here:
+    async with run_listener_rig() as here:
         for first in (kept(post("/mcp", PING, JSON, offer)), kept(get("/healthz", offer))):
             _, _, rest = await here.ask(first + post("/mcp", PING, JSON))
             assert rest.count(b'"result":{}') + rest.count(b"ok\n") >= 1
@@ -347,8 +360,8 @@ async def test_an_offer_of_another_protocol_is_not_taken_and_does_no_harm() -> N
 
 
 @pytest.mark.promise("N1")
-async def test_the_head_of_the_next_request_is_bounded_while_the_first_is_answered() -> None:
-    async with place() as here:
+async def test_next_request_head_is_bounded_while_the_first_is_processed() -> None:
+    async with run_listener_rig() as here:
         reader, writer = await here.connect()
         writer.write(kept(post("/mcp", call(), JSON)))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -366,8 +379,8 @@ async def test_the_head_of_the_next_request_is_bounded_while_the_first_is_answer
 
 
 @pytest.mark.promise("N1")
-async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
-    async with place(padding=50_000) as here:
+async def test_client_that_does_not_read_responses_is_not_read_from() -> None:
+    async with run_listener_rig(padding=50_000) as here:
         reader, writer = await here.connect()
         ask = kept(get("/api/tools/slow.wait"))
         for _ in range(400):  # 20 MB of answers, if they were all made
@@ -383,10 +396,10 @@ async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_who_never_reads_is_left_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "KEEP_ALIVE_SECONDS", 0.1)
     monkeypatch.setattr(http1, "LAST_SECONDS", 0.1)
-    async with place(padding=5_000_000) as here:
+    async with run_listener_rig(padding=5_000_000) as here:
         _, writer = await here.connect()
         writer.write(kept(get("/api/tools/slow.wait")) * 3)
         await here.everyone_left()
@@ -400,8 +413,8 @@ async def test_each_error_has_a_status() -> None:
     assert all(400 <= find_row(TABLE, error) < 600 for error in list_leaves(HubError))
 
 
-async def test_a_hub_that_goes_down_is_alive_and_not_ready() -> None:
-    async with place() as here:
+async def test_stopping_hub_is_live_and_not_ready() -> None:
+    async with run_listener_rig() as here:
         assert (await here.ask(get("/readyz")))[0] == 200
         here.sources.waiting = "the hub is going down"
         status, _, said = await here.ask(get("/readyz"))
@@ -409,22 +422,22 @@ async def test_a_hub_that_goes_down_is_alive_and_not_ready() -> None:
         assert (await here.ask(get("/healthz")))[0] == 200
 
 
-async def test_a_name_in_a_path_is_decoded_once() -> None:
-    async with place() as here:
+async def test_path_parameter_is_decoded_once() -> None:
+    async with run_listener_rig() as here:
         status, _, said = await here.ask(get("/api/mcp/servers/a%2Fb%20%2541/logs"))
         assert (status, json.loads(said)["stderr"]) == (200, "log of a/b %41")
         assert (await here.ask(get("/api/mcp/servers/a/b%20%41/logs")))[0] == 404
 
 
-async def test_what_crashes_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
-    async with place() as here:
+async def test_unexpected_exception_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with run_listener_rig() as here:
         status, _, said = await here.ask(get("/api/status"))
         assert status == 500 and b"see the hub's log" in said and b"this crashes" not in said
     assert "this crashes" in caplog.text
 
 
 async def test_head_is_get_without_the_body() -> None:
-    async with place() as here:
+    async with run_listener_rig() as here:
         status, headers, said = await here.ask(get("/healthz").replace(b"GET", b"HEAD", 1))
         assert (status, said, headers["content-length"]) == (200, b"", "3")
 
@@ -433,12 +446,12 @@ async def test_head_is_get_without_the_body() -> None:
 
 
 @pytest.mark.promise("G2")
-async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
+async def test_long_call_sends_keep_alive_comments_and_answers_in_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
     monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.1)
-    async with place() as here:
+    async with run_listener_rig() as here:
         asking = asyncio.ensure_future(here.ask(post("/mcp", call(), JSON)))
         await asyncio.wait_for(here.slow.running.wait(), 5)
         reader, writer = await here.connect()
@@ -456,12 +469,12 @@ async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
 
 
 @pytest.mark.promise("G2")
-async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
+async def test_json_only_client_gets_json_after_any_duration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
     monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.05)
-    async with place() as here:
+    async with run_listener_rig() as here:
         request = post("/mcp", call(_meta={"progressToken": 1}), JSON, "Accept: application/json")
         asking = asyncio.ensure_future(here.ask(request))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -477,8 +490,8 @@ async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
         assert json.loads(said)["result"]["content"][0]["text"] == "went"
 
 
-async def test_a_call_by_the_api_ends_with_the_one_who_made_it() -> None:
-    async with place() as here:
+async def test_api_call_is_cancelled_when_its_client_disconnects() -> None:
+    async with run_listener_rig() as here:
         _, writer = await here.connect()
         writer.write(post("/api/tools/slow.wait/call", b"{}", JSON))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -488,11 +501,11 @@ async def test_a_call_by_the_api_ends_with_the_one_who_made_it() -> None:
 
 @pytest.mark.promise("G2", "B12")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_not(
+async def test_modern_disconnect_cancels_and_legacy_disconnect_does_not(
     era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
-    async with place() as here:
+    async with run_listener_rig() as here:
         _, writer = await here.connect()
         modern = post("/mcp", call(_meta=META), JSON, *MODERN)
         writer.write(modern if era == "modern" else post("/mcp", call(), JSON))
@@ -508,9 +521,9 @@ async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_
 
 
 @pytest.mark.promise("G2")
-async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sse_stream_is_kept_alive_and_ended_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.05)
-    async with place() as here:
+    async with run_listener_rig() as here:
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
         session = f"Mcp-Session-Id: {headers['mcp-session-id']}"
@@ -519,7 +532,7 @@ async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.Mon
         async with asyncio.timeout(5):
             for _ in range(4):
                 await reader.readuntil(b": keep-alive\n\n")
-            here.face.close()
+            here.mcp_server.close()
             assert (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
         status, _, said = await here.ask(get("/mcp", session, "Accept: text/event-stream"))
@@ -527,8 +540,8 @@ async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.Mon
 
 
 @pytest.mark.promise("N1")
-async def test_a_session_remembers_no_call_that_has_ended() -> None:
-    async with place() as here:
+async def test_session_forgets_finished_calls() -> None:
+    async with run_listener_rig() as here:
         here.slow.go.set()
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
@@ -536,16 +549,16 @@ async def test_a_session_remembers_no_call_that_has_ended() -> None:
         for number in range(3):
             message = call().replace(b'"id": 1', b'"id": %d' % number)
             assert (await here.ask(post("/mcp", message, JSON, f"Mcp-Session-Id: {id}")))[0] == 200
-        session = here.face.sessions.find(id, LOCAL)
+        session = here.mcp_server.sessions.find(id, LOCAL)
         assert session is not None and session.running == {}
 
 
 @pytest.mark.promise("N1")
-async def test_a_client_that_does_not_read_its_stream_is_cut_off(
+async def test_client_that_does_not_read_its_stream_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_BYTES", 10_000)
-    async with place() as here:
+    async with run_listener_rig() as here:
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
         id = headers["mcp-session-id"]
@@ -553,7 +566,7 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off(
         writer.write(get("/mcp", f"Mcp-Session-Id: {id}", "Accept: text/event-stream"))
         async with asyncio.timeout(5):
             await reader.readuntil(b": keep-alive\n\n")
-            session = here.face.sessions.find(id, LOCAL)
+            session = here.mcp_server.sessions.find(id, LOCAL)
             assert session is not None
             told = 0
             while session.streams and told < 10_000:
@@ -569,7 +582,7 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off(
 
 @pytest.mark.promise("N1")
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_client_that_reads_nothing_for_long_is_left(
+async def test_client_idle_in_reading_too_long_is_disconnected(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_SECONDS", 0.1)
@@ -601,7 +614,7 @@ async def test_a_client_that_reads_nothing_for_long_is_left(
 
 
 @pytest.mark.promise("N1")
-async def test_a_body_in_very_small_pieces_takes_no_more_than_its_size() -> None:
+async def test_body_in_small_pieces_takes_memory_of_its_size() -> None:
     bodies: list[bytes] = []
 
     class Taker:

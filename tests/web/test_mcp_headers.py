@@ -1,4 +1,4 @@
-"""The headers of 2026-07-28 on a real socket: each says what the body says, or is refused."""
+"""The headers of 2026-07-28 on a real socket: each must match the body."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any, cast
 
 import pytest
-from tests.web.serving import MODERN, call, modern, notification, place, request
+from tests.web.mcp_http_fixture import MODERN, call, modern, notification, request, run_mcp_rig
 
 from dragoman.core.catalog import Catalog
 from dragoman.core.tool import Tool
@@ -28,8 +28,8 @@ def b64(text: str) -> str:
 
 @pytest.mark.promise("G2")
 @pytest.mark.parametrize(("method", "params"), NAMED)
-async def test_a_name_in_a_header_is_that_of_the_body(method: str, params: dict[str, Any]) -> None:
-    async with place() as here:
+async def test_name_header_must_match_the_body(method: str, params: dict[str, Any]) -> None:
+    async with run_mcp_rig() as here:
         message = request(1, method, **params)
         (right,) = params.values()
         for name in ("", right + "x", right.upper(), "x", b64("x"), "=?base64?eA?=", "=?base64??="):
@@ -43,8 +43,8 @@ async def test_a_name_in_a_header_is_that_of_the_body(method: str, params: dict[
 
 
 @pytest.mark.promise("G2")
-async def test_a_method_in_a_header_is_that_of_the_body() -> None:
-    async with place() as here:
+async def test_method_header_must_match_the_body() -> None:
+    async with run_mcp_rig() as here:
         message = request(1, "tools/list")
         for name in ("", "prompts/list", "TOOLS/LIST", "tools/list, tools/list"):
             answer = await here.send("POST", **modern(message, Mcp_Method=name))
@@ -87,8 +87,8 @@ MIRRORED: list[tuple[dict[str, Any], dict[str, str], bool]] = [
 
 
 @pytest.mark.promise("G2", "B12")
-async def test_headers_that_repeat_an_argument_are_held_to_it() -> None:
-    async with place() as here:
+async def test_mirrored_argument_headers_must_match_the_arguments() -> None:
+    async with run_mcp_rig() as here:
         for arguments, headers, agree in MIRRORED:
             for tool in ("work.mirrored", "mcp_work_mirrored"):
                 message = call(1, tool, **arguments)
@@ -103,8 +103,8 @@ async def test_headers_that_repeat_an_argument_are_held_to_it() -> None:
 
 
 @pytest.mark.promise("G2")
-async def test_other_tools_and_older_revisions_are_held_to_no_such_header() -> None:
-    async with place() as here:
+async def test_unmarked_tools_and_older_revisions_need_no_mirrored_headers() -> None:
+    async with run_mcp_rig() as here:
         for tool in ("work.do", "work.spoilt", "no.such"):
             message = call(1, tool, region="eu", x=1)
             answer = await here.send("POST", **modern(message), Mcp_Param_Region="us")
@@ -117,11 +117,11 @@ async def test_other_tools_and_older_revisions_are_held_to_no_such_header() -> N
         assert here.work.calls[-1].tool.name == "work.mirrored"
 
 
-async def test_the_headers_of_a_tool_follow_its_schema() -> None:
-    async with place() as here:
+async def test_mirrored_headers_follow_the_tool_schema() -> None:
+    async with run_mcp_rig() as here:
         message = call(1, "work.do", region="eu")
         assert (await here.send("POST", **modern(message))).status == 200
-        catalog: Catalog = here.face.hub.catalog
+        catalog: Catalog = here.mcp_server.hub.catalog
         (do,) = [tool for tool in catalog.list_tools() if tool.name == "work.do"]
         schema = {"type": "object", "properties": {"region": {"type": "string"}}}
         schema["properties"]["region"]["x-mcp-header"] = "Zone"  # type: ignore[index]
@@ -146,8 +146,8 @@ async def test_the_headers_of_a_tool_follow_its_schema() -> None:
     "header",
     ["Mcp-Param-Region: eu", "Mcp-Method: tools/call", "Mcp-Name: work.mirrored"],
 )
-async def test_a_header_that_counts_counts_once(header: str) -> None:
-    async with place() as here:
+async def test_security_relevant_header_may_appear_once(header: str) -> None:
+    async with run_mcp_rig() as here:
         sent = modern(call(1, "work.mirrored", region="eu"))
         answer = await here.send("POST", **sent, Mcp_Param_Region=f"eu\r\n{header}")
         assert answer.status == 400 and b"is repeated" in await answer.body()
@@ -155,8 +155,8 @@ async def test_a_header_that_counts_counts_once(header: str) -> None:
 
 
 @pytest.mark.promise("G2")
-async def test_the_new_era_has_neither_get_nor_delete_and_unknown_ones_have_nothing() -> None:
-    async with place() as here:
+async def test_modern_revision_refuses_get_and_delete() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         for method in ("GET", "DELETE"):
             version = {**session, "Mcp_Protocol_Version": MODERN}
@@ -169,8 +169,8 @@ async def test_the_new_era_has_neither_get_nor_delete_and_unknown_ones_have_noth
 
 @pytest.mark.promise("N1")
 @pytest.mark.parametrize("member", ["uri", "taskId", "inputResponses", "requestState", "arguments"])
-async def test_no_parameter_that_counts_is_named_twice(member: str) -> None:
-    async with place() as here:
+async def test_duplicate_parameters_are_refused(member: str) -> None:
+    async with run_mcp_rig() as here:
         sent = modern(call(1))
         body = json.dumps(sent.pop("message"))
         twice = body.replace('"name"', f'"{member}": "a", "{member}": "b", "name"', 1)
@@ -183,8 +183,8 @@ async def test_no_parameter_that_counts_is_named_twice(member: str) -> None:
         assert (await here.send("POST", message=nested.encode(), **sent)).status == 200
 
 
-async def test_a_page_may_send_the_headers_of_tools() -> None:
-    async with place() as here:
+async def test_cors_preflight_allows_tool_headers() -> None:
+    async with run_mcp_rig() as here:
         wanted = "authorization, Mcp-Param-Region,mcp-param-été, x-other"
         answer = await here.send(
             "OPTIONS",

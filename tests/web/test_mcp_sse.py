@@ -1,4 +1,4 @@
-"""The face over HTTP+SSE on a real socket: one stream to hear, one address to speak to."""
+"""The MCP server over HTTP+SSE on a real socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.web.serving import BOB, Answer, Place, call, modern, notification, place, request
+from tests.web.mcp_http_fixture import (
+    BOB,
+    Answer,
+    HubRig,
+    call,
+    modern,
+    notification,
+    request,
+    run_mcp_rig,
+)
 
 from dragoman.mcp.server import legacy_sse
 from dragoman.web.http import http1
@@ -19,14 +28,14 @@ pytestmark = pytest.mark.promise("G2")
 class Client:
     """One that came by `GET /sse`."""
 
-    def __init__(self, here: Place, stream: Answer, where: str, who: str) -> None:
+    def __init__(self, here: HubRig, stream: Answer, where: str, who: str) -> None:
         self.here = here
         self.stream = stream
         self.where = where
         self.who = who
 
     @classmethod
-    async def of(cls, here: Place, who: str = "alice") -> Client:
+    async def of(cls, here: HubRig, who: str = "alice") -> Client:
         stream = await here.send("GET", "/sse", who=who, Accept="text/event-stream")
         assert (stream.status, stream.streams) == (200, True)
         first = await stream.event()
@@ -57,8 +66,8 @@ async def until(found: Callable[[], bool]) -> None:
 
 @pytest.mark.promise("F6", "F7")
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
-async def test_a_client_of_any_revision_that_shakes_hands_lists_and_calls(version: str) -> None:
-    async with place() as here:
+async def test_handshake_client_of_any_revision_lists_and_calls(version: str) -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         assert client.where.startswith("/messages/?session_id=")
         assert (await client.initialize(version))["protocolVersion"] == version
@@ -78,8 +87,8 @@ async def test_a_client_of_any_revision_that_shakes_hands_lists_and_calls(versio
 
 
 @pytest.mark.promise("F7")
-async def test_the_newest_revision_is_not_spoken_here_and_its_client_can_tell() -> None:
-    async with place() as here:
+async def test_newest_revision_is_refused_over_sse_in_a_readable_way() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         answer = await client.ask(modern(request("d", "server/discover"))["message"])
         assert (answer["id"], answer["error"]["code"]) == ("d", -32601)
@@ -91,8 +100,8 @@ async def test_the_newest_revision_is_not_spoken_here_and_its_client_can_tell() 
 
 
 @pytest.mark.promise("O1")
-async def test_a_session_belongs_to_the_key_that_opened_it() -> None:
-    async with place() as here:
+async def test_sse_session_is_bound_to_its_key() -> None:
+    async with run_mcp_rig() as here:
         client, other = await Client.of(here), await Client.of(here, BOB)
         ping = request(1, "ping")
         stolen = await client.say(ping, who=BOB)
@@ -116,8 +125,8 @@ async def test_a_session_belongs_to_the_key_that_opened_it() -> None:
         assert here.work.calls == []
 
 
-async def test_what_is_no_message_is_refused_with_words() -> None:
-    async with place() as here:
+async def test_invalid_message_is_refused_with_a_reason() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         for body, status in ((b"{", 400), (b'{"id":1,"id":2}', 400), (b"\xff", 400)):
             refused = await here.send("POST", client.where, body)
@@ -132,8 +141,8 @@ async def test_what_is_no_message_is_refused_with_words() -> None:
 
 
 @pytest.mark.promise("N1", "O1")
-async def test_host_origin_and_key_count_here_too() -> None:
-    async with place() as here:
+async def test_sse_checks_host_origin_and_key() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         for method, path, body in (("GET", "/sse", None), ("POST", client.where, b"{}")):
             assert (await here.send(method, path, body, Host="evil.example")).status == 421
@@ -143,8 +152,8 @@ async def test_host_origin_and_key_count_here_too() -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_a_client_is_asked_and_told_on_its_stream() -> None:
-    async with place() as here:
+async def test_elicitations_and_notifications_are_sent_on_the_sse_stream() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         await client.initialize("2025-06-18", elicitation={})
         asked = await client.ask(call("c", asks=True))
@@ -152,24 +161,24 @@ async def test_a_client_is_asked_and_told_on_its_stream() -> None:
         answer = {"action": "accept", "content": {"name": "Ada"}}
         said = await client.ask({"jsonrpc": "2.0", "id": asked["id"], "result": answer})
         assert json.loads(said["result"]["content"][0]["text"]) == answer
-        await until(lambda: bool(here.face.subscriptions._joined))
-        here.face.hub.catalog.withdraw("work")
+        await until(lambda: bool(here.mcp_server.subscriptions._joined))
+        here.mcp_server.hub.catalog.withdraw("work")
         told = await client.stream.message()
         assert told["method"] == "notifications/tools/list_changed"
 
 
-async def test_a_client_is_told_nothing_before_it_is_ready() -> None:
-    async with place() as here:
+async def test_client_receives_no_notification_before_initialized() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         await client.ask(request(0, "initialize", protocolVersion="2024-11-05"))
-        assert not here.face.subscriptions._joined
+        assert not here.mcp_server.subscriptions._joined
         await client.say(notification("notifications/initialized"))
-        await until(lambda: bool(here.face.subscriptions._joined))
+        await until(lambda: bool(here.mcp_server.subscriptions._joined))
 
 
 @pytest.mark.promise("B12")
-async def test_a_call_is_cancelled_by_saying_so_and_by_leaving() -> None:
-    async with place() as here:
+async def test_call_is_cancelled_by_notification_and_by_disconnect() -> None:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         await client.initialize()
         assert (await client.say(call("c", waits=True))).status == 202
@@ -187,13 +196,13 @@ async def test_a_call_is_cancelled_by_saying_so_and_by_leaving() -> None:
         client.stream.reset()
         await asyncio.wait_for(here.work.cancelled.wait(), 5)
         await until(lambda: len(here.sse) == 0)
-        assert not here.face.subscriptions._joined
+        assert not here.mcp_server.subscriptions._joined
         assert (await client.say(request(1, "ping"))).status == 404
 
 
 @pytest.mark.promise("F6")
 async def test_batches_are_of_one_revision() -> None:
-    async with place() as here:
+    async with run_mcp_rig() as here:
         for version in ("2024-11-05", "2025-03-26"):
             client = await Client.of(here)
             await client.initialize(version)
@@ -206,12 +215,12 @@ async def test_batches_are_of_one_revision() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_clients_and_what_they_have_under_way_are_bounded(
+async def test_sse_clients_and_their_running_requests_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(legacy_sse, "MAX_CLIENTS", 2)
     monkeypatch.setattr(legacy_sse, "MAX_RUNNING", 3)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         client, _ = await Client.of(here), await Client.of(here)
         full = await here.send("GET", "/sse")
         assert full.status == 503 and b"too many" in await full.body()
@@ -226,11 +235,11 @@ async def test_clients_and_what_they_have_under_way_are_bounded(
 
 
 @pytest.mark.promise("N1")
-async def test_who_does_not_read_is_not_served_and_what_was_to_be_told_comes_later(
+async def test_client_that_does_not_read_is_paused_and_notified_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_BYTES", 10_000)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         client = await Client.of(here)
         await client.initialize()
         (inside,) = here.sse._clients.values()
@@ -250,8 +259,8 @@ async def test_who_does_not_read_is_not_served_and_what_was_to_be_told_comes_lat
         assert (await client.ask(request(1, "ping")))["result"] == {}
 
 
-async def test_at_the_end_what_is_under_way_is_answered_and_streams_end_properly() -> None:
-    async with place() as here:
+async def test_shutdown_answers_running_requests_and_ends_streams() -> None:
+    async with run_mcp_rig() as here:
         idle, busy = await Client.of(here), await Client.of(here)
         await busy.say(call("c", waits=True))
         await asyncio.wait_for(here.work.running.wait(), 5)

@@ -1,4 +1,4 @@
-"""Answers that stream: what is said before them, connections that break, and taking up again."""
+"""Streamed responses: earlier notifications, broken connections, resumption."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.web.serving import BOB, Answer, call, modern, notification, place, request
+from tests.web.mcp_http_fixture import BOB, Answer, call, modern, notification, request, run_mcp_rig
 
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server import http_sessions, replay_streams, streamable_http
@@ -41,8 +41,8 @@ async def until(found: Callable[[], bool]) -> None:
 
 @pytest.mark.promise("B12", "G2")
 @pytest.mark.parametrize("version", RESUMABLE)
-async def test_a_broken_stream_is_taken_up_where_it_broke(version: str) -> None:
-    async with place() as here:
+async def test_broken_stream_is_resumed_where_it_broke(version: str) -> None:
+    async with run_mcp_rig() as here:
         session = await here.session(version)
         first = await here.send("POST", message=call(steps=[1, 2], waits=True), **session)
         assert first.streams
@@ -64,8 +64,8 @@ async def test_a_broken_stream_is_taken_up_where_it_broke(version: str) -> None:
 
 
 @pytest.mark.promise("G2")
-async def test_a_stream_can_be_taken_up_while_the_call_goes_on_and_over_and_over() -> None:
-    async with place() as here:
+async def test_stream_can_be_resumed_repeatedly_while_the_call_runs() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         first = await here.send("POST", message=call(steps=[1], waits=True), **session)
         primed, said = await first.event(), await first.event()
@@ -81,8 +81,8 @@ async def test_a_stream_can_be_taken_up_while_the_call_goes_on_and_over_and_over
 
 @pytest.mark.promise("G2")
 @pytest.mark.parametrize("version", ["2024-11-05", *RESUMABLE])
-async def test_only_the_newest_of_the_old_get_an_event_without_data(version: str) -> None:
-    async with place() as here:
+async def test_priming_event_is_sent_only_in_2025_11_25(version: str) -> None:
+    async with run_mcp_rig() as here:
         session = await here.session(version)
         answer = await here.send("POST", message=call(steps=[1]), **session)
         events = await answer.rest()
@@ -98,8 +98,8 @@ async def test_only_the_newest_of_the_old_get_an_event_without_data(version: str
 
 
 @pytest.mark.promise("G2")
-async def test_neither_modern_clients_nor_those_without_a_session_get_ids() -> None:
-    async with place() as here:
+async def test_event_ids_are_sent_only_to_legacy_sessions() -> None:
+    async with run_mcp_rig() as here:
         for sent in (modern(call(steps=[1])), {"message": call(steps=[1])}):
             events = await (await here.send("POST", **sent)).rest()
             assert texts(events) == [1, "done"]
@@ -107,11 +107,11 @@ async def test_neither_modern_clients_nor_those_without_a_session_get_ids() -> N
 
 
 @pytest.mark.promise("G2")
-async def test_a_call_that_lasts_is_primed_so_that_its_answer_can_be_had_again(
+async def test_long_call_is_primed_so_that_its_response_can_be_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.01)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session()
         message = {**call(waits=True)}
         del message["params"]["_meta"]
@@ -125,8 +125,8 @@ async def test_a_call_that_lasts_is_primed_so_that_its_answer_can_be_had_again(
         assert texts(await again.rest()) == ["done"]
 
 
-async def test_a_quick_call_is_plain_json_and_nothing_is_kept_of_it() -> None:
-    async with place() as here:
+async def test_quick_call_is_plain_json_and_not_buffered() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         answer = await here.send("POST", message=call(), **session)
         assert (await answer.json())["result"]["content"][0]["text"] == "done"
@@ -139,8 +139,8 @@ async def test_a_quick_call_is_plain_json_and_nothing_is_kept_of_it() -> None:
 
 
 @pytest.mark.promise("G2", "O1")
-async def test_an_event_id_is_good_in_its_own_session_alone() -> None:
-    async with place() as here:
+async def test_event_id_is_valid_only_in_its_session() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         first = await here.send("POST", message=call(steps=[1, 2], text="a secret"), **session)
         id = (await first.event()).id or ""
@@ -160,8 +160,8 @@ async def test_an_event_id_is_good_in_its_own_session_alone() -> None:
 
 
 @pytest.mark.promise("G2")
-async def test_what_was_said_unasked_can_be_had_again_on_its_stream_alone() -> None:
-    async with place() as here:
+async def test_notifications_are_replayed_only_on_their_own_stream() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         peer = here.http.sessions._open[session["Mcp_Session_Id"]]
         first = await here.send("GET", **session)
@@ -173,7 +173,7 @@ async def test_what_was_said_unasked_can_be_had_again_on_its_stream_alone() -> N
         peer.notify(b"2")  # and this is lost
         first.reset()
         await until(lambda: not peer.streams)
-        peer.notify(b"3")  # while nobody is there
+        peer.notify(b"3")  # while no stream is open
         second = await here.send("GET", **session, Last_Event_ID=seen.id or "")
         assert [(await second.event()).data for _ in range(2)] == [b"2", b"3"]
         third = await here.send("GET", **session)
@@ -189,8 +189,8 @@ async def test_what_was_said_unasked_can_be_had_again_on_its_stream_alone() -> N
             one.close()
 
 
-async def test_an_idle_stream_that_went_over_to_another_connection_is_still_kept() -> None:
-    async with place() as here:
+async def test_stream_moved_to_another_connection_is_kept_alive() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session()
         peer = here.http.sessions._open[session["Mcp_Session_Id"]]
         first = await here.send("GET", **session)
@@ -209,10 +209,10 @@ async def test_an_idle_stream_that_went_over_to_another_connection_is_still_kept
 
 
 @pytest.mark.promise("N1")
-async def test_what_is_kept_is_bounded_in_number_size_and_time(
+async def test_replay_buffer_is_bounded_in_count_size_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session("2025-06-18")
         store = here.http.sessions._store
         monkeypatch.setattr(replay_streams, "MAX_EVENTS", 5)
@@ -246,11 +246,11 @@ async def test_what_is_kept_is_bounded_in_number_size_and_time(
 
 
 @pytest.mark.promise("N1")
-async def test_a_session_that_ends_leaves_nothing_in_the_store(
+async def test_ended_session_leaves_nothing_in_the_replay_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_streams, "MAX_STREAMS", 3)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session()
         waiting = await here.send("POST", message=call(0, steps=[1], waits=True), **session)
         for id in range(1, 8):
@@ -265,9 +265,9 @@ async def test_a_session_that_ends_leaves_nothing_in_the_store(
 
 
 @pytest.mark.promise("N1")
-async def test_a_session_has_so_many_requests_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_requests_of_a_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamable_http, "MAX_RUNNING", 2)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session()
         held = [
             await here.send("POST", message=call(id, steps=[1], waits=True), **session)
@@ -284,10 +284,10 @@ async def test_a_session_has_so_many_requests_under_way(monkeypatch: pytest.Monk
 
 
 @pytest.mark.promise("N1")
-async def test_who_does_not_read_loses_notes_but_not_the_answer(
+async def test_slow_reader_loses_notifications_but_not_the_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with place() as here:
+    async with run_mcp_rig() as here:
         steps = list(range(1, 3_001))
         answer = await here.send("POST", **modern(call(steps=steps, padding="x" * 5_000)))
         said = texts(await answer.rest())
@@ -300,10 +300,10 @@ async def test_who_does_not_read_loses_notes_but_not_the_answer(
 
 @pytest.mark.promise("B12", "G2")
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
-async def test_a_client_is_asked_on_the_stream_of_its_call_and_answers_with_a_post(
+async def test_elicitation_is_sent_on_the_stream_of_its_call_and_answered_by_post(
     version: str,
 ) -> None:
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session(version, elicitation={})
         asking = await here.send("POST", message=call("c", asks=True), **session)
         asked = await asking.message()
@@ -323,8 +323,8 @@ async def test_a_client_is_asked_on_the_stream_of_its_call_and_answers_with_a_po
 
 
 @pytest.mark.promise("B12", "G2")
-async def test_a_question_waits_for_a_client_whose_stream_broke() -> None:
-    async with place() as here:
+async def test_elicitation_waits_for_a_client_whose_stream_broke() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session(elicitation={})
         asking = await here.send("POST", message=call("c", asks=True), **session)
         primed = await asking.event()
@@ -338,8 +338,8 @@ async def test_a_question_waits_for_a_client_whose_stream_broke() -> None:
 
 
 @pytest.mark.promise("B12")
-async def test_who_takes_no_stream_or_has_no_session_is_asked_nothing() -> None:
-    async with place() as here:
+async def test_client_without_stream_or_session_is_not_elicited() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session(elicitation={})
         plain = await here.send(
             "POST", message=call(asks=True), Accept="application/json", **session
@@ -364,11 +364,11 @@ async def test_who_takes_no_stream_or_has_no_session_is_asked_nothing() -> None:
 
 @pytest.mark.promise("B12", "G2")
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_hanging_up_cancels_from_2026_on_and_never_before(
+async def test_disconnect_cancels_only_from_revision_2026(
     streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.01)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         steps: dict[str, Any] = {"steps": [1]} if streamed else {}
         message = call(waits=True, **steps)
         accept = "application/json, text/event-stream" if streamed else "application/json"
@@ -390,8 +390,8 @@ async def test_hanging_up_cancels_from_2026_on_and_never_before(
 
 
 @pytest.mark.promise("B12", "G2")
-async def test_every_request_that_takes_time_can_be_cancelled_in_a_session() -> None:
-    async with place() as here:
+async def test_every_long_request_of_a_session_can_be_cancelled() -> None:
+    async with run_mcp_rig() as here:
         session = await here.session(elicitation={})
         asking = await here.send("POST", message=call("c", asks=True), **session)
         asked = await asking.message()
@@ -407,17 +407,17 @@ async def test_every_request_that_takes_time_can_be_cancelled_in_a_session() -> 
 
 
 @pytest.mark.promise("Q2", "G2")
-async def test_a_modern_client_listens_until_it_or_the_hub_goes() -> None:
-    async with place() as here:
+async def test_modern_subscription_lasts_until_either_end_closes() -> None:
+    async with run_mcp_rig() as here:
         wants = request("l", "subscriptions/listen", notifications={"toolsListChanged": True})
         stays, leaves = [await here.send("POST", **modern(wants)) for _ in range(2)]
         for one in (stays, leaves):
             assert (await one.message())["method"] == "notifications/subscriptions/acknowledged"
         leaves.reset()
-        await until(lambda: len(here.face.subscriptions._streams) == 1)
-        here.face.hub.catalog.withdraw("work")
+        await until(lambda: len(here.mcp_server.subscriptions._streams) == 1)
+        here.mcp_server.hub.catalog.withdraw("work")
         assert (await stays.message())["method"] == "notifications/tools/list_changed"
-        here.face.close()
+        here.mcp_server.subscriptions.close()
         (last,) = await stays.rest()
         assert json.loads(last.data)["id"] == "l" and stays.ended
         assert not here.http.keepalive._timer or not any(here.http.keepalive._slots)
@@ -428,7 +428,7 @@ async def test_idle_streams_of_all_kinds_are_kept_alive_by_one_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.1)
-    async with place() as here:
+    async with run_mcp_rig() as here:
         wants = request("l", "subscriptions/listen", notifications={"toolsListChanged": True})
         session = await here.session()
         opened: list[Answer] = [
@@ -446,12 +446,12 @@ async def test_idle_streams_of_all_kinds_are_kept_alive_by_one_timer(
         await until(lambda: here.http.keepalive._timer is None)
 
 
-async def test_what_changes_while_no_stream_is_open_is_told_on_the_next(
+async def test_changes_without_an_open_stream_are_sent_on_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with place() as here:
+    async with run_mcp_rig() as here:
         session = await here.session()
-        here.face.hub.catalog.withdraw("work")
+        here.mcp_server.hub.catalog.withdraw("work")
         peer = here.http.sessions._open[session["Mcp_Session_Id"]]
         await until(lambda: bool(peer.unsent))
         stream = await here.send("GET", **session)

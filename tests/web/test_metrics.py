@@ -1,4 +1,4 @@
-"""What is counted, in Prometheus' text form."""
+"""Metrics in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parsed(text: str) -> dict[str, float]:
     return samples
 
 
-class Far:
+class FakeTarget:
     traits = DEFAULT_TRAITS
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ class Far:
 
 
 def call_of(target: str) -> Call:
-    tool = Tool(name="t", alias="t", remote_name="t", target=Far(target))
+    tool = Tool(name="t", alias="t", remote_name="t", target=FakeTarget(target))
     return Call(
         principal=OWNER,
         tool=tool,
@@ -87,5 +87,5 @@ def test_calls_are_counted_by_target_outcome_error_and_time() -> None:
     assert got["dragoman_y"] == 0.25
 
 
-def test_before_the_first_call_the_text_is_good_too() -> None:
+def test_metrics_text_is_valid_before_the_first_call() -> None:
     assert parsed(Metrics(Bus()).render({}))["dragoman_call_seconds_count"] == 0

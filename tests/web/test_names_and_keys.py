@@ -1,4 +1,4 @@
-"""Whose request it is, and whether it was meant for this hub: the decisions, without HTTP."""
+"""Authentication and Host/Origin decisions, without HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.promise("O1")
         b"[::1]:50051",
     ],
 )
-def test_the_names_of_loopback_are_known(host: bytes) -> None:
+def test_loopback_host_names_are_accepted(host: bytes) -> None:
     assert PLAIN.knows_host(host)
 
 
@@ -62,7 +62,7 @@ EVIL_HOSTS = [
 
 
 @pytest.mark.parametrize("host", EVIL_HOSTS)
-def test_any_other_name_is_not(host: bytes | None) -> None:
+def test_other_host_names_are_refused(host: bytes | None) -> None:
     assert not PLAIN.knows_host(host)
     assert not NAMED.knows_host(host)
 
@@ -70,12 +70,12 @@ def test_any_other_name_is_not(host: bytes | None) -> None:
 @pytest.mark.parametrize(
     "host", [b"hub.example.com", b"hub.example.com:8443", b"other.example.com", b"[fd00::1]:1"]
 )
-def test_names_that_the_configuration_gives_are_known(host: bytes) -> None:
+def test_configured_host_names_are_accepted(host: bytes) -> None:
     assert NAMED.knows_host(host)
     assert not PLAIN.knows_host(host)
 
 
-def test_a_public_url_that_is_none_opens_nothing() -> None:
+def test_invalid_public_url_permits_no_host() -> None:
     for url in ("hub.example.com", "", "//", "https://"):
         names = AllowedNames("127.0.0.1", url, [""], [""])
         assert not names.knows_host(b"")
@@ -92,7 +92,7 @@ def test_a_public_url_that_is_none_opens_nothing() -> None:
         (b"HTTP://127.0.0.1:1", b"127.0.0.1:1"),
     ],
 )
-def test_the_hubs_own_pages_may_call_it(origin: bytes, host: bytes) -> None:
+def test_own_origin_is_accepted(origin: bytes, host: bytes) -> None:
     assert PLAIN.allows_origin(origin, host)
 
 
@@ -113,12 +113,12 @@ def test_the_hubs_own_pages_may_call_it(origin: bytes, host: bytes) -> None:
         b"localhost:50051",
     ],
 )
-def test_other_pages_may_not(origin: bytes) -> None:
+def test_other_origins_are_refused(origin: bytes) -> None:
     assert not PLAIN.allows_origin(origin, b"localhost:50051")
     assert not NAMED.allows_origin(origin, b"localhost:50051")
 
 
-def test_pages_that_the_configuration_names_may() -> None:
+def test_configured_origins_are_accepted() -> None:
     assert NAMED.allows_origin(b"https://app.example.com", b"localhost:1")
     assert NAMED.allows_origin(b"https://hub.example.com:8443", b"localhost:1")
     assert not NAMED.allows_origin(b"https://app.example.com.evil", b"localhost:1")
@@ -155,13 +155,13 @@ def who(auth: Authenticator, value: bytes | None) -> Principal | None:
         b"Token dgm_a",
     ],
 )
-def test_once_there_is_a_key_nobody_gets_in_without(value: bytes | None) -> None:
+def test_requests_without_a_key_are_refused_once_a_key_exists(value: bytes | None) -> None:
     assert who(authenticator("secret", stored=False), value) is None
     assert who(authenticator(None, stored=True), value) is None
     assert who(authenticator("secret", stored=True), value) is None
 
 
-def test_each_key_says_whose_it_is() -> None:
+def test_key_identifies_its_principal() -> None:
     both = authenticator("secret", stored=True)
     assert who(both, b"Bearer secret") == Principal("key", "api_key")
     assert who(both, b"bearer  secret ") == Principal("key", "api_key")
@@ -170,8 +170,8 @@ def test_each_key_says_whose_it_is() -> None:
     assert who(authenticator("", stored=False), b"Bearer ") == LOCAL
 
 
-def test_without_any_key_everyone_on_this_machine_is_local() -> None:
+def test_clients_without_a_key_are_local_while_no_key_exists() -> None:
     nobody = authenticator(None, stored=False)
-    assert not nobody.is_required
+    assert not nobody.requires_key()
     assert who(nobody, None) == LOCAL
     assert who(nobody, b"Bearer old") == LOCAL

@@ -1,4 +1,4 @@
-"""Whose process a connection is: real sockets of this one."""
+"""The process of a connection, found with real sockets of this one."""
 
 from __future__ import annotations
 
@@ -37,19 +37,17 @@ def connect(listening: str, to: str) -> tuple[socket.socket, socket.socket, sock
     ("listening", "to"),
     [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1"), ("::1", "::1")],
 )
-def test_the_user_and_the_inode_of_a_peers_socket_are_found(
-    find: Find, listening: str, to: str
-) -> None:
+def test_user_and_inode_of_a_peer_socket_are_found(find: Find, listening: str, to: str) -> None:
     listener, served, client = connect(listening, to)
     with listener, served, client:
         ours, theirs = served.getsockname()[:2], served.getpeername()[:2]
         inode = os.fstat(client.fileno()).st_ino
         assert find(theirs, ours) == SocketOwner(os.geteuid(), inode)
-        # A socket that merely listens on that port is nobody's end of it.
+        # A socket that only listens on that port is not an end of the connection.
         assert find(ours, (theirs[0], 1)) is None
 
 
-def test_who_calls_without_a_key_is_told_by_the_socket() -> None:
+def test_keyless_client_is_identified_by_its_socket() -> None:
     listener, served, client = connect("127.0.0.1", "127.0.0.1")
     with listener, served:
         ours, theirs = served.getsockname(), served.getpeername()
@@ -87,7 +85,7 @@ subprocess.run([sys.executable, "-c", get], check=True)
 """
 
 
-def test_the_hubs_memory_is_not_for_others_and_its_childrens_is_their_own_matter() -> None:
+def test_hub_process_is_not_dumpable_and_its_children_are() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROTECTED], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Listening on a port that somebody else has."""
+"""Listening on a used port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def taken_port() -> tuple[socket.socket, socket.socket, int]:
     return listener, client, client.getsockname()[1]
 
 
-def test_a_port_of_an_outgoing_connection_is_waited_for_and_then_explained() -> None:
+def test_port_used_by_an_outgoing_connection_is_retried_then_explained() -> None:
     listener, client, port = taken_port()
     with listener, client:
         with pytest.raises(ConfigError, match="an outgoing connection uses it") as raised:
@@ -39,7 +39,7 @@ def test_a_port_of_an_outgoing_connection_is_waited_for_and_then_explained() -> 
         tcp_socket("127.0.0.1", port, seconds=20).close()
 
 
-def test_a_port_that_a_program_listens_on_is_not_waited_for() -> None:
+def test_port_used_by_a_listener_is_not_retried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match="stop what uses it"):

@@ -1,4 +1,4 @@
-"""The codec takes JSON within limits and nothing else."""
+"""The codec accepts JSON within limits and nothing else."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def nested(depth: int) -> bytes:
         b"\x00",
     ],
 )
-def test_what_is_not_strict_json_is_malformed(text: bytes) -> None:
+def test_non_strict_json_is_malformed(text: bytes) -> None:
     with pytest.raises(Malformed):
         decode(text)
 
 
 @pytest.mark.promise("N1")
-def test_depth_64_is_taken_and_65_is_not() -> None:
+def test_nesting_depth_is_limited_to_64() -> None:
     assert decode(nested(MAX_DEPTH)) is not None
     with pytest.raises(Malformed, match="deeper than 64"):
         decode(nested(MAX_DEPTH + 1))
@@ -68,12 +68,12 @@ def test_depth_64_is_taken_and_65_is_not() -> None:
             decode(text)
 
 
-def test_brackets_in_strings_are_no_depth() -> None:
+def test_brackets_in_strings_do_not_count_as_depth() -> None:
     assert decode(json.dumps(["[" * 1000, "{" * 1000]).encode()) == ["[" * 1000, "{" * 1000]
 
 
 @pytest.mark.promise("N1")
-def test_a_message_of_so_many_values_is_taken_and_of_more_is_not() -> None:
+def test_number_of_values_is_bounded() -> None:
     # A bracket and the commas.
     assert len(decode(b"[" + b"1," * (MAX_TOKENS - 1) + b"1]")) == MAX_TOKENS
     with pytest.raises(Malformed, match="more than 200000 values"):
@@ -82,7 +82,7 @@ def test_a_message_of_so_many_values_is_taken_and_of_more_is_not() -> None:
 
 
 @pytest.mark.promise("N1")
-def test_ten_megabytes_are_taken_and_one_byte_more_is_not() -> None:
+def test_message_size_is_limited_to_ten_megabytes() -> None:
     assert decode(b'"' + b"x" * (MAX_BYTES - 2) + b'"') == "x" * (MAX_BYTES - 2)
     with pytest.raises(Malformed, match="larger than"):
         decode(b'"' + b"x" * (MAX_BYTES - 1) + b'"')
@@ -109,7 +109,7 @@ def twice(text: bytes) -> bool:
         b'{"id":{"id":1},"id":2}',
     ],
 )
-def test_a_member_of_the_envelope_that_is_named_twice_is_found(text: bytes) -> None:
+def test_duplicate_envelope_member_is_detected(text: bytes) -> None:
     decode(text)
     assert twice(text)
 
@@ -129,7 +129,7 @@ def test_a_member_of_the_envelope_that_is_named_twice_is_found(text: bytes) -> N
         b"[]",
     ],
 )
-def test_names_inside_values_are_not_the_envelopes(text: bytes) -> None:
+def test_duplicate_names_inside_values_are_ignored(text: bytes) -> None:
     decode(text)
     assert not twice(text)
 
@@ -148,7 +148,7 @@ def written(pairs: list[tuple[str, Any]]) -> str:
 
 
 @given(st.lists(st.tuples(KEYS, st.one_of(SMALL, INNER)), max_size=6))
-def test_an_envelope_that_names_a_member_twice_never_gets_through(pairs: list[Any]) -> None:
+def test_duplicate_envelope_members_never_pass(pairs: list[Any]) -> None:
     def repeats(some: list[tuple[str, Any]], names: tuple[bytes, ...]) -> bool:
         keys = [key for key, _ in some]
         return any(keys.count(name.decode().strip('"')) > 1 for name in names)
@@ -160,7 +160,7 @@ def test_an_envelope_that_names_a_member_twice_never_gets_through(pairs: list[An
         assert twice(spaced) or not must
 
 
-def test_looking_for_names_in_a_large_message_is_quick() -> None:
+def test_duplicate_search_in_a_large_message_is_fast() -> None:
     arguments = [{"name": "n", "id": 1, "params": "x" * 400} for _ in range(20_000)]
     message = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": {"name": "t"}}
     text = json.dumps({**message, "params": {"name": "t", "arguments": {"a": arguments}}}).encode()
@@ -181,7 +181,9 @@ def test_looking_for_names_in_a_large_message_is_quick() -> None:
         ('{"id":1,"params":{"arguments":{"id":7,"name":"x","params":1},"name":"a"}}', False),
     ],
 )
-def test_a_name_deeper_inside_excuses_no_other(text: str, twice: bool, padding: str) -> None:
+def test_excused_nested_name_does_not_hide_a_duplicate(
+    text: str, twice: bool, padding: str
+) -> None:
     data = text.replace('"_meta"', f'"pad":"{padding}","_meta"').encode()
     outer, inner = (b'"id"', b'"params"'), (b'"name"', b'"arguments"', b'"_meta"')
     for spaced in (data, data.replace(b":", b" : ").replace(b",", b",\n ")):

@@ -1,4 +1,4 @@
-"""Envelopes: what is a message, and under which id a bad one is answered."""
+"""Envelopes: what a message is, and the id under which an invalid one is answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": {}}
         {**GOOD, "more": 1},
     ],
 )
-def test_a_message_has_no_flaw(message: Any) -> None:
+def test_valid_message_has_no_flaw(message: Any) -> None:
     assert rpc.find_flaw(message) is None
 
 
@@ -51,7 +51,7 @@ def test_a_message_has_no_flaw(message: Any) -> None:
         ({"jsonrpc": "2.0", "id": 1}, "method"),
     ],
 )
-def test_each_flaw_is_said_in_words(message: Any, words: str) -> None:
+def test_each_flaw_has_a_message(message: Any, words: str) -> None:
     assert f'"{words}"' in (rpc.find_flaw(message) or "") or words in (rpc.find_flaw(message) or "")
 
 
@@ -68,13 +68,11 @@ def test_each_flaw_is_said_in_words(message: Any, words: str) -> None:
         (None, None),
     ],
 )
-def test_a_bad_message_is_answered_under_its_own_id_where_that_is_one(
-    message: Any, id: rpc.Id
-) -> None:
+def test_invalid_message_is_answered_with_its_id_if_valid(message: Any, id: rpc.Id) -> None:
     assert rpc.find_id(message) == id
 
 
-def test_answers_are_envelopes() -> None:
+def test_responses_are_envelopes() -> None:
     assert json.loads(rpc.encode_result(1, {"a": 1})) == {
         "jsonrpc": "2.0",
         "id": 1,
@@ -106,7 +104,7 @@ def test_answers_are_envelopes() -> None:
     }
 
 
-def test_ids_are_told_apart_by_kind_too() -> None:
+def test_ids_of_different_types_are_distinct() -> None:
     assert len({rpc.build_key(id) for id in (1, 1.0, "1")}) == 3
 
 
@@ -122,7 +120,7 @@ def test_ids_are_told_apart_by_kind_too() -> None:
         (None, None),
     ],
 )
-def test_what_a_cancellation_is_about_is_found(params: Any, key: Any) -> None:
+def test_cancelled_request_id_is_found(params: Any, key: Any) -> None:
     message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
     assert rpc.find_cancelled(message) == key
     assert rpc.find_cancelled({**message, "id": 1}) is None

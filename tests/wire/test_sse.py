@@ -1,4 +1,4 @@
-"""Server-sent events: however the bytes are cut, the same events come out, within limits."""
+"""Server-sent events: any split of the bytes gives the same events, within limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_events_are_read_as_the_standard_says() -> None:
+def test_events_parse_as_the_standard_requires() -> None:
     parser = SseParser()
     assert parser.feed(STREAM) == EVENTS
     assert parser.retry == 250
@@ -45,7 +45,7 @@ def test_any_cut_of_a_stream_gives_the_same_events(cuts: list[int]) -> None:
     assert got == EVENTS
 
 
-def test_an_event_that_is_written_is_read_again() -> None:
+def test_event_round_trips() -> None:
     assert SseParser().feed(KEEPALIVE + encode_event(b'{"a":1}')) == [
         ServerEvent("message", b'{"a":1}', None)
     ]
@@ -56,13 +56,13 @@ def test_an_event_that_is_written_is_read_again() -> None:
 @pytest.mark.parametrize(
     "stream", [b"data: " + b"x" * 200, b"data: 1234567\n" * 20, b"x" * 200, b": " + b"x" * 200]
 )
-def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes) -> None:
+def test_oversized_event_is_refused_before_its_end(stream: bytes) -> None:
     parser = SseParser(limit=100)
     with pytest.raises(EventTooLong):
         parser.feed(stream)
 
 
-def test_a_long_event_in_small_pieces_is_searched_once() -> None:
+def test_long_event_in_small_pieces_is_scanned_once() -> None:
     parser = SseParser()
     begun = time.perf_counter()
     parser.feed(b"data: ")
@@ -73,7 +73,7 @@ def test_a_long_event_in_small_pieces_is_searched_once() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[b"data: 1\r\r"], [b"data: 1\r", b"\r"], [b"data: 1\r\n\r"]])
-def test_an_event_is_complete_when_its_last_line_has_ended_in_cr(pieces: list[bytes]) -> None:
+def test_event_is_complete_when_its_last_line_ends_in_cr(pieces: list[bytes]) -> None:
     """Nothing more may come: an LF that belongs to the CR is passed over when it does."""
     parser = SseParser()
     found = [one for piece in pieces for one in parser.feed(piece)]

@@ -170,9 +170,8 @@ class Request:
     def _send(self, update: Progress | Artifact) -> None:
         try:
             asyncio.get_running_loop()
-        except (
-            RuntimeError
-        ):  # in the function's thread, where a refusal is raised by the next update
+        except RuntimeError:
+            # In the function's thread, where the next update raises a refusal.
             if self._refused is not None:
                 raise self._refused from None
             self._loop.call_soon_threadsafe(self._deliver, update)
@@ -207,9 +206,8 @@ class FunctionAgent:
         try:
             given: Any = _read_text(call)
             if not self._takes_text:
-                given = request = _build_request(
-                    call, given, self._build_blocks(call), self._find_context(call)
-                )
+                blocks, context = self._build_blocks(call), self._find_context(call)
+                given = request = _build_request(call, given, blocks, context)
             if self._threads is None:
                 value = await self._function(given)
             else:
@@ -281,13 +279,7 @@ def _build_facts(entry: AgentEntry) -> AgentFacts:
         push=entry.push,
         extended=entry.extended_card,
         extensions=[
-            {
-                "uri": one.uri,
-                "description": one.description,
-                "required": one.required,
-                "params": one.params,
-            }
-            for one in entry.extensions
+            {name: getattr(one, name) for name in one.__struct_fields__} for one in entry.extensions
         ],
         continues=True,
     )

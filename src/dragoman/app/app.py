@@ -7,28 +7,21 @@ import contextlib
 import os
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dragoman import __version__
 from dragoman import home as home_files
 from dragoman.app import process
-from dragoman.app.build_agents import Agents, Authenticate, build_a2a_mounts
-from dragoman.app.build_catalogs import Catalogs
-from dragoman.app.build_events import Events
-from dragoman.app.build_guards import Guards
-from dragoman.app.build_mcp import McpParts
-from dragoman.app.build_stores import Stores
+from dragoman.app.build_agents import Authenticate, build_a2a_mounts
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import LiveConfig, poll
-from dragoman.app.run_state import RunState
+from dragoman.app.config_watch import poll
+from dragoman.app.hub_parts import HubParts
 from dragoman.app.status import HubStatus
-from dragoman.app.store_watch import StoreWatch
 from dragoman.core.access import ServesPrincipals
 from dragoman.core.background import Background
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import limit_address
 from dragoman.mcp.client.descendants import DESCENDANTS
-from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
 from dragoman.web.access_watch import AccessWatch
@@ -39,7 +32,7 @@ from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
-from dragoman.web.peer_process import PeerIdentifier
+from dragoman.web.peer_process import PeerIdentifier, address_from_grpc
 
 SETTLE_SECONDS = 3.0
 """How long the first list over stdio waits for servers and agents to connect."""
@@ -55,17 +48,7 @@ MCP_BACKLOG = 512
 class App:
     """One hub on one home, whose lock the caller holds."""
 
-    home: Path
-    live: LiveConfig
-    state: RunState
-    stores: Stores
-    store_watch: StoreWatch
-    catalogs: Catalogs
-    guards: Guards
-    upstreams: UpstreamManager
-    mcp: McpParts
-    agents: Agents
-    events: Events
+    parts: HubParts
     status: HubStatus
     applier: ConfigApplier
     auth: Authenticator
@@ -82,31 +65,32 @@ class App:
     # --- start -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        config = self.live.config
-        http_path, mcp_path = home_files.find_socket_paths(str(self.home))
-        mounts = {**self.mcp.mounts, **self.events.mounts}
-        under = build_a2a_mounts(config, self.agents.a2a)
+        parts = self.parts
+        config = parts.live.config
+        http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
+        mounts = {**parts.mcp.mounts, **parts.events.mounts}
+        under = build_a2a_mounts(config, parts.agents.a2a)
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
-        if self.state.mode == "daemon":
+        if parts.state.mode == "daemon":
             authenticate = self._listen_tcp(mounts, under, bodies)
         owner_app = OwnerApp(self._peers, mounts, self.api, under)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
-        await self.agents.start(config, self.state, authenticate, self.access.explain_ended)
+        await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
             await listener.start()
-        await self.upstreams.apply(config.mcp_servers)
+        await parts.upstreams.apply(config.mcp_servers)
         await self._listen_stdio(mcp_path)
         home_files.write_daemon(
-            str(self.home),
+            str(parts.home),
             home_files.DaemonRecord(
                 pid=os.getpid(),
-                url=self.state.url,
+                url=parts.state.url,
                 socket=http_path,
                 mcp_socket=mcp_path,
                 version=__version__,
                 started_at=home_files.render_now(),
-                mode=self.state.mode,
+                mode=parts.state.mode,
             ),
         )
         self._watch()
@@ -114,9 +98,10 @@ class App:
     def _listen_tcp(
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
     ) -> Authenticate:
-        config, auth = self.live.config, self.auth
+        parts = self.parts
+        config, auth = parts.live.config, self.auth
         settings = config.server
-        if not auth.is_required and not is_loopback(settings.host):
+        if not auth.requires_key() and not is_loopback(settings.host):
             raise ConfigError(
                 f'[server] host = "{settings.host}" can be reached from outside, which needs a '
                 "key: set api_key, or run: dragoman keys create NAME"
@@ -125,7 +110,7 @@ class App:
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-        self.state.set_url(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        parts.state.set_url(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         names = AllowedNames(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
@@ -137,27 +122,30 @@ class App:
         def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             found = auth.authenticate(
                 {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()},
-                lambda: self._peers.identify_grpc(peer, settings.host, self.state.grpc_port or 0),
+                lambda: self._peers.identify_grpc(peer, settings.host, parts.state.grpc_port or 0),
             )
-            if found is None and "authorization" in metadata:
-                note_failed("")
+            if found is None and peer:
+                if "authorization" in metadata:
+                    note_failed("")
+                limit_address(self.parts.guards.limiter, address_from_grpc(peer))
             return found
 
         return authenticate
 
     async def _listen_stdio(self, path: str) -> None:
+        parts = self.parts
         targets = asyncio.gather(
-            self.upstreams.wait_settled(), self.agents.registry.wait_until_checked()
+            parts.upstreams.wait_settled(), parts.agents.registry.wait_until_checked()
         )
         settled = self._loops.spawn(_wait(SETTLE_SECONDS, targets))
-        settled.add_done_callback(lambda _: self.guards.startup.settle())
+        settled.add_done_callback(lambda _: parts.guards.startup.settle())
 
         def accept() -> SocketConnection:
             return SocketConnection(
-                self.mcp.server,
+                parts.mcp.server,
                 self._peers.identify_unix,
-                lambda: self.live.stdio_view,
-                self.state.stdio,
+                lambda: parts.live.stdio_view,
+                parts.state.stdio,
             )
 
         loop = asyncio.get_running_loop()
@@ -167,20 +155,22 @@ class App:
 
     def _watch(self) -> None:
         """Starts the watches. Each is a task: a slow server must not delay a change of policy."""
+        parts = self.parts
         serving: list[ServesPrincipals] = [
-            *(self.mcp.http, self.mcp.sse, self.mcp.tasks, self.events.streams, self.agents),
-            self.guards.kept,
+            *(parts.mcp.http, parts.mcp.sse, parts.mcp.tasks, parts.events.streams, parts.agents),
+            parts.guards.kept,
             *self._listeners,
         ]
         for watch in (
             self.applier.follow(),
-            poll(self.guards.policies.check),
-            poll(self.store_watch.check),
-            poll(self.catalogs.reviews.retry),
-            self.store_watch.keep_pruning(lambda: self.live.config.audit),
-            self.store_watch.keep_checkpoints(),
+            poll(parts.guards.policies.check),
+            poll(parts.store_watch.check),
+            poll(parts.catalogs.reviews.retry),
+            parts.store_watch.keep_pruning(lambda: parts.live.config.audit),
+            parts.store_watch.keep_checkpoints(),
             self.access.watch(serving),
             poll(_sweep_processes, SWEEP_SECONDS),
+            parts.guards.watch_load(),
         ):
             self._loops.spawn(watch)
 
@@ -188,41 +178,42 @@ class App:
 
     async def stop(self) -> None:
         """Lets running calls finish, then ends them; takes well under ten seconds in all."""
-        self.state.drain()
+        parts = self.parts
+        parts.state.drain()
         self._loops.cancel()
         self.access.close()
         for server in self._servers:
             server.close()
         for listener in self._listeners:
             listener.stop_accepting()
-        self.mcp.close()
-        self.agents.begin_stop()
-        self.events.streams.close()
+        parts.mcp.close()
+        parts.agents.begin_stop()
+        parts.events.streams.close()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
-        drains += [_wait(DRAIN_SECONDS, connection.drain()) for connection in self.state.stdio]
+        drains += [_wait(DRAIN_SECONDS, connection.drain()) for connection in parts.state.stdio]
         drains.append(self._loops.close(timeout=DRAIN_SECONDS))
         drains.append(self.applier.close(DRAIN_SECONDS, LAST_SECONDS))
         await asyncio.gather(*drains, return_exceptions=True)
-        await _wait(STOP_SECONDS, self.mcp.tasks.close())
-        await _wait(STOP_SECONDS, self.agents.stop())
+        await _wait(STOP_SECONDS, parts.mcp.tasks.close())
+        await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
-        await _wait(STOP_SECONDS, self.upstreams.stop())
+        await _wait(STOP_SECONDS, parts.upstreams.stop())
         DESCENDANTS.kill_all()
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:
             listener.abort()
         await _wait(LAST_SECONDS, self._wait_for_audit())
-        await _wait(STOP_SECONDS, self.events.close())
-        await _wait(STOP_SECONDS, self.guards.close())
-        home_files.remove_daemon(str(self.home))
-        for path in home_files.find_socket_paths(str(self.home)):
+        await _wait(STOP_SECONDS, parts.events.close())
+        await _wait(STOP_SECONDS, parts.guards.close())
+        home_files.remove_daemon(str(parts.home))
+        for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        self.stores.close()
+        parts.stores.close()
 
     async def _wait_for_audit(self) -> None:
-        while self.stores.audit.has_running_calls:
+        while self.parts.stores.audit.has_running_calls:
             await asyncio.sleep(0.005)
 
 

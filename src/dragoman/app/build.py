@@ -9,20 +9,17 @@ from pathlib import Path
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.app.app import App
-from dragoman.app.build_agents import build_agents, build_local_agents
-from dragoman.app.build_catalogs import Catalogs, build_pinned_catalogs
-from dragoman.app.build_events import Events, build_events
-from dragoman.app.build_guards import Guards, build_guards
+from dragoman.app.build_agents import AgentsBuilder, build_local_agents
+from dragoman.app.build_catalogs import build_pinned_catalogs
+from dragoman.app.build_events import build_events
+from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
-from dragoman.app.build_stores import Stores, build_stores
+from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.hub_parts import HubParts
 from dragoman.app.pin_reviews import PinReviews
-from dragoman.app.policy_admin.known_ids import (
-    list_configured,
-    list_registered_agents,
-    principal_from_key,
-)
+from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
@@ -40,6 +37,7 @@ from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
+from dragoman.web.api_limits import LimitsApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
@@ -50,9 +48,7 @@ from dragoman.web.auth import Authenticator
 def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
     """Builds a hub inside a running event loop. `given` are the settings of the command line, which
     take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
-    watch, live = ConfigWatch(home, given), LiveConfig(config)
-    variables = load_variables(home)
-    state = RunState(mode, config.server.public_url)
+    watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home))
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered = RegisteredAgents()
     with contextlib.ExitStack() as undo:  # this process may try again
@@ -60,100 +56,47 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = _build_authenticator(config, stores.keys)
-        names = [*list_configured(config), *list_registered_agents(home)]
+        state = RunState(mode, config.server.public_url, auth.requires_key)
+        names = [*known_ids.list_configured(config), *known_ids.list_registered_agents(home)]
         catalogs = build_pinned_catalogs(live, stores, bus, registered, names)
-        upstreams = build_upstreams(home, live, variables, net, catalogs, bus, clients)
+        upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
         local = build_local_agents(home, config, catalogs.tools)
         targets = Targets(upstreams, local.by_name, registered)
         guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams)
-        hub = guards.hub
+        hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
-        agents = build_agents(
-            home,
-            live,
-            hub,
-            net,
-            variables,
-            stores,
-            state,
-            local,
-            registered,
-            catalogs.pins.review_card,
-            touch_policies=guards.policies.touch,
-            is_secured=lambda: mode != "daemon" or auth.is_required,
-        )
+        agents = AgentsBuilder(
+            home, live, state, stores, hub, net, local, registered, review_card, touch
+        ).build()
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)
         events = build_events(home, config, hub)
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
-    applier = ConfigApplier(
-        live, variables, watch, store_watch, catalogs, guards, upstreams, mcp.tasks
+    parts = HubParts(
+        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, events
     )
-    view = RegistryView(
-        agents.registry, stores.registry, hub.catalog, events.dispatches.count_active
-    )
-    status = HubStatus(
-        home,
-        config,
-        state,
-        watch,
-        store_watch,
-        stores.tally,
-        catalogs,
-        guards.policies,
-        upstreams,
-        mcp,
-        agents,
-        view,
-        events,
-    )
-    return App(
-        home,
-        live,
-        state,
-        stores,
-        store_watch,
-        catalogs,
-        guards,
-        upstreams,
-        mcp,
-        agents,
-        events,
-        status,
-        applier,
-        auth,
-        AccessWatch(stores.keys, auth),
-        _build_api(guards, catalogs, view, stores, events, applier, status),
-        net,
-    )
-
-
-def _build_api(
-    guards: Guards,
-    catalogs: Catalogs,
-    agents: RegistryView,
-    stores: Stores,
-    events: Events,
-    applier: ConfigApplier,
-    status: HubStatus,
-) -> Api:
-    hub = guards.hub
-    parts = (
-        PoliciesApi(hub, guards.policies),
-        PinsApi(hub, catalogs.approvals),
-        AgentsApi(hub, agents, stores.audit),
-        DispatchesApi(hub, events.dispatches),
-        ServersApi(hub, applier),
+    applier = ConfigApplier(parts, watch)
+    dispatches = events.dispatches
+    view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
+    status = HubStatus(parts, watch, view)
+    apis = (
+        PoliciesApi(guards.policies),
+        PinsApi(catalogs.approvals),
+        AgentsApi(hub, view, stores.audit),
+        DispatchesApi(hub, dispatches),
+        ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
+        LimitsApi(hub, status.find_concurrency),
     )
-    return Api(hub, status, TASKS_ONLY, parts)
+    api = Api(hub, status, TASKS_ONLY, apis)
+    return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)
 
 
 def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
     def find_principal(key: str) -> Principal | None:
         record = keys.find(key)
-        return principal_from_key(record) if record else None
+        return known_ids.principal_from_key(record) if record else None
 
     return Authenticator(config.api_key, find_principal, keys.has_keys)
 

@@ -22,8 +22,7 @@ from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registration import CONFIG
 from dragoman.a2a.remote.registry import AgentStore, Registry
 from dragoman.a2a.remote.remote_agent import RemoteAgent
-from dragoman.a2a.server import ai_catalog
-from dragoman.a2a.server.ai_catalog import AiCatalog
+from dragoman.a2a.server.ai_catalog import CATALOG_PATHS, AiCatalog
 from dragoman.a2a.server.card_service import CardService
 from dragoman.a2a.server.http import CARD_PATHS, A2aHttpTransport, answer_disabled
 from dragoman.a2a.server.operations import A2aServer
@@ -99,80 +98,6 @@ def build_local_agents(home: Path, config: Config, catalog: Catalog) -> LocalAge
     return LocalAgents(by_name, failures)
 
 
-# --- external agents -----------------------------------------------------------------------------
-
-
-def _build_registry(
-    home: Path,
-    live: LiveConfig,
-    hub: Hub,
-    net: OutboundHttp,
-    variables: Mapping[str, str],
-    store: AgentStore,
-    registered: RegisteredAgents,
-    review_card: ReviewCard,
-    touch_policies: Callable[[], None],
-) -> Registry:
-    """External agents are tools even if the hub does not serve A2A."""
-    config, catalog = live.config, hub.catalog
-
-    def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
-        credentials = AgentCredentials(
-            entry.name,
-            entry.token,
-            dict(parse_headers(entry.headers)),
-            variables,
-            home,
-            files_below=Path("/") if source == CONFIG else home.resolve() / TOKENS,
-        )
-        if source == CONFIG:
-            credentials.resolve()  # reports what is missing at the start
-
-        def reach(url: str, private: bool) -> HttpClient:
-            client = net.open_configured(url, allow_private=private)
-            return CredentialHttpClient(client, credentials) if credentials.headers else client
-
-        return RemoteAgent(
-            entry,
-            reach,
-            catalog,
-            compile_schema,
-            headers=credentials.headers,
-            signatures=config.a2a.signatures,
-            prefix=config.mcp.agent_prefix,
-            place=home,
-            timeout=config.bridge.timeout_secs,
-        )
-
-    def list_others() -> Iterator[tuple[str, str]]:
-        """Lists every other name that tools begin with, connected or not."""
-        for server in live.config.mcp_servers:
-            yield "server", server.name
-            if server.prefix:
-                yield "server", server.prefix
-        for agent in config.agents:
-            yield "agent", agent.name
-        names = set(registered.list_names())
-        for tool in catalog.list_targets():
-            if tool.target.name not in names:
-                yield "agent" if tool.agent is not None else "server", tool.target.name
-
-    registry = Registry(
-        registered,
-        store,
-        build_remote,
-        hub.bus,
-        others=list_others,
-        reserved=("mcp_", "a2a_", f"{slug_from_name(config.mcp.agent_prefix)}_"),
-        review_card=review_card,
-        facts_changed=touch_policies,
-        every=config.bridge.probe_secs,
-        references=ReferenceRules(config.bridge.credential_env, home),
-    )
-    registry.load(config.a2a.external_agents if config.a2a.enabled else ())
-    return registry
-
-
 # --- the A2A server ------------------------------------------------------------------------------
 
 
@@ -194,49 +119,6 @@ class A2aParts:
         await self.webhooks.close()
 
 
-def _build_a2a(
-    home: Path,
-    config: Config,
-    hub: Hub,
-    stores: AgentStores,
-    state: RunState,
-    find_unavailability: Callable[[str], str | None],
-    is_secured: Callable[[], bool],
-) -> A2aParts | None:
-    """Returns None if the hub does not serve A2A."""
-    settings = config.a2a
-    if not settings.enabled:
-        return None
-    sign = _build_signer(home, config)
-    limits = TaskLimits(
-        max(settings.max_tasks_all, settings.max_tasks),
-        settings.max_tasks,
-        stored_bytes=settings.max_megabytes * MEGABYTE,
-        idle_seconds=settings.idle_secs,
-    )
-    tasks: A2aTaskRegistry = TaskRegistry(stores.tasks, limits, stores.clock.is_steady)
-    order = [entry.name for entry in config.agents]
-    router = MessageRouter(hub, settings.default_agent, order, find_unavailability)
-    cards = CardService(router, settings, sign, is_secured, lambda: state.grpc_port)
-    webhooks = OutboundHttp(resolve_apart(RESOLVERS))
-    private = settings.push_private
-    push = PushNotifier(
-        tasks,
-        stores.tasks,
-        webhooks.open_public(allow_private=private),
-        settings,
-        check=lambda url: webhooks.find_objection(url, allow_private=private),
-    )
-    server = A2aServer(hub, tasks, router, cards, push, settings.stream_secs)
-    return A2aParts(
-        server,
-        A2aHttpTransport(server, settings, state.find_base),
-        AiCatalog(router, settings, state.find_base, is_secured),
-        push,
-        webhooks,
-    )
-
-
 def _build_signer(home: Path, config: Config) -> Callable[[Mapping[str, Any]], Any] | None:
     if config.a2a.signing_key is None:
         return None
@@ -249,20 +131,13 @@ def _build_signer(home: Path, config: Config) -> Callable[[Mapping[str, Any]], A
 def build_a2a_mounts(config: Config, a2a: A2aParts | None) -> list[PathMount]:
     """The paths of A2A; if it is not served, they say so."""
     prefixes = [config.a2a.listen_path, *CARD_PATHS]
-    public = {*CARD_PATHS, *ai_catalog.CATALOG_PATHS}
+    is_open = {*CARD_PATHS, *CATALOG_PATHS}.__contains__
     if a2a is None:
-        prefixes += ai_catalog.CATALOG_PATHS
-        return [
-            PathMount(prefix, answer_disabled, lambda path: path in public) for prefix in prefixes
-        ]
-    http, catalog = a2a.http, a2a.catalog
-    return [
-        *(PathMount(prefix, http, http.is_card, http.is_rpc) for prefix in prefixes),
-        *(
-            PathMount(path, catalog, lambda path: path in public)
-            for path in ai_catalog.CATALOG_PATHS
-        ),
-    ]
+        paths = [*prefixes, *CATALOG_PATHS]
+        return [PathMount(path, answer_disabled, is_open) for path in paths]
+    http = a2a.http
+    mounts = [PathMount(prefix, http, http.is_card, http.is_rpc) for prefix in prefixes]
+    return mounts + [PathMount(path, a2a.catalog, is_open) for path in CATALOG_PATHS]
 
 
 # --- all of them ---------------------------------------------------------------------------------
@@ -331,34 +206,125 @@ class Agents:
         return len(self.a2a.server.tasks) if self.a2a is not None else 0
 
 
-def build_agents(
-    home: Path,
-    live: LiveConfig,
-    hub: Hub,
-    net: OutboundHttp,
-    variables: Mapping[str, str],
-    stores: AgentStores,
-    state: RunState,
-    local: LocalAgents,
-    registered: RegisteredAgents,
-    review_card: ReviewCard,
-    *,
-    touch_policies: Callable[[], None],
-    is_secured: Callable[[], bool],
-) -> Agents:
-    """`touch_policies` is called when the facts about an agent change; `is_secured` says whether
-    clients need a key."""
-    registry = _build_registry(
-        home, live, hub, net, variables, stores.registry, registered, review_card, touch_policies
-    )
+@dataclass(frozen=True, slots=True)
+class AgentsBuilder:
+    home: Path
+    live: LiveConfig
+    state: RunState
+    stores: AgentStores
+    hub: Hub
+    net: OutboundHttp
+    local: LocalAgents
+    registered: RegisteredAgents
+    review_card: ReviewCard
+    touch_policies: Callable[[], None]
+    """Called when the facts about an agent change."""
 
-    def find_unavailability(name: str) -> str | None:
-        """Does not say where the hub looked for an agent: clients read it."""
-        if name in local.failures or name in registry.failures:
-            return "it could not be loaded"
-        if name in registered.list_refused():
-            return "the hub does not use it; its operator knows why"
-        return "it has not been found yet" if name in registered.list_names() else None
+    def build(self) -> Agents:
+        registry = self._build_registry()
 
-    a2a = _build_a2a(home, live.config, hub, stores, state, find_unavailability, is_secured)
-    return Agents(local, registry, a2a)
+        def find_unavailability(name: str) -> str | None:
+            """Does not say where the hub looked for an agent: clients read it."""
+            if name in self.local.failures or name in registry.failures:
+                return "it could not be loaded"
+            if name in self.registered.list_refused():
+                return "the hub does not use it; its operator knows why"
+            return "it has not been found yet" if name in self.registered.list_names() else None
+
+        return Agents(self.local, registry, self._build_a2a(find_unavailability))
+
+    def _build_registry(self) -> Registry:
+        """External agents are tools even if the hub does not serve A2A."""
+        config, catalog, home = self.live.config, self.hub.catalog, self.home
+
+        def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
+            credentials = AgentCredentials(
+                entry.name,
+                entry.token,
+                dict(parse_headers(entry.headers)),
+                self.live.variables,
+                home,
+                files_below=Path("/") if source == CONFIG else home.resolve() / TOKENS,
+            )
+            if source == CONFIG:
+                credentials.resolve()  # reports what is missing at the start
+
+            def reach(url: str, private: bool) -> HttpClient:
+                client = self.net.open_configured(url, allow_private=private)
+                return CredentialHttpClient(client, credentials) if credentials.headers else client
+
+            return RemoteAgent(
+                entry,
+                reach,
+                catalog,
+                compile_schema,
+                headers=credentials.headers,
+                signatures=config.a2a.signatures,
+                prefix=config.mcp.agent_prefix,
+                place=home,
+                timeout=config.bridge.timeout_secs,
+            )
+
+        def list_others() -> Iterator[tuple[str, str]]:
+            """Lists every other name that tools begin with, connected or not."""
+            for server in self.live.config.mcp_servers:
+                yield "server", server.name
+                if server.prefix:
+                    yield "server", server.prefix
+            for agent in config.agents:
+                yield "agent", agent.name
+            names = set(self.registered.list_names())
+            for tool in catalog.list_targets():
+                if tool.target.name not in names:
+                    yield "agent" if tool.agent is not None else "server", tool.target.name
+
+        registry = Registry(
+            self.registered,
+            self.stores.registry,
+            build_remote,
+            self.hub.bus,
+            others=list_others,
+            reserved=("mcp_", "a2a_", f"{slug_from_name(config.mcp.agent_prefix)}_"),
+            review_card=self.review_card,
+            facts_changed=self.touch_policies,
+            every=config.bridge.probe_secs,
+            references=ReferenceRules(config.bridge.credential_env, home),
+        )
+        registry.load(config.a2a.external_agents if config.a2a.enabled else ())
+        return registry
+
+    def _build_a2a(self, find_unavailability: Callable[[str], str | None]) -> A2aParts | None:
+        """Returns None if the hub does not serve A2A."""
+        config, settings, state = self.live.config, self.live.config.a2a, self.state
+        if not settings.enabled:
+            return None
+        sign = _build_signer(self.home, config)
+        limits = TaskLimits(
+            max(settings.max_tasks_all, settings.max_tasks),
+            settings.max_tasks,
+            stored_bytes=settings.max_megabytes * MEGABYTE,
+            idle_seconds=settings.idle_secs,
+        )
+        tasks: A2aTaskRegistry = TaskRegistry(
+            self.stores.tasks, limits, self.stores.clock.is_steady
+        )
+        order = [entry.name for entry in config.agents]
+        router = MessageRouter(self.hub, settings.default_agent, order, find_unavailability)
+        cards = CardService(router, settings, sign, state.is_secured, lambda: state.grpc_port)
+        webhooks = OutboundHttp(resolve_apart(RESOLVERS))
+        private = settings.push_private
+        push = PushNotifier(
+            tasks,
+            self.stores.tasks,
+            webhooks.open_public(allow_private=private),
+            settings,
+            check=lambda url: webhooks.find_objection(url, allow_private=private),
+        )
+        server = A2aServer(self.hub, tasks, router, cards, push, settings.stream_secs)
+        return A2aParts(
+            server,
+            A2aHttpTransport(server, settings, state.find_base),
+            AiCatalog(router, settings, state.find_base, state.is_secured),
+            push,
+            webhooks,
+        )

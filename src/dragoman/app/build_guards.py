@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from dragoman import guards
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
-from dragoman.app.policy_admin.loaded_policies import load_policies
-from dragoman.app.policy_admin.service import PolicyService
+from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.app.targets import Targets
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.pipeline import Stage
+from dragoman.core.ports import RateLimiter
 from dragoman.core.question_handles import QuestionHandles
+from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.startup import Startup
+from dragoman.guards.announce import Announce
 from dragoman.guards.config import Limits
+from dragoman.guards.overload import Overload
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 
 
@@ -33,9 +37,18 @@ class Guards:
     kept: KeptResults
     chains: CallChains
     stages: Sequence[Stage]
+    limiter: RateLimiter
 
     def apply_limits(self, limits: Limits) -> None:
-        guards.apply_limits(self.stages, self.chains, self.kept, limits)
+        guards.apply_limits(self.stages, self.chains, self.kept, self.limiter, limits)
+
+    def count_running(self) -> int:
+        """The calls in flight."""
+        return sum(stage.running for stage in self.stages if isinstance(stage, Announce))
+
+    async def watch_load(self) -> None:
+        """Measures whether the hub is overloaded, without end."""
+        await asyncio.gather(*(one.watch() for one in self.stages if isinstance(one, Overload)))
 
     async def close(self) -> None:
         self.kept.close()
@@ -65,7 +78,8 @@ def build_guards(
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
     handles = QuestionHandles(os.urandom(32), limits.question_secs)
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    stages = guards.build_stages(stores.audit, bus, limits, handles, chains, engine, kept)
+    limiter = LocalRateLimiter(limits.rate.build_rules())
+    stages = guards.build_stages(stores.audit, bus, limits, handles, chains, engine, kept, limiter)
     startup = Startup(targets.find_absent)
     hub = Hub(
         catalogs.offered,
@@ -77,6 +91,7 @@ def build_guards(
         startup=startup,
         refresher=upstreams,
         visibility=upstreams,
+        limiter=limiter,
     )
-    policies = PolicyService(home, live, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    return Guards(hub, startup, policies, kept, chains, stages)
+    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
+    return Guards(hub, startup, policies, kept, chains, stages, limiter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ class McpParts:
         return {"/mcp": self.http, "/mcp/": self.http, **self.sse.mounts}
 
     def close(self) -> None:
-        self.server.close()
+        self.server.subscriptions.close()
         self.http.close()
         self.sse.close()
 
@@ -49,7 +48,6 @@ class McpParts:
 def build_upstreams(
     home: Path,
     live: LiveConfig,
-    variables: Mapping[str, str],
     net: OutboundHttp,
     catalogs: Catalogs,
     bus: Bus,
@@ -60,7 +58,10 @@ def build_upstreams(
     kill_marked(mark)
     DESCENDANTS.kill_recorded(home / "children.json")
     connector = Connector(
-        home, mark, variables, lambda url, private: net.open_configured(url, allow_private=private)
+        home,
+        mark,
+        live.variables,
+        lambda url, private: net.open_configured(url, allow_private=private),
     )
 
     def build_upstream(entry: ServerEntry) -> Upstream:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.config_layers import variable_from_path
 from dragoman.core.admin_audit import Tally
+from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
@@ -61,15 +61,12 @@ def build_stores(home: Path, config: Config) -> Stores:
     witness = StoreInventory(home, home / config.policy.folder)
     record = witness.record
     refuse_lost_config(home, record)
-    with contextlib.ExitStack() as undo:
+    with ExitStack() as undo:
         keys = KeyStore(home, busy_seconds=LOOP_BUSY_SECONDS, had_keys=record.keys_made)
         undo.callback(keys.close)
-        audit = SqliteAuditLog(home, durable=config.audit.durable)
-        undo.callback(audit.close)
-        pins = SqlitePins(home)
-        undo.callback(pins.close)
-        registry = RegistryStore(home)
-        undo.callback(registry.close)
+        audit = undo.enter_context(closing(SqliteAuditLog(home, durable=config.audit.durable)))
+        pins = undo.enter_context(closing(SqlitePins(home)))
+        registry = undo.enter_context(closing(RegistryStore(home)))
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
@@ -82,7 +79,7 @@ def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
     """Raises `ConfigError` for a home whose config.toml had an api_key and is missing or empty: to
     take that for a file without a key would let everyone in. A key in the environment is as good as
     one in the file. Reads the record of the stores if it is not given."""
-    if os.environ.get(API_KEY_VARIABLE):
+    if read_environment().get(API_KEY_VARIABLE):
         return
     file = home / "config.toml"
     try:

@@ -6,14 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dragoman.app.build_catalogs import Catalogs
-from dragoman.app.build_guards import Guards
-from dragoman.app.config_watch import ConfigWatch, LiveConfig
-from dragoman.app.store_watch import StoreWatch
+from dragoman.app.config_watch import ConfigWatch
+from dragoman.app.hub_parts import HubParts
+from dragoman.app.secret_variables import list_secret_variables
 from dragoman.config import Config, find_frozen_changes
 from dragoman.core.background import Background
-from dragoman.mcp.client.upstream_manager import UpstreamManager
-from dragoman.mcp.server.tasks import ToolTaskRegistry
+from dragoman.core.environment import read_environment, withhold_variables
 
 log = logging.getLogger(__name__)
 
@@ -22,37 +20,30 @@ log = logging.getLogger(__name__)
 class ConfigApplier:
     """Implements `web.api_servers.ServerAdministration`."""
 
-    _live: LiveConfig
-    _variables: dict[str, str]
-    """Updated in place: connections look up their secrets in it."""
+    _parts: HubParts
     _watch: ConfigWatch
-    _store_watch: StoreWatch
-    _catalogs: Catalogs
-    _guards: Guards
-    _upstreams: UpstreamManager
-    _tasks: ToolTaskRegistry
     _background: Background = field(default_factory=lambda: Background("the configuration"))
 
     async def follow(self) -> None:
         await self._watch.follow(self.apply)
 
     async def apply(self, config: Config, variables: Mapping[str, str]) -> None:
-        self._variables.clear()
-        self._variables.update(variables)
-        old = self._live.replace(config)
+        parts = self._parts
+        old = parts.live.replace(config, variables)
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that takes effect at the next start', path)
-        self._guards.apply_limits(config.limits)
-        self._tasks.set_ttl(2 * config.limits.task_timeout_secs)
-        self._guards.policies.apply(old, config)
-        self._store_watch.record_servers(config.mcp_servers)
-        await self._upstreams.apply(config.mcp_servers)
+        withhold_variables(list_secret_variables(config, read_environment()))
+        parts.guards.apply_limits(config.limits)
+        parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)
+        parts.guards.policies.apply(old, config)
+        parts.store_watch.record_servers(config.mcp_servers)
+        await parts.upstreams.apply(config.mcp_servers)
         removed = {one.name for one in old.mcp_servers} - {one.name for one in config.mcp_servers}
         if removed:
-            self._catalogs.reviews.release_names(*removed)
+            parts.catalogs.reviews.release_names(*removed)
         for entry in config.mcp_servers:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
-                self._catalogs.reviews.review(entry.name)
+                parts.catalogs.reviews.review(entry.name)
         log.info("the configuration was reloaded: %d servers", len(config.mcp_servers))
 
     async def reload(self) -> str | None:
@@ -61,7 +52,7 @@ class ConfigApplier:
         return self._watch.problem
 
     async def restart_server(self, name: str) -> bool:
-        return await self._background.run_to_completion(self._upstreams.restart(name))
+        return await self._background.run_to_completion(self._parts.upstreams.restart(name))
 
     async def close(self, grace: float, timeout: float) -> None:
         """Finishes a change in progress."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from dragoman.config import Config, load_with_source, read_env
 from dragoman.config_layers import Override
+from dragoman.core.call import NOTHING
+from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 from dragoman.core.tool_filter import View
@@ -26,20 +28,20 @@ Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 class LiveConfig:
     """The configuration in force. Parts that follow changes read it at each use."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, variables: Mapping[str, str] = NOTHING) -> None:
         self.config = config
-        self.stdio_view = _build_stdio_view(config)
+        self.variables = dict(variables)
+        """Updated in place: connections look up their secrets in it."""
+        self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         """What clients over stdio are listed; computed once, because every request needs it."""
 
-    def replace(self, config: Config) -> Config:
+    def replace(self, config: Config, variables: Mapping[str, str]) -> Config:
         """Puts `config` in force and returns the previous one."""
+        self.variables.clear()
+        self.variables.update(variables)
         previous, self.config = self.config, config
-        self.stdio_view = _build_stdio_view(config)
+        self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         return previous
-
-
-def _build_stdio_view(config: Config) -> View:
-    return View(tuple(config.mcp.stdio_expose), agents=True)
 
 
 class ConfigWatch:
@@ -75,17 +77,9 @@ class ConfigWatch:
     async def _read(self, now: list[Stamp | None], apply: Apply) -> None:
         self._seen = now
         file = self._home / "config.toml"
-        if not file.exists():
-            self.problem = f"{file} is missing; the last configuration stays in force"
-            log.error("%s", self.problem)
-            return
-        if _is_blank(file):
-            # The disk was full, or an editor has only begun to save.
-            self.problem = (
-                f"{file} is empty; the last configuration stays in force. To run without any "
-                "settings, write a comment into it"
-            )
-            log.error("%s", self.problem)
+        if (loss := _describe_loss(file)) is not None:
+            self.problem = loss
+            log.error("%s", loss)
             return
         try:
             config, source = load_with_source(file, self._given)
@@ -113,7 +107,7 @@ def load_variables(home: Path) -> dict[str, str]:
         data = None
     except OSError as error:
         raise ConfigError(f"{home / 'env'} cannot be read: {error.strerror}") from None
-    return {**read_env(data), **os.environ}
+    return {**read_env(data), **read_environment()}
 
 
 def refuse_exposed(home: Path, config: Config) -> None:
@@ -137,12 +131,21 @@ async def poll(check: Callable[[], Awaitable[object]], seconds: float = WATCH_SE
             log.exception("a change in the home could not be applied in full")
 
 
-def _is_blank(file: Path) -> bool:
+def _describe_loss(file: Path) -> str | None:
+    """Says that the file is missing, or empty: the disk was full, or an editor has only begun to
+    save."""
     try:
         with file.open("rb") as opened:
-            return not opened.read(1024 * 1024).strip(b" \t\r\n\0")
+            if opened.read(1024 * 1024).strip(b" \t\r\n\0"):
+                return None
+    except FileNotFoundError:
+        return f"{file} is missing; the last configuration stays in force"
     except OSError:
-        return False  # reading it again reports the error
+        return None  # reading it again reports the error
+    return (
+        f"{file} is empty; the last configuration stays in force. To run without any "
+        "settings, write a comment into it"
+    )
 
 
 def _read_stamps(home: Path) -> list[Stamp | None]:

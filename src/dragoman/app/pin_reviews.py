@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.core.admin_audit import record_done
 from dragoman.core.backoff import Backoff
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ShuttingDown, StorageFailed
@@ -76,11 +77,9 @@ class PinReviews:
             catalog.share_names(*targets)
 
     def record(self, decision: PinDecision) -> None:
-        verb = f"pin.{decision.action}"
-        asked = f"{decision.target}: {decision.name}" if decision.name else decision.target
-        entry = {"verb": verb, "asked_as": asked[:200], "caller": decision.by, "door": "api"}
-        conclusion = {"outcome": "completed", "digest": decision.digest, "duration_ms": 0}
+        verb, details = f"pin.{decision.action}", {"digest": decision.digest}
+        what = f"{decision.target}: {decision.name}" if decision.name else decision.target
         try:
-            self._audit.conclude(self._audit.intend({**entry, "depth": 0}), conclusion)
+            record_done(self._audit, verb, what, decision.by, "api", details)
         except (StorageFailed, ShuttingDown) as error:  # the store of pins has it
             log.error("a decision about pins is not in the audit log: %s", error)

@@ -25,7 +25,10 @@ def load_plugins(bus: Bus, names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
         entry = find_plugin(name)
         try:
-            _load(bus, entry)
+            returned = entry.load()(bus)
+            if isinstance(returned, Coroutine):
+                returned.close()
+                raise TypeError("a plug-in must not be async: it would join the bus too late")
         except Exception as error:
             raise ConfigError(
                 f'[bus] plugins: "{name}" ({entry.value}) failed to load: {error!r}; fix it, or '
@@ -53,10 +56,3 @@ def find_plugin(name: str) -> EntryPoint:
         f'[bus] plugins: no installed package has an entry point "{name}" in the group {GROUP}; '
         f"{hint}"
     )
-
-
-def _load(bus: Bus, entry: EntryPoint) -> None:
-    returned = entry.load()(bus)
-    if isinstance(returned, Coroutine):
-        returned.close()
-        raise TypeError("a plug-in must not be async: it would join the bus too late")

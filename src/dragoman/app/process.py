@@ -58,7 +58,9 @@ def limit_connections(wanted: int) -> int:
 def protect() -> None:
     """On Linux, hides the hub's memory, environment and files from other processes of its user, and
     makes the hub the parent of the processes that its children leave behind. Programs that the hub
-    starts have neither: exec resets the first, and the second is not inherited."""
+    starts have neither: exec resets the first, and the second is not inherited. Neither the hub nor
+    they write core dumps, which would contain secrets."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the servers inherit this
     if sys.platform != "linux":
         return
     import ctypes  # here: the relay does without

@@ -8,6 +8,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from dragoman import home as home_files
@@ -15,8 +16,11 @@ from dragoman.app import process
 from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.config_watch import refuse_exposed
+from dragoman.app.hub_parts import HubParts
+from dragoman.app.secret_variables import list_secret_variables
 from dragoman.config import Config, load_with_source
 from dragoman.config_layers import Override
+from dragoman.core.environment import read_environment, withhold_variables
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging
 from dragoman.mcp.client.descendants import DESCENDANTS
@@ -24,31 +28,19 @@ from dragoman.stores.store_inventory import describe_damage
 
 log = logging.getLogger(__name__)
 
-Ready = Callable[[App], None]
+Ready = Callable[[HubParts], None]
 """Called once the hub serves."""
 
 
 def run(
-    home: Path, ready: Ready, given: Sequence[Override] = (), log_file: str | None = None
-) -> None:
-    """Locks the home and runs a hub until a signal. Logs to `log_file`, or else to stderr."""
-    _run(home, "daemon", ready, None, given, log_file)
-
-
-def host(home: str, stop: threading.Event) -> None:
-    """Runs the hub inside a `dragoman mcp` until `stop` is set."""
-    start_logging(logging.WARNING)
-    _run(Path(home), "mcp", lambda _: None, stop)
-
-
-def _run(
     home: Path,
-    mode: str,
     ready: Ready,
-    stop: threading.Event | None,
     given: Sequence[Override] = (),
     log_file: str | None = None,
+    stop: threading.Event | None = None,
 ) -> None:
+    """Locks the home and runs a hub until a signal, or inside a `dragoman mcp` until `stop` is set.
+    Logs to `log_file`, or else to stderr."""
     home_files.prepare(str(home))
     with home_files.lock_home(str(home)):
         config, source = load_with_source(home / "config.toml", given)
@@ -57,10 +49,19 @@ def _run(
         for warning in source.warnings:
             log.warning("%s", warning)
         process.protect()
+        withhold_variables(list_secret_variables(config, read_environment()))
         DESCENDANTS.adopt_orphans()
         process.raise_file_limit()
+        mode = "daemon" if stop is None else "mcp"
+        build = partial(build_app, home, config, mode, given)
         with asyncio.Runner(loop_factory=process.find_loop_factory()) as runner:
-            runner.run(_serve(home, config, mode, ready, stop, given))
+            runner.run(_serve(home, build, ready, stop))
+
+
+def host(home: str, stop: threading.Event) -> None:
+    """Runs the hub inside a `dragoman mcp` until `stop` is set."""
+    start_logging(logging.WARNING)
+    run(Path(home), lambda _: None, stop=stop)
 
 
 def _start_logging(config: Config, path: str | None) -> None:
@@ -72,23 +73,18 @@ def _start_logging(config: Config, path: str | None) -> None:
 
 
 async def _serve(
-    home: Path,
-    config: Config,
-    mode: str,
-    ready: Ready,
-    stop: threading.Event | None,
-    given: Sequence[Override],
+    home: Path, build: Callable[[], App], ready: Ready, stop: threading.Event | None
 ) -> None:
     ended = asyncio.Event()
     _arrange_end(ended, stop)
     with _explain_damage(home):
-        app = build_app(home, config, mode, given)
+        app = build()
     try:
         with _explain_damage(home):
             await app.start()
             process.freeze_garbage()
             process.keep_memory()
-            ready(app)
+            ready(app.parts)
         await ended.wait()
     finally:
         await app.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.wire.http import HttpRequest
@@ -11,9 +12,12 @@ MAX_BASES = 64
 
 
 class RunState:
-    def __init__(self, mode: str, public_url: str | None) -> None:
+    def __init__(
+        self, mode: str, public_url: str | None, requires_key: Callable[[], bool] = lambda: True
+    ) -> None:
         """`mode` is `daemon`, or `mcp` for a hub inside `dragoman mcp`."""
         self.mode = mode
+        self._requires_key = requires_key
         self._public_url = public_url.rstrip("/") if public_url else None
         self.url: str | None = None
         """The hub's address over TCP, once it listens."""
@@ -33,6 +37,10 @@ class RunState:
 
     def drain(self) -> None:
         self.is_draining = True
+
+    def is_secured(self) -> bool:
+        """Whether clients over TCP need a key."""
+        return self.mode != "daemon" or self._requires_key()
 
     def measure_uptime(self) -> float:
         """Not by the wall clock, which may be set."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.app.build_stores import Stores
-from dragoman.core.admin_audit import record_done
+from dragoman.core.admin_audit import MAX_CHANGES, list_changes, record_done
 from dragoman.core.errors import ConfigError, HubError, ShuttingDown, StorageFailed
 from dragoman.mcp.config import ServerEntry
 from dragoman.stores.audit.prune import DAY, prune_and_record
@@ -27,7 +27,6 @@ PRUNE_SECONDS = 3600.0
 CONFIG_CHANGE = "config.change"
 FILES = "files"
 """The principal of a change that was made by editing a file."""
-MAX_NAMES = 100
 
 
 class StoreWatch:
@@ -114,14 +113,9 @@ class StoreWatch:
         known = self._witness.record.servers
         now = {server.name: self._witness.hash_value(server) for server in servers}
         if known is not None and known != now:
-            both = known.keys() & now.keys()
-            added, removed = now.keys() - known.keys(), known.keys() - now.keys()
-            changed = {name for name in both if known[name] != now[name]}
-            names = {"added": added, "removed": removed, "changed": changed}
-            details: dict[str, Any] = {
-                how: sorted(some)[:MAX_NAMES] for how, some in names.items() if some
-            }
-            new = sorted(added | changed)[:MAX_NAMES]
+            changes = list_changes(known, now)
+            details: dict[str, Any] = {how: names for how, names in changes.items() if names}
+            new = sorted([*changes["added"], *changes["changed"]])[:MAX_CHANGES]
             details["hmac"] = {name: now[name] for name in new}
             try:
                 record_done(self._audit, CONFIG_CHANGE, "config.toml", FILES, FILES, details)

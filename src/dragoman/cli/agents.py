@@ -82,8 +82,7 @@ def _list_agents(home: str | None, as_json: bool) -> None:
         quarantined = hub.list_quarantined()
         local = hub.get("/api/status").get("agents", {}).get("local", [])
     if as_json:
-        print_json({**found, "local": local})
-        return
+        return print_json({**found, "local": local})
     if local:
         names = clean(", ".join(local))
         say(f"local agents from [[agents]] in config.toml: {names}; see: dragoman a2a")
@@ -344,8 +343,7 @@ def _build_path(agent: str) -> str:
 
 def _report(agent: dict[str, Any], as_json: bool, what: str, pins: list[dict[str, Any]]) -> None:
     if as_json:
-        print_json(agent)
-        return
+        return print_json(agent)
     name = clean(agent["name"])
     # The agent itself is a tool too, but without the slug prefix.
     count = sum(tool != f"{agent['name']}.message" for tool in agent["tools"])
@@ -375,12 +373,7 @@ MOST_CALLS = 10_000
               help="Number of calls.")  # fmt: skip
 @common_options
 def calls(
-    agent: str | None,
-    status: str | None,
-    since: str | None,
-    lines: int,
-    home: str | None,
-    as_json: bool,
+    agent: str | None, lines: int, home: str | None, as_json: bool, **filters: str | None
 ) -> None:
     """List the newest calls of skills, of agent NAME or of all agents, with those in progress.
 
@@ -393,7 +386,7 @@ def calls(
     has these calls too, tamper-evident: `dragoman audit tail --agent "Vercel Ops"`.
     """
     with connect_hub(home) as hub:
-        wanted = {"status": status, "from": since}
+        wanted = {"status": filters["status"], "from": filters["since"]}
         if agent is not None:
             wanted["agentId"] = hub.get(_build_path(agent))["id"]
         found = _list_dispatches(hub, {key: value for key, value in wanted.items() if value}, lines)

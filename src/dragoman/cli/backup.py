@@ -53,8 +53,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     size = file.stat().st_size
     if as_json:
         done = {"file": str(file), "bytes": size, "files": len(manifest.files)}
-        print_json({**done, "left_out": list(manifest.left_out)})
-        return
+        return print_json({**done, "left_out": list(manifest.left_out)})
     print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
     for name in manifest.left_out:
         say(f"{clean(name)} links outside the home and is not in the backup; back it up separately")
@@ -119,8 +118,7 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     except homes.HomeUnusable as error:
         fail(str(error), NO_HUB)
     if as_json:
-        print_json({"home": str(place), "created": found.created, "files": len(found.files)})
-        return
+        return print_json({"home": str(place), "created": found.created, "files": len(found.files)})
     print(f"restored {len(found.files)} files of {clean(found.created)} to {place}")
     for name in found.left_out:
         say(f"{clean(name)} linked outside the home and is not in the backup")

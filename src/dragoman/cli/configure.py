@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +146,7 @@ def check(home: str | None, as_json: bool) -> None:
         for name, meant in find_near_misses(Config, os.environ)
     ]
     if as_json:
-        print_json({"ok": True, "file": str(file), "servers": servers, "warnings": warnings})
-        return
+        return print_json({"ok": True, "file": str(file), "servers": servers, "warnings": warnings})
     print(f"{file} is valid" if file.exists() else f"{file} does not exist; using defaults")
     for variable in list_used_variables():
         print(f"  environment  {variable}")
@@ -205,8 +204,7 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     if not everything:
         rows = [row for row in rows if row["from"] != "default"]
     if as_json:
-        print_json(rows)
-        return
+        return print_json(rows)
     if not rows:
         print("all settings are defaults; see: dragoman config show --all")
         return
@@ -268,6 +266,12 @@ def set_enabled(text: str, name: str, enabled: bool) -> str:
     return _check_result(set_element_value(text, KEY, index, "enabled", enabled), document)
 
 
+def set_sandbox(text: str, name: str, level: str) -> str:
+    index, document = _find_server(text, name)
+    document[KEY][index]["sandbox"] = level
+    return _check_result(set_element_value(text, KEY, index, "sandbox", level), document)
+
+
 def edit_config(file: Path, edit: Edit) -> Path | None:
     """Applies `edit` to the file; returns the backup, or None if nothing changed."""
     data = read_bytes(file)
@@ -281,10 +285,13 @@ def edit_config(file: Path, edit: Edit) -> Path | None:
     return replace_file(file, new, data) if new != data else None
 
 
+def list_servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    listed = document.get(KEY, [])
+    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+
+
 def list_server_names(text: str) -> list[str]:
-    listed = parse_toml(text).get(KEY, [])
-    found = listed if isinstance(listed, list) else []
-    return [str(one.get("name")) for one in found if isinstance(one, dict)]
+    return [str(one.get("name")) for one in list_servers(parse_toml(text))]
 
 
 def _find_server(text: str, name: str) -> tuple[int, Any]:

@@ -33,7 +33,7 @@ from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import App
+    from dragoman.app.hub_parts import HubParts
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _serve(
         homes.prepare(place)
         refuse_lost_config(Path(place))  # before a new one is written
         is_first = write_first_config(Path(place))
-        run(Path(place), lambda app: _announce(app, is_first, quiet, as_json), given, log_file)
+        run(Path(place), lambda parts: _announce(parts, is_first, quiet, as_json), given, log_file)
     except ConfigError as error:
         who = find_listener(error.taken_port) if error.taken_port else None
         if who is None:
@@ -120,16 +120,16 @@ def _serve(
         fail(f"{error} ({who} listens there)", find_exit_code(error.kind), kind=error.kind)
 
 
-def _announce(app: App, is_first: bool, quiet: bool, as_json: bool) -> None:
-    config, url = app.live.config, app.state.url
+def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> None:
+    config, url = parts.live.config, parts.state.url
     in_json = config.log.format == "json"
     if is_first and not in_json:
-        print(f"wrote {app.home}/config.toml", file=sys.stderr)
+        print(f"wrote {parts.home}/config.toml", file=sys.stderr)
     if as_json:
         # One line: the reader waits for a line, not for the end of the output.
-        print(json.dumps(_build_report(os.getpid(), url, str(app.home))), flush=True)
+        print(json.dumps(_build_report(os.getpid(), url, str(parts.home))), flush=True)
     if in_json:  # stderr must contain JSON lines only
-        log.info("dragoman %s is up: %s, home %s", __version__, url, app.home)
+        log.info("dragoman %s is up: %s, home %s", __version__, url, parts.home)
     if quiet or as_json or in_json:
         return
     count = len(config.mcp_servers)
@@ -139,36 +139,36 @@ def _announce(app: App, is_first: bool, quiet: bool, as_json: bool) -> None:
         servers = "none configured: dragoman import, or edit config.toml"
     a2a = config.a2a
     serves_a2a = f"{url}{a2a.listen_path}" if a2a.enabled else "off: set enabled = true under [a2a]"
-    if app.state.grpc_port is not None:
-        serves_a2a += f", gRPC on port {app.state.grpc_port}"
+    if parts.state.grpc_port is not None:
+        serves_a2a += f", gRPC on port {parts.state.grpc_port}"
     rows = [
         ("MCP over HTTP", f"{url}/mcp"),
         ("MCP in an IDE", "dragoman install cursor | vscode | claude-desktop | claude-code | …"),
         ("A2A", serves_a2a),
         ("servers", servers),
-        *_list_optional_rows(app),
-        ("configuration", str(app.home / "config.toml")),
+        *_list_optional_rows(parts),
+        ("configuration", str(parts.home / "config.toml")),
         ("stop", "Ctrl-C, or dragoman stop"),
     ]
     lines = "".join(f"\n  {name:<15} {words}" for name, words in rows)
     print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
 
 
-def _list_optional_rows(app: App) -> Iterator[tuple[str, str]]:
-    if local := app.agents.local.by_name:
+def _list_optional_rows(parts: HubParts) -> Iterator[tuple[str, str]]:
+    if local := parts.agents.local.by_name:
         yield "agents", ", ".join(local)
-    if names := app.agents.registry.agents.list_names():
+    if names := parts.agents.registry.agents.list_names():
         yield (
             "remote agents",
             f"{_render_names(names)}, connecting in the background (dragoman agents)",
         )
-    policies = app.guards.policies
+    policies = parts.guards.policies
     engine = policies.engine
     if not engine.policy_set.default:
         count = sum(not each.guardrail for each in engine.policy_set.policies)
         shadow = ", shadow mode: not enforced" if engine.mode == "shadow" else ""
         yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
-    if quarantined := [pin["name"] for pin in app.catalogs.approvals.list_pins("held")]:
+    if quarantined := [pin["name"] for pin in parts.catalogs.approvals.list_pins("held")]:
         yield (
             "quarantined",
             f"{_render_names(quarantined)}, until you approve it (dragoman pins list)",
@@ -244,7 +244,6 @@ def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.
 
 
 def read_lock_pid(place: str) -> int | None:
-    """Returns the process id in the lock file."""
     try:
         with open(os.path.join(place, "lock"), "rb") as file:
             text = file.read(32).strip()
@@ -308,8 +307,7 @@ def status(home: str | None, as_json: bool) -> None:
     state = hub.get("/api/status")
     quarantined = hub.list_quarantined()
     if as_json:
-        print_json({"running": True, **state})
-        return
+        return print_json({"running": True, **state})
     print(
         f"dragoman {state['version']}, process {daemon.pid}, up for "
         f"{_render_duration(state['uptime_secs'])}"

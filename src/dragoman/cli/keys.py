@@ -85,14 +85,7 @@ def keys() -> None:
               help="Scope for policies; may be repeated [default: call].")  # fmt: skip
 @common_options
 def create(
-    name: str,
-    expires: str,
-    owner: str | None,
-    target: str | None,
-    roles: tuple[str, ...],
-    scopes: tuple[str, ...],
-    home: str | None,
-    as_json: bool,
+    name: str, expires: str, target: str | None, home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Create the key NAME and print it. It cannot be shown again.
 
@@ -109,14 +102,14 @@ def create(
     """
     if target == "":
         fail("--for is empty: give the name of a server or agent", USAGE)
-    expires_at = _parse_expiry(expires)
+    expires_at, roles, scopes = _parse_expiry(expires), options["roles"], options["scopes"]
     is_there = True
     if target:
         target, is_there = _resolve_target(home, target)
     with closing(_open_store(home)) as store:
         key = store.create(
             name,
-            owner=owner or find_user_name(),
+            owner=options["owner"] or find_user_name(),
             expires_at=expires_at,
             scopes=scopes or ["call"],
             roles=roles,
@@ -127,8 +120,7 @@ def create(
         say(f'unknown server or agent "{target}": until it exists, the key is an ordinary one')
     if as_json:
         made = {"name": name, "key": key, "expires_at": expires_at}
-        print_json({**made, "for": target, "roles": roles, "scopes": scopes or ["call"]})
-        return
+        return print_json({**made, "for": target, "roles": roles, "scopes": scopes or ["call"]})
     print(key)
     say(f'key "{name}" was created and is shown only once; send: Authorization: Bearer {key[:12]}…')
     if is_first:

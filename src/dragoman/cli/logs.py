@@ -188,8 +188,7 @@ def _is_replaced(file: Path, descriptor: int) -> bool:
 def _print(record: LogRecord, as_json: bool) -> None:
     if as_json:
         more = {"more": "\n".join(record.more)} if record.more else {}
-        print_json_line({**record.fields, **more})
-        return
+        return print_json_line({**record.fields, **more})
     text = record.text
     if text.startswith("{"):
         known = record.fields

@@ -22,39 +22,40 @@ from dragoman.core.errors import HubError
 from dragoman.home import HomeLocked, HomeUnusable
 
 COMMANDS = {
-    "up": ("dragoman.cli.hub", "up", "Run the hub."),
-    "stop": ("dragoman.cli.hub", "stop_command", "Stop the hub; calls in progress may finish."),
-    "status": ("dragoman.cli.hub", "status", "Show whether a hub is running, and its state."),
-    "init": ("dragoman.cli.configure", "init", "Write a commented config.toml."),
-    "config": ("dragoman.cli.configure", "config", "Check and show the configuration."),
+    "up": ("hub", "up", "Run the hub."),
+    "stop": ("hub", "stop_command", "Stop the hub; calls in progress may finish."),
+    "status": ("hub", "status", "Show whether a hub is running, and its state."),
+    "init": ("configure", "init", "Write a commented config.toml."),
+    "config": ("configure", "config", "Check and show the configuration."),
     "import": (
-        "dragoman.cli.clients.import_command",
+        "clients.import_command",
         "import_command",
         "Import MCP servers from an IDE's configuration.",
     ),
-    "install": ("dragoman.cli.clients.install", "install", "Add the hub to an IDE, or remove it."),
-    "servers": ("dragoman.cli.servers", "servers", "Manage MCP servers."),
-    "tools": ("dragoman.cli.tools", "tools", "List, search and describe tools."),
-    "call": ("dragoman.cli.tools", "call", "Call a tool."),
-    "prompts": ("dragoman.cli.prompts", "prompts", "List prompts and fill one in."),
-    "resources": ("dragoman.cli.resources", "resources", "List and read resources."),
-    "a2a": ("dragoman.cli.a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
-    "agents": ("dragoman.cli.agents", "agents", "Manage external A2A agents."),
-    "pins": ("dragoman.cli.pins", "pins", "Review changed definitions and approve them."),
-    "policy": ("dragoman.cli.policy", "policy", "Edit, check and query the Cedar policies."),
-    "keys": ("dragoman.cli.keys", "keys", "Manage API keys for HTTP clients."),
-    "audit": ("dragoman.cli.audit", "audit", "Read and verify the audit log."),
-    "logs": ("dragoman.cli.logs", "logs", "Show and follow the hub's log."),
-    "stores": ("dragoman.cli.stores", "stores", "List the home's databases; accept a lost one."),
-    "completion": ("dragoman.cli.completion", "completion", "Print a shell completion script."),
-    "backup": ("dragoman.cli.backup", "backup", "Back up the home to a file."),
-    "restore": ("dragoman.cli.backup", "restore", "Restore a home from a backup."),
-    "service": ("dragoman.cli.service", "service", "Run the hub as a systemd or launchd service."),
-    "docs": ("dragoman.cli.docs", "docs", "Print the documentation."),
-    "doctor": ("dragoman.cli.doctor.command", "doctor", "Find problems and suggest fixes."),
-    "mcp": ("dragoman.cli.main", "mcp", "Serve MCP over stdio; IDEs start this."),
+    "install": ("clients.install", "install", "Add the hub to an IDE, or remove it."),
+    "servers": ("servers", "servers", "Manage MCP servers."),
+    "tools": ("tools", "tools", "List, search and describe tools."),
+    "call": ("tools", "call", "Call a tool."),
+    "prompts": ("prompts", "prompts", "List prompts and fill one in."),
+    "resources": ("resources", "resources", "List and read resources."),
+    "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
+    "agents": ("agents", "agents", "Manage external A2A agents."),
+    "pins": ("pins", "pins", "Review changed definitions and approve them."),
+    "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
+    "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
+    "audit": ("audit", "audit", "Read and verify the audit log."),
+    "limits": ("limits", "limits", "Show rate and concurrency limits, and what is left."),
+    "logs": ("logs", "logs", "Show and follow the hub's log."),
+    "stores": ("stores", "stores", "List the home's databases; accept a lost one."),
+    "completion": ("completion", "completion", "Print a shell completion script."),
+    "backup": ("backup", "backup", "Back up the home to a file."),
+    "restore": ("backup", "restore", "Restore a home from a backup."),
+    "service": ("service", "service", "Run the hub as a systemd or launchd service."),
+    "docs": ("docs", "docs", "Print the documentation."),
+    "doctor": ("doctor.command", "doctor", "Find problems and suggest fixes."),
+    "mcp": ("main", "mcp", "Serve MCP over stdio; IDEs start this."),
 }
-"""Module, attribute and one-line summary of each command."""
+"""Module below `dragoman.cli`, attribute and one-line summary of each command."""
 
 HELP = """Dragoman, an agent interoperability hub: MCP servers and A2A agents behind one endpoint.
 
@@ -82,7 +83,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, name, _ = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(module), name)
+        command: click.Command = getattr(import_module(f"dragoman.cli.{module}"), name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -82,8 +82,7 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
     with _connect(home) as hub:
         found = _get_diff(hub, name)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     _print_diff(found)
     if found["digest"]:
         print(
@@ -101,13 +100,7 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 @yes_option
 @common_options
 def approve(
-    names: tuple[str, ...],
-    target: str | None,
-    everything: bool,
-    digest: str | None,
-    yes: bool,
-    home: str | None,
-    as_json: bool,
+    names: tuple[str, ...], digest: str | None, home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Approve quarantined and new definitions as they are now: by NAMES, by target, or all.
 
@@ -120,12 +113,13 @@ def approve(
     dragoman pins approve --target files
     dragoman pins approve --all
     """
-    if bool(names) + (target is not None) + everything != 1:
+    target = options["target"]
+    if bool(names) + (target is not None) + options["everything"] != 1:
         fail("nothing to approve: give names, --target NAME or --all", USAGE)
     if digest is not None and len(names) != 1:
         fail("--digest needs exactly one name", USAGE)
     with _connect(home) as hub:
-        asks = must_confirm(yes or digest is not None, as_json)
+        asks = must_confirm(options["yes"] or digest is not None, as_json)
         if names:
             shown = [_get_diff(hub, name) for name in names]
             _review(shown, as_json, asks)

@@ -89,8 +89,7 @@ def list_policies(home: str | None, as_json: bool) -> None:
     found = _validate(folder, home)
     running_set = _get_active(home)
     if as_json:
-        print_json({"folder": str(folder.path), **found, "hub": running_set})
-        return
+        return print_json({"folder": str(folder.path), **found, "hub": running_set})
     if not folder.exists:
         print(f"{folder.path} does not exist: default policies apply; see: dragoman policy init")
     rows = [
@@ -231,12 +230,13 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
 
 
 def _open_folder(home: str | None, given: str | None) -> PolicyFolder:
-    from dragoman.app.policy_admin.known_ids import open_folder
+    from dragoman.config import load
     from dragoman.policy.folder import PolicyFolder
 
     if given is not None:
         return PolicyFolder(Path(given))
-    return open_folder(Path(hub_client.resolve_home(home)))
+    place = Path(hub_client.resolve_home(home))
+    return PolicyFolder(place / load(place / "config.toml").policy.folder)
 
 
 def _load_known(home: str | None) -> Any:
@@ -411,8 +411,7 @@ def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> N
     if denied:
         found["tools"] = [each for each in found["tools"] if not each["allowed"]]
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     if found["tools"]:
         _print_verdicts("TOOL", found["tools"], found["mode"])
     else:
@@ -470,8 +469,7 @@ def replay(
     body = {"texts": texts, **_build_period(since, until, limit)}
     found = _query(home, "POST", "/api/policies/replay", body, REPLAY_SECONDS)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     rows = [
         (
             f"{flip['was']} → {flip['now']}",
@@ -516,8 +514,7 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
     body = _build_period(since, until, limit)
     found = _query(home, "POST", "/api/policies/propose", body, REPLAY_SECONDS)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     print(render_output(found["text"], sys.stdout), end="")
     for each in found["findings"]:
         say(f"{each['level']}: {each['message']}")

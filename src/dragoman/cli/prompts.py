@@ -87,8 +87,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     if prompt is None:
         fail(f'unknown prompt "{name}"; {_suggest_prompt(name, found)}', NOT_FOUND)
     if as_json:
-        print_json(prompt)
-        return
+        return print_json(prompt)
     print(f"{clean(prompt['name'])}  (id {clean(prompt['id'])}, server {clean(prompt['server'])})")
     for line in str(prompt["description"]).splitlines():
         print("\n".join(wrap(clean(line), 2)))
@@ -125,8 +124,7 @@ def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) 
 
         found = hub.send("POST", path, {"arguments": given}, GET_SECONDS, hint)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     for message in found["messages"]:
         print(style(f"[{clean(message['role'])}]", bold=True))
         content = message["content"]

@@ -104,8 +104,7 @@ def read(uri: str, output: str | None, force: bool, home: str | None, as_json: b
 
         found = hub.send("POST", "/api/resources/read", {"uri": uri}, READ_SECONDS, hint=hint)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     contents = found["contents"]
     if output is not None and output != "-":
         if len(contents) != 1:

@@ -6,12 +6,13 @@ to the new server.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -31,20 +32,39 @@ from dragoman.cli.base.hub_client import (
     START_SECONDS,
     HubClient,
     connect_hub,
-    find_running_hub,
+    connect_running,
     resolve_home,
     suggest,
 )
-from dragoman.cli.base.output import clean, common_options, print_json, print_result, print_table
+from dragoman.cli.base.output import (
+    StatusLine,
+    clean,
+    common_options,
+    print_json,
+    print_result,
+    print_table,
+)
 from dragoman.cli.clients import import_plan
 from dragoman.cli.clients.import_command import ImportJob
 from dragoman.cli.clients.import_plan import FoundServer, ServerPlan
 from dragoman.cli.clients.known_clients import KnownClient
 from dragoman.cli.completion import complete_servers
-from dragoman.cli.configure import edit_config, list_server_names, remove_server, set_enabled
+from dragoman.cli.configure import (
+    edit_config,
+    list_server_names,
+    remove_server,
+    set_enabled,
+    set_sandbox,
+)
+from dragoman.config import StdioTransport, load
+from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import ConfigError
+from dragoman.core.package_runners import is_container_command
 from dragoman.core.safe_text import escape_controls
 from dragoman.home import HomeUnusable
+
+if TYPE_CHECKING:
+    from dragoman.app.sandbox_trial import SandboxTrial
 
 LOOK_SECONDS = 2.0
 
@@ -63,6 +83,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     dragoman servers logs files                        show its stderr
     dragoman servers restart files                     stop it and connect again
     dragoman servers disable files                     switch it off; enable switches it on
+    dragoman servers harden files                      try it in a sandbox and keep it there
     dragoman servers remove files
 
     \b
@@ -79,8 +100,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False)
         found = hub.get("/api/mcp/servers")
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     if not found["connected"]:
         print("no servers configured; see: dragoman import, dragoman servers add --help")
         return
@@ -88,8 +108,10 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     for server in found["connected"]:
         notes = [server.get("reason", ""), *_list_remarks(server)]
         words, revision = "; ".join(filter(None, notes)), describe_revision(server)
-        rows.append((server["name"], server["state"], revision, server["tools_count"], words))
-    print_table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
+        sandbox, tools = server.get("sandbox", "-"), server["tools_count"]
+        rows.append((server["name"], server["state"], revision, sandbox, tools, words))
+    headings = ["NAME", "STATE", "REVISION", "SANDBOX", "TOOLS", "REMARKS"]
+    print_table(headings, rows, whole=True)
 
 
 @servers.command(short_help="Show a server's entry, state and tools.")
@@ -150,10 +172,9 @@ def restart(name: str, home: str | None, as_json: bool) -> None:
     server, 6 not connected.
     """
     place = resolve_home(home)
-    daemon = find_running_hub(place)
-    if daemon is None:
+    hub = connect_running(place)
+    if hub is None:
         fail(f"no hub is running on {place}; there is nothing to restart", NO_HUB)
-    hub = HubClient(place, daemon.socket)
     hub.restart_server(name)
     state = hub.wait_for_server(name)
     if as_json:
@@ -208,6 +229,8 @@ class PassThroughCommand(click.Command):
 @click.option("--sse", is_flag=True, help="Use the older HTTP+SSE transport for the URL.")
 @click.option("--allow-private", is_flag=True,
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
+@click.option("--sandbox", type=click.Choice(["strict", "net", "off"]),
+              help="Sandbox of the program; default: net, and off for a container.")  # fmt: skip
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE",
               help="Set any other key of [[mcp_servers]] to a TOML value: --set pin='\"strict\"', "
               "--set timeout_secs=60.")  # fmt: skip
@@ -227,6 +250,9 @@ def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **op
     name. The hub then connects to the server and lists its tools. A server that cannot be reached
     stays in config.toml, to be corrected there or removed with `dragoman servers remove NAME`.
 
+    On Linux a program runs in a sandbox that hides your home and your secrets, if bubblewrap is
+    installed (--sandbox net); see `dragoman docs sandbox`.
+
     Exit codes: 0 connected, 1 nothing was changed, 2 invalid usage, 6 added but not connected.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,63}", name):
@@ -237,7 +263,10 @@ def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **op
         )
     entry, private = _build_entry(where, options), options["allow_private"]
     prefix = {} if options["prefix"] is None else {"prefix": options["prefix"]}
-    settings = {**prefix, **_parse_settings(options["more"])}
+    sandbox = {} if options["sandbox"] is None else {"sandbox": options["sandbox"]}
+    settings = {**prefix, **sandbox, **_parse_settings(options["more"])}
+    if sandbox and "url" in entry:
+        fail("--sandbox needs a program", USAGE)
     if private and "url" not in entry:
         fail("--allow-private needs a URL", USAGE)
     title = COMMAND_LINE.title
@@ -351,6 +380,105 @@ def disable(name: str, home: str | None, as_json: bool) -> None:
     _set_enabled(name, False, home, as_json)
 
 
+@servers.command(short_help="Try a server in a sandbox and turn it on.")
+@click.argument("name", shell_complete=complete_servers)
+@click.option("--strict", is_flag=True, help="Use the sandbox without a network.")
+@click.option("--dry-run", is_flag=True, help="Only try it; do not change config.toml.")
+@common_options
+def harden(name: str, strict: bool, dry_run: bool, home: str | None, as_json: bool) -> None:
+    """Start server NAME as it is configured and in a sandbox, and compare what it offers.
+
+    \b
+    dragoman servers harden files
+    dragoman servers harden files --strict --dry-run
+
+    If it offers the same tools, prompts and resources, `sandbox` is set in config.toml and a
+    running hub restarts the server. Otherwise nothing is changed, and the command says what is
+    missing. Its tools are not called: one that needs a file of yours later finds it only if the
+    file is in args, env, cwd or sandbox_paths. See `dragoman docs sandbox`.
+
+    Exit codes: 0 hardened, 1 no sandbox here, 2 not a program, 5 unknown server, 6 it loses
+    something.
+    """
+    place = Path(resolve_home(home))
+    level: Literal["strict", "net"] = "strict" if strict else "net"
+    entry = _find_program(place, name, level)
+    logging.basicConfig(level=logging.CRITICAL)  # the command reports problems itself
+    from dragoman.app.sandbox_trial import try_sandbox
+
+    status = StatusLine()
+    status.show(f"trying {name} in the sandbox {level} …")
+    try:
+        trial = try_sandbox(place, entry, level)
+    finally:
+        status.clear()
+    changed = trial.succeeded and not dry_run and entry.sandbox != level
+    if changed:
+        edit_config(place / "config.toml", lambda text: set_sandbox(text, name, level))
+        _reload(home)
+    if as_json:
+        print_json(
+            {
+                "server": name,
+                "sandbox": level,
+                "hardened": trial.succeeded,
+                "changed": changed,
+                "problem": trial.before.problem or trial.within.problem,
+                "lost": trial.lost,
+                "missing_paths": trial.missing_paths,
+            }
+        )
+    elif trial.succeeded:
+        count = sum(map(len, trial.within.names.values()))
+        done = "set in config.toml" if changed else "not changed in config.toml"
+        print(f'server "{name}" offers the same {count} in the sandbox "{level}": {done}')
+    if not trial.succeeded:
+        _fail_trial(name, level, trial)
+
+
+def _find_program(place: Path, name: str, level: str) -> Any:
+    """Returns the entry of a server that can be run in a sandbox here."""
+    configured = {one.name: one for one in load(place / "config.toml").mcp_servers}
+    if name not in configured:
+        fail(f'unknown server "{name}"; {suggest(name, configured) or _SEE}', NOT_FOUND)
+    entry = configured[name]
+    if not isinstance(entry.transport, StdioTransport):
+        fail(f'server "{name}" is reached by a URL; only a program has a sandbox', USAGE)
+    if is_container_command(entry.transport.command):
+        fail(f'server "{name}" runs in a container, which is its sandbox', USAGE)
+    if level == "strict" and entry.has_user_home:
+        fail(f'server "{name}" has your home; set home = "private" for the sandbox strict', USAGE)
+    try:
+        find_bubblewrap()
+    except NoBubblewrap as error:
+        fail(f"there is no sandbox on this machine: {error}")
+    return entry
+
+
+def _fail_trial(name: str, level: str, trial: SandboxTrial) -> NoReturn:
+    if trial.before.problem:
+        fail(
+            f'server "{name}" cannot be connected as it is configured: {trial.before.problem}; '
+            "nothing was changed",
+            TARGET_FAILED,
+        )
+    lost = [f"{kind} {one}" for kind, names in trial.lost.items() for one in names]
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    why = trial.within.problem or f"it no longer offers {', '.join(lost[:5])}{more}"
+    if trial.missing_paths:
+        paths = ", ".join(f'"{clean(path)}"' for path in trial.missing_paths)
+        need = f"it may need sandbox_paths = [{paths}]"
+    elif level == "strict":
+        need = "it may need the network: try without --strict"
+    else:
+        need = f"see what it needs in its stderr: {clean(trial.within.stderr[-300:].strip())}"
+    fail(
+        f'server "{name}" does not work in the sandbox "{level}": {clean(why)}; nothing was '
+        f"changed; {need}",
+        TARGET_FAILED,
+    )
+
+
 def _set_enabled(name: str, enabled: bool, home: str | None, as_json: bool) -> None:
     file = Path(resolve_home(home)) / "config.toml"
     changed = edit_config(file, lambda text: set_enabled(text, name, enabled))
@@ -364,7 +492,7 @@ def _set_enabled(name: str, enabled: bool, home: str | None, as_json: bool) -> N
 
 def _connect(home: str | None, name: str) -> dict[str, Any] | None:
     """Returns the server's state, or None if the hub rejected the configuration."""
-    if find_running_hub(resolve_home(home)) is not None:
+    if connect_running(resolve_home(home)) is not None:
         hub = _reload(home)
         return hub.wait_for_server(name) if hub is not None else None
     with connect_hub(home) as own:
@@ -373,13 +501,8 @@ def _connect(home: str | None, name: str) -> dict[str, Any] | None:
 
 def _reload(home: str | None) -> HubClient | None:
     """Makes a running hub reload; returns None if none runs or it rejected the configuration."""
-    place = resolve_home(home)
-    daemon = find_running_hub(place)
-    if daemon is None:
-        return None
-    hub = HubClient(place, daemon.socket)
-    problem = hub.send("POST", "/api/reload")["problem"]
-    if problem:
+    hub = connect_running(resolve_home(home))
+    if hub is not None and (problem := hub.send("POST", "/api/reload")["problem"]):
         say(f"the running hub rejected the new config.toml and keeps the old one: {problem}")
         return None
     return hub
@@ -394,9 +517,19 @@ def _report_state(name: str, state: dict[str, Any] | None, as_json: bool) -> Non
     if not state["connected"] and state["state"] != "off":
         fail(
             f'server "{name}" is not connected: {state.get("reason", "")}; correct its entry in '
-            f"config.toml, or remove it: dragoman servers remove {name}",
+            f"config.toml, or remove it: dragoman servers remove {name}{_hint_sandbox(state)}",
             TARGET_FAILED,
         )
+
+
+def _hint_sandbox(state: Mapping[str, Any]) -> str:
+    level = state.get("sandbox", "off")
+    if level == "off":
+        return ""
+    return (
+        f'. It runs in the sandbox "{level}": if it needs files of yours, add them to its '
+        'sandbox_paths, or set sandbox = "off" (dragoman docs sandbox)'
+    )
 
 
 _COUNTED = (
@@ -443,9 +576,9 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
             if value not in (None, [], {})
         ),
         *(
-            (key, _render_value(value))
+            (key, _render_value(value) if key != "sandbox" else _describe_sandbox(value, state))
             for key, value in entry.items()
-            if key not in ("name", "transport")
+            if key not in ("name", "transport") and (kind == "stdio" or key not in _STDIO_ONLY)
         ),
         ("offers", describe_offers(state) if state.get("tools_count") is not None else ""),
         ("restarts", state["restarts"] if state.get("restarts") else ""),
@@ -460,13 +593,23 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         _print_tools(state)
 
 
+_STDIO_ONLY = ("sandbox", "sandbox_paths", "limits")
+
+
+def _describe_sandbox(configured: str, state: Mapping[str, Any]) -> str:
+    in_force = state.get("sandbox", configured)
+    return configured if in_force == configured else f"{in_force} (configured: {configured})"
+
+
 def _print_remarks(state: Mapping[str, Any]) -> None:
     for remark in _list_remarks(state):
         print(f"  {'remark':<13} {clean(remark)}")
 
 
 def _list_remarks(state: Mapping[str, Any]) -> list[str]:
-    return [*state.get("problems", ()), *state.get("remarks", ())]
+    problem = state.get("sandbox_problem")
+    sandbox = [f"it runs without its sandbox: {problem}"] if problem else []
+    return [*state.get("problems", ()), *sandbox, *state.get("remarks", ())]
 
 
 def _print_tools(state: Mapping[str, Any]) -> None:

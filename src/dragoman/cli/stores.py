@@ -68,8 +68,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
         for name in STORE_NAMES
     ]
     if as_json:
-        print_json(rows)
-        return
+        return print_json(rows)
     print_table(["NAME", "STATE", "PROBLEM"], [list(row.values()) for row in rows])
     if lost:
         say(f"restore from a backup, or accept: dragoman stores accept-loss {' '.join(lost)}")

@@ -86,7 +86,10 @@ def search(
 def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str]) -> None:
     with connect_hub(home) as hub:
         starting = hub.wait_until_connected()
-        states = [*hub.list_servers(), *_list_agents(hub)]
+        states = hub.list_servers()
+        for agent in hub.get("/api/a2a/agents")["agents"]:
+            failed = agent["health"] == "unreachable"
+            states.append({**agent, "what": "agent", "failed": failed})
         found = hub.get("/api/tools")["tools"]
         quarantined = hub.list_quarantined()
     if of is not None:
@@ -126,14 +129,6 @@ def find_matching(tools: list[dict[str, Any]], words: list[str]) -> list[dict[st
     return [tool for _, tool in sorted(found, key=lambda each: each[0])]
 
 
-def _list_agents(hub: HubClient) -> list[dict[str, Any]]:
-    """Returns the agents with the fields that server states have."""
-    return [
-        {**agent, "what": "agent", "failed": agent["health"] == "unreachable"}
-        for agent in hub.get("/api/a2a/agents")["agents"]
-    ]
-
-
 def _resolve_target(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
     """Returns the name of a server or agent given by name or slug."""
     names = {state["name"] for state in states} | {tool["server"] for tool in found}
@@ -168,8 +163,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     with connect_hub(home) as hub:
         tool = hub.get_tool(name)
     if as_json:
-        print_json(tool)
-        return
+        return print_json(tool)
     kind = "agent" if tool["source"] in ("a2a", "agent") else "server"
     id = f"id {clean(tool['id'])}, " if tool["id"] != tool["name"] else ""
     print(f"{clean(tool['name'])}  ({id}{kind} {clean(tool['server'])})")
@@ -194,12 +188,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
               help="Print progress as lines on stderr.")  # fmt: skip
 @common_options
 def call(
-    name: str,
-    arguments: tuple[str, ...],
-    timeout: float | None,
-    progress: bool,
-    home: str | None,
-    as_json: bool,
+    name: str, arguments: tuple[str, ...], home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Call tool NAME with key=value arguments or one JSON object.
 
@@ -228,8 +217,8 @@ def call(
         values = given if isinstance(given, dict) else convert_pairs(given, get_properties(schema))
         _refuse_misspelt(name, schema, values)
         how: dict[str, Any] = {
-            "seconds": timeout,
-            "progress": (lambda words: say(f"{name}: {words}")) if progress else None,
+            "seconds": options["timeout"],
+            "progress": (lambda words: say(f"{name}: {words}")) if options["progress"] else None,
             "hint": lambda: _describe_misspelt(_get_schema(hub.find_tool(name) or {}), values),
         }
         kinds = prompt.list_question_kinds() if not as_json else []

@@ -12,6 +12,7 @@ from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 
 MAX_NAMED = 200
+MAX_CHANGES = 100
 
 
 @contextmanager
@@ -39,6 +40,17 @@ def record_done(
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": by, "door": door, "depth": 0}
     audit.conclude(audit.intend(entry), {"outcome": "completed", "duration_ms": 0, **told})
+
+
+def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Lists the names that were added, removed and changed, at most `MAX_CHANGES` of each."""
+    both = before.keys() & after.keys()
+    names = {
+        "added": after.keys() - before.keys(),
+        "removed": before.keys() - after.keys(),
+        "changed": {name for name in both if before[name] != after[name]},
+    }
+    return {how: sorted(some)[:MAX_CHANGES] for how, some in names.items()}
 
 
 class Tally:

@@ -25,6 +25,12 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 5.0
 
 
+def resolve(future: asyncio.Future[T] | None, value: T) -> None:
+    """Sets the result of a future, unless it is done or there is none."""
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
 def start_task(work: Work[T], loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[T]:
     """Starts a task whose owner keeps a reference to it: the loop itself keeps none."""
     return (loop or asyncio.get_running_loop()).create_task(work)

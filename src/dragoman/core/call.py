@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from dragoman.core.fast_dataclass import record
+from dragoman.core import structs
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.trace import Trace
 
 if TYPE_CHECKING:
@@ -171,8 +172,7 @@ class AnswerError:
     data: Any = None
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class MessageOrigin:
+class MessageOrigin(Struct, frozen=True, kw_only=True):
     """An A2A message, with what came beside its parts."""
 
     context: str = ""
@@ -182,9 +182,9 @@ class MessageOrigin:
     skill: str = ""
     turn: int = 1
     """1 for the message that began the task."""
-    metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
-    request_metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
-    configuration: Mapping[str, Any] = field(default_factory=empty_mapping)
+    metadata: Mapping[str, Any] = NOTHING
+    request_metadata: Mapping[str, Any] = NOTHING
+    configuration: Mapping[str, Any] = NOTHING
     """What an agent can use of it: `acceptedOutputModes`, `historyLength`."""
     extensions: Sequence[str] = ()
     """The extensions that the client has activated."""
@@ -204,10 +204,11 @@ class Notes:
     """What the remote agent says that the work cost."""
     remote_task: str | None = None
     """The id that the remote agent has given to the task of this call."""
+    repeats: str | None = None
+    """What the loop guard has found: the result carries it as a warning."""
 
 
-@record(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     principal: Principal
     tool: Tool
     requested_name: str
@@ -229,24 +230,23 @@ class Call:
     """The client's session, for state that belongs to it alone; empty for a client without one."""
     revision: str = ""
     """The client's protocol revision, for targets that speak several; empty where there is none."""
-    features: Mapping[str, Any] = field(default_factory=empty_mapping)
+    features: Mapping[str, Any] = NOTHING
     """What the client can be asked, in the shape of MCP capabilities; empty unless declared."""
     answers: Mapping[str, Any] | None = None
     """On a continued call: the answers to the questions of the previous one, by question name."""
     handle: str | None = None
     """On a continued call: the handle that came with the questions, sealed; after the `Questions`
     stage, the target's own state."""
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = structs.field(default_factory=Notes)
     """What stages and the target report for the audit and for events; they write into it."""
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Struct, frozen=True, kw_only=True):
     content: Sequence[Any] = ()
     structured: Any = ABSENT
     failed: bool = False
     """The tool ran and reports that it failed; the content says why."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = structs.field(default_factory=dict)
     size: int = -1
     """Size in bytes on the wire, where known: small results need not be measured."""
     artifacts: Sequence[Artifact] = ()

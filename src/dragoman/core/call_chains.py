@@ -16,7 +16,6 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from time import monotonic, time
@@ -25,6 +24,7 @@ from typing import NamedTuple
 from dragoman.core.call import Call
 from dragoman.core.errors import Looping, Overloaded, TooDeep
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.trace import NO_LABELS, Trace, TraceContext
 
 MAX_REMEMBERED = 10_000
@@ -38,8 +38,7 @@ MAC_BYTES = 16
 _HANDLE = re.compile(r"(?!0{32})([0-9a-f]{32})\.")
 
 
-@dataclass(slots=True, eq=False)
-class Chain:
+class Chain(Struct, eq=False):
     """A first call and everything it led to."""
 
     id: str
@@ -49,8 +48,7 @@ class Chain:
     labels: frozenset[str] = NO_LABELS
 
 
-@dataclass(slots=True, eq=False)
-class RunningCall:
+class RunningCall(Struct, eq=False):
     """A running call; or, without a target, the last known call of a chain."""
 
     trace: Trace
@@ -144,16 +142,17 @@ class CallChains:
         above = self._find_parent(principal, target, carried)
         chain: tuple[str, ...] = ()
         origin = ""
+        is_sent = False
         if above is not None:
             id, origin, chain = above.trace.id, above.chain.origin, above.trace.chain
             chain = (*chain, above.trace.verb) if above.trace.verb else chain
         elif asked:
             id = asked[1]
         elif carried is not None and carried.id:
-            id = carried.id
+            id, is_sent = carried.id, True
         if carried is not None and carried.state and carried.id == id:
             state = self._join_state(state, carried.state)
-        return Trace(id, chain, span, verb, origin, above, self._sign, state)
+        return Trace(id, chain, span, verb, origin, above, self._sign, state, is_sent)
 
     def _find_parent(
         self, principal: Principal, target: str, carried: TraceContext | None

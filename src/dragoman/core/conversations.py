@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
 from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput
+from dragoman.core.structs import replace
 
 CONTEXT = "context"
 """The argument that names a conversation."""

@@ -56,8 +56,21 @@ class Looping(Refused):
     """The call came back to a target that its own chain of calls waits for."""
 
 
+class Repeating(Refused):
+    """The call repeats what its run has done before, and has brought nothing new."""
+
+
 class Quarantined(Refused):
     """The tool has changed since it was approved, or was never approved."""
+
+
+class RateLimited(Refused):
+    """The principal, its org or its address has used its budget of tokens; `retry_after` is the
+    number of seconds after which there is enough of it."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Overloaded(Refused, kind="Full"):

@@ -5,7 +5,6 @@ leave the process."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from time import time
 from typing import Any
 
@@ -21,6 +20,7 @@ from dragoman.core.redaction import (
     render_name,
     shorten,
 )
+from dragoman.core.structs import asdict
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 
@@ -43,6 +43,8 @@ CODES: dict[type[HubError], int] = {
     errors.Quarantined: -32213,
     errors.Overloaded: -32214,
     errors.ShuttingDown: -32214,
+    errors.Repeating: -32216,
+    errors.RateLimited: -32215,
     errors.NotFound: -32601,
     errors.InvalidInput: -32602,
 }

@@ -6,37 +6,31 @@ Created only if something observes them. `event_payloads` renders them for the o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from time import time
-from typing import Any, dataclass_transform
+from typing import Any
 from uuid import uuid4
 
 from dragoman.core.call import Call, LogMessage, Result
 from dragoman.core.errors import HubError
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct, field
 
 
 def _new_id() -> str:
     return str(uuid4())
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-@record(frozen=True)
-class Event:
-    """Something that happened, or is about to. Every subclass is a `record`."""
-
-    def __init_subclass__(cls) -> None:
-        record(frozen=True)(cls)
+class Event(Struct, frozen=True):
+    """Something that happened, or is about to."""
 
 
-class PreVerb(Event):
+class PreVerb(Event, frozen=True):
     """A call is about to be authorized and made. Gates may refuse it; observers may look."""
 
     call: Call
-    at: float = field(default_factory=time, compare=False)
+    at: float = field(default_factory=time)
 
 
-class PostVerb(Event):
+class PostVerb(Event, frozen=True):
     """A call has ended: `outcome` is `completed` or `failed`. A refused or `cancelled` call counts
     as failed."""
 
@@ -46,27 +40,27 @@ class PostVerb(Event):
     result: Result | None
     error: HubError | None
     cancelled: bool = False
-    at: float = field(default_factory=time, compare=False)
+    at: float = field(default_factory=time)
 
 
-class VerbError(Event):
+class VerbError(Event, frozen=True):
     """Follows the post-verb of a call that was refused or failed, with the error."""
 
     call: Call
     error: HubError
-    at: float = field(default_factory=time, compare=False)
+    at: float = field(default_factory=time)
 
 
-class ToolCall(Event):
+class ToolCall(Event, frozen=True):
     """`EXEC:TOOL_CALL`: an agent or a server calls, with its own credential or on behalf of a
     running call. Follows the pre-verb."""
 
     call: Call
-    id: str = field(default_factory=_new_id, compare=False)
-    at: float = field(default_factory=time, compare=False)
+    id: str = field(default_factory=_new_id)
+    at: float = field(default_factory=time)
 
 
-class ToolResult(Event):
+class ToolResult(Event, frozen=True):
     """`EXEC:TOOL_RESULT`: the outcome of such a call; `call_id` is the id of its `ToolCall`."""
 
     call: Call
@@ -74,19 +68,19 @@ class ToolResult(Event):
     result: Result | None
     error: HubError | None
     cancelled: bool = False
-    id: str = field(default_factory=_new_id, compare=False)
-    at: float = field(default_factory=time, compare=False)
+    id: str = field(default_factory=_new_id)
+    at: float = field(default_factory=time)
 
 
-class CostReported(Event):
+class CostReported(Event, frozen=True):
     """The target of a call has reported its usage: numbers by name, such as tokens."""
 
     call: Call
     usage: Mapping[str, Any]
-    at: float = field(default_factory=time, compare=False)
+    at: float = field(default_factory=time)
 
 
-class ServerChanged(Event):
+class ServerChanged(Event, frozen=True):
     """A server's state changed: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
 
     server: str
@@ -98,7 +92,7 @@ REMOVED = "removed"
 """The last state of an agent."""
 
 
-class AgentChanged(Event):
+class AgentChanged(Event, frozen=True):
     """A registered agent's state changed: `healthy`, `degraded`, `unreachable`, `unknown` or
     `removed`, and why."""
 
@@ -107,7 +101,7 @@ class AgentChanged(Event):
     reason: str
 
 
-class PolicyChanged(Event):
+class PolicyChanged(Event, frozen=True):
     """Another policy set is in force; `snapshot` is its short hash. With a `problem`, the old set
     stays because the new one is invalid."""
 
@@ -115,7 +109,7 @@ class PolicyChanged(Event):
     problem: str
 
 
-class PinHeld(Event):
+class PinHeld(Event, frozen=True):
     """A definition of `target` is quarantined until it is approved, and why."""
 
     target: str
@@ -123,7 +117,7 @@ class PinHeld(Event):
     why: str
 
 
-class PinAdded(Event):
+class PinAdded(Event, frozen=True):
     """`target` offers something that was not in its first list; it is passed on."""
 
     target: str
@@ -131,13 +125,13 @@ class PinAdded(Event):
     why: str
 
 
-class ResourceUpdated(Event):
+class ResourceUpdated(Event, frozen=True):
     """A subscribed resource has changed; `name` is its canonical name."""
 
     name: str
 
 
-class ListAnnounced(Event):
+class ListAnnounced(Event, frozen=True):
     """`target` has announced a change of its list of that kind, and the list was read again. It may
     be unchanged."""
 
@@ -145,7 +139,7 @@ class ListAnnounced(Event):
     kind: str
 
 
-class ClientListChanged(Event):
+class ClientListChanged(Event, frozen=True):
     """What a target lists of that kind to one client alone may have changed; `owner` is the
     client's session, or stands for a principal without one."""
 
@@ -153,13 +147,13 @@ class ClientListChanged(Event):
     kind: str
 
 
-class RootsChanged(Event):
+class RootsChanged(Event, frozen=True):
     """A client announces that its roots, the folders that it works in, have changed."""
 
     client: str
 
 
-class ServerLogged(Event):
+class ServerLogged(Event, frozen=True):
     """A server has written a log line that belongs to no call. `client` is the session whose own
     connection it came on, or None for the connection that all clients share."""
 
@@ -168,7 +162,7 @@ class ServerLogged(Event):
     client: str | None
 
 
-class ElicitationCompleted(Event):
+class ElicitationCompleted(Event, frozen=True):
     """A server reports that the user has visited the URL of an elicitation, which it had sent to
     this client in an error (2025-11-25, URL elicitation required)."""
 
@@ -176,7 +170,7 @@ class ElicitationCompleted(Event):
     id: str
 
 
-class ClientGone(Event):
+class ClientGone(Event, frozen=True):
     """A client's session has ended; what was kept for it alone can be dropped."""
 
     client: str

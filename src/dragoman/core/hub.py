@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
-from dragoman.core import kept_results, resource_uris
+from dragoman.core import kept_results, resource_uris, structs
 from dragoman.core.bus import Bus
 from dragoman.core.call import (
     NO_UPDATES,
+    NOTHING,
     Call,
     MessageOrigin,
     Notes,
@@ -17,18 +18,18 @@ from dragoman.core.call import (
     Updates,
     WantedUpdates,
     discard_update,
-    empty_mapping,
 )
 from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound, WorkFailed
-from dragoman.core.fast_dataclass import record
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Stage, build_pipeline
-from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
+from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility, RateLimiter
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.resource_uris import LINK, LINKING, ResourceOwners, ReturnedUris
 from dragoman.core.startup import Startup
+from dragoman.core.structs import Struct
 from dragoman.core.tool import (
     COMPLETION,
     INSTRUCTIONS,
@@ -55,8 +56,7 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
-@record(frozen=True, slots=True)
-class CallOptions:
+class CallOptions(Struct, frozen=True):
     """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
     over."""
 
@@ -73,7 +73,7 @@ class CallOptions:
     wanted_updates: WantedUpdates = NO_UPDATES
     client: str = ""
     revision: str = ""
-    features: Mapping[str, Any] = field(default_factory=empty_mapping)
+    features: Mapping[str, Any] = NOTHING
     answers: Mapping[str, Any] | None = None
     handle: str | None = None
 
@@ -91,6 +91,7 @@ class Hub:
         startup: Startup | None = None,
         refresher: ListRefresher | None = None,
         visibility: ListVisibility | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
         truncated results, `startup` knows the targets that have not connected yet, `refresher`
@@ -107,6 +108,8 @@ class Hub:
         self.startup = startup
         self.refresher = refresher
         self.visibility = visibility
+        self.limiter: RateLimiter = LocalRateLimiter() if limiter is None else limiter
+        """Servers charge the requests to it that make no call; a stage charges the calls."""
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
@@ -340,7 +343,7 @@ class Hub:
                     shown = self.find_readable_uri(tool.target, uri)
             if shown != uri:
                 content[place] = resource_uris.replace_uri(block, shown)
-        return replace(result, content=content)
+        return structs.replace(result, content=content)
 
     def _remember_uri(self, target: Target, uri: str) -> None:
         owner = self._mentions.find_owner(uri)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.tool import Validator
 
 if TYPE_CHECKING:
     from dragoman.core.call import AnswerError, Call, Question
+    from dragoman.core.rate_limiter import RateBudget, RateRules
     from dragoman.core.tasks import Entry
     from dragoman.core.tool import Tool
 
@@ -29,8 +30,7 @@ class AuditLog(Protocol):
         """Records the outcome of entry `intent`, with the next intent or soon after."""
 
 
-@record(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The decision of the policies on one request."""
 
     allowed: bool
@@ -77,6 +77,33 @@ class Authorizer(Protocol):
         principal's own."""
 
 
+class RateLimiter(Protocol):
+    """Keeps the budgets of principals, orgs and addresses. `core.rate_limiter` has the one for a
+    single process."""
+
+    rules: RateRules
+
+    def apply(self, rules: RateRules) -> None:
+        """Applies new rules from now on; the tokens that were used stay used."""
+
+    def charge(self, principal: Principal, operation: str, what: str) -> None:
+        """Charges the principal and its org with what the operation costs, or raises `RateLimited`
+        and charges nothing. `what` names the operation in the message."""
+
+    def charge_address(self, address: str) -> float:
+        """Charges a request without a principal to the address it came from and returns 0.0, or
+        returns after how many seconds it can be charged."""
+
+    def find_budgets(self, principal: Principal) -> list[RateBudget]:
+        """Finds the budgets that the principal is charged to."""
+
+    def find_low_budget(self, principal: Principal) -> RateBudget | None:
+        """Finds the tightest of them, if less than a quarter of one is left."""
+
+    def list_lowest(self, most: int) -> list[RateBudget]:
+        """Lists the budgets in use of which the smallest shares are left, the smallest first."""
+
+
 class Viewer(NamedTuple):
     """The client that asks for a list, as far as that affects what targets list to it."""
 
@@ -113,8 +140,7 @@ class ListRefresher(Protocol):
         """Reads the lists that may have an unknown name by now; False if there are none."""
 
 
-@record(frozen=True, slots=True)
-class _TaskRow:
+class _TaskRow(Struct, frozen=True):
     key: int
     """0 for a task that is not stored yet."""
     id: str
@@ -126,8 +152,7 @@ class _TaskRow:
     """A mapping; in a `TaskChange` anything that encodes to a JSON object."""
 
 
-@record(frozen=True, slots=True)
-class StoredTask(_TaskRow):
+class StoredTask(_TaskRow, frozen=True):
     """A stored task, without its entries."""
 
     count: int
@@ -136,16 +161,14 @@ class StoredTask(_TaskRow):
     """Their size in bytes."""
 
 
-@record(frozen=True, slots=True)
-class TaskChange(_TaskRow):
+class TaskChange(_TaskRow, frozen=True):
     """What is new of a task."""
 
     entries: Sequence[Entry]
     """Those that are not stored yet."""
 
 
-@record(frozen=True, slots=True)
-class StoredPush:
+class StoredPush(Struct, frozen=True):
     """A webhook of a task, and its delivery state."""
 
     task: int
@@ -183,8 +206,7 @@ class TaskStore(Protocol):
     def delete_push(self, task: int, id: str) -> None: ...
 
 
-@record(frozen=True, slots=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """A definition that was seen, without its text."""
 
     target: str
@@ -212,16 +234,14 @@ class Pin:
     """Which members of a definition were pinned when it was approved."""
 
 
-@record(frozen=True, slots=True)
-class PinChange:
+class PinChange(Struct, frozen=True):
     pin: Pin
     approved: bytes | None = None
     """The approved definition; None: unchanged."""
     held: bytes | None = None
 
 
-@record(frozen=True, slots=True)
-class PinDecision:
+class PinDecision(Struct, frozen=True):
     """A decision of a person on a definition."""
 
     at: float

@@ -17,16 +17,15 @@ from typing import Any, Generic
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import HubError, InvalidInput, NotFound, Overloaded, ShuttingDown
-from dragoman.core.fast_dataclass import record
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.tasks import ENDS, WAITS, Entry, R, Task
 
 log = logging.getLogger(__name__)
 
 
-@record(frozen=True, slots=True)
-class TaskLimits:
+class TaskLimits(Struct, frozen=True):
     count: int
     count_per_owner: int
     stored_bytes: int = 512 * 1024 * 1024

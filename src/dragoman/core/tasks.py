@@ -29,8 +29,8 @@ from dragoman.core.call import (
     discard_update,
 )
 from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
-from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ the handle. A handle without answers says that no answer will come: the target f
 for it."""
 
 
-@record(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """An event of a task. Numbers count from 1 and are never reused."""
 
     number: int

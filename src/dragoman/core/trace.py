@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from random import getrandbits
 from typing import Any, NamedTuple
 
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
 
 TRACE_ID, PARENT, STATE = "X-OpenStarry-Trace-ID", "traceparent", "tracestate"
 CHAIN = "dragoman.hub/chain"
@@ -43,8 +43,7 @@ class TraceContext(NamedTuple):
     """The tracestate: printable and bounded."""
 
 
-@record(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     id: str
     chain: tuple[str, ...] = ()
     """The tools whose calls led to this one, the first one first."""
@@ -58,6 +57,8 @@ class Trace:
     """What `CallChains` knows of the call on whose behalf this one is made."""
     sign: Callable[[Trace], str] | None = None
     state: str = ""
+    is_sent: bool = False
+    """Whether the client has sent the id: then its further calls may have the same one."""
 
     @property
     def depth(self) -> int:
@@ -85,7 +86,11 @@ class Trace:
 
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """Converts trace metadata to HTTP headers."""
-    return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
+    found = {}
+    for name, header in _HEADERS.items():
+        if name in beside:
+            found[header] = beside[name]
+    return found
 
 
 def parse_trace(

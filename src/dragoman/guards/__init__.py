@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dragoman.core.call_chains import CallChains
     from dragoman.core.kept_results import KeptResults
     from dragoman.core.pipeline import Stage
-    from dragoman.core.ports import AuditLog, Authorizer
+    from dragoman.core.ports import AuditLog, Authorizer, RateLimiter
     from dragoman.core.question_handles import QuestionHandles
     from dragoman.guards.config import Limits
 
@@ -24,12 +24,16 @@ def build_stages(
     chains: CallChains,
     authorizer: Authorizer,
     kept: KeptResults,
+    limiter: RateLimiter,
 ) -> list[Stage]:
     # Imported here: reading `[limits]` alone must not load a schema engine.
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
+    from dragoman.guards.loop import LoopGuard
+    from dragoman.guards.overload import Overload
     from dragoman.guards.questions import Questions
+    from dragoman.guards.rate import RateLimit
     from dragoman.guards.recursion import Recursion
     from dragoman.guards.timeout import Timeout
     from dragoman.guards.truncate import Truncate
@@ -38,7 +42,10 @@ def build_stages(
     return [
         Audit(audit),  # one record of every call, refused and unknown ones too
         Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
+        Overload(limits.overload_delay_secs),  # costs least, and charges nothing
+        RateLimit(limiter),  # before what costs more than a lookup
         Recursion(chains),  # cheap to check: a loop must not cost a decision
+        LoopGuard(limits.loop),  # nor must a call that repeats without progress
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
         Questions(handles),  # before anything leaves; the result may be a question
@@ -50,16 +57,26 @@ def build_stages(
 
 
 def apply_limits(
-    stages: Sequence[Stage], chains: CallChains, kept: KeptResults, limits: Limits
+    stages: Sequence[Stage],
+    chains: CallChains,
+    kept: KeptResults,
+    limiter: RateLimiter,
+    limits: Limits,
 ) -> None:
     """Applies new limits to calls from now on."""
     from dragoman.guards.announce import Announce
+    from dragoman.guards.loop import LoopGuard
+    from dragoman.guards.overload import Overload
     from dragoman.guards.timeout import Timeout
     from dragoman.guards.truncate import Truncate
 
     for stage in stages:
         if isinstance(stage, Announce):
             stage.apply(limits.calls_in_flight)
+        elif isinstance(stage, Overload):
+            stage.apply(limits.overload_delay_secs)
+        elif isinstance(stage, LoopGuard):
+            stage.apply(limits.loop)
         elif isinstance(stage, Truncate):
             stage.apply(limits)
         elif isinstance(stage, Timeout):
@@ -68,3 +85,4 @@ def apply_limits(
             )
     chains.set_limits(chains.depth, limits.chain_calls, limits.chain_secs, limits.target_calls)
     kept.limit(limits.kept_megabytes, limits.kept_secs)
+    limiter.apply(limits.rate.build_rules())

@@ -136,6 +136,8 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
         conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:
         conclusion["usage"] = select_numbers(notes.usage)
+    if notes.repeats is not None:
+        conclusion["repeats"] = notes.repeats
 
 
 def _list_bounded(words: tuple[str, ...]) -> list[str]:

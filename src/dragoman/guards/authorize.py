@@ -6,13 +6,13 @@ A denied call is "not found" for a principal that may not even list the tool.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound
 from dragoman.core.kept_results import KeptResult
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
+from dragoman.core.structs import replace
 from dragoman.core.tool import RESOURCE, Nowhere
 
 

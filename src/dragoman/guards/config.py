@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
+
+from dragoman.core.rate_limiter import Rate, RateRules
 
 
 def _about(description: str) -> Meta:
@@ -15,6 +18,102 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 WeekSeconds = Annotated[float, Meta(gt=0, le=604_800)]
 Chars = Annotated[int, Meta(ge=1_000)]
 Tasks = Annotated[int, Meta(ge=1, le=100_000)]
+
+
+class LoopSettings(Struct, frozen=True, kw_only=True):
+    mode: Annotated[
+        Literal["enforce", "warn", "off"],
+        _about("Whether calls that repeat without progress are refused, or only warned about."),
+    ] = "enforce"
+    clients: Annotated[
+        Literal["failures", "all"],
+        _about(
+            "Which calls of clients count: those that fail, or all. The calls that an agent or a "
+            "server makes while it serves a call all count."
+        ),
+    ] = "failures"
+    warn: Annotated[
+        int,
+        Meta(ge=2, le=10_000),
+        _about("Identical calls in a row with the same result before a warning is added to it."),
+    ] = 3
+    refuse: Annotated[
+        int, Meta(ge=3, le=10_000), _about("The identical call in a row that is refused.")
+    ] = 5
+    cycles: Annotated[
+        int,
+        Meta(ge=2, le=20),
+        _about("Times that a cycle of two or three calls may be repeated; then it is refused."),
+    ] = 3
+    no_progress: Annotated[
+        int, Meta(ge=5, le=10_000), _about("Calls in a row without a new result; then refused.")
+    ] = 30
+    window_secs: Annotated[
+        Seconds, _about("Seconds after which calls are forgotten if no other follows.")
+    ] = 30
+    polling: Annotated[
+        list[str],
+        Meta(max_length=1_000),
+        _about(
+            'Tools that are meant to be polled, such as "ci.status" or "*.wait*"; also those whose '
+            "annotations have readOnlyHint and idempotentHint."
+        ),
+    ] = []
+    polling_refuse: Annotated[
+        int, Meta(ge=3, le=100_000), _about("The identical call of such a tool that is refused.")
+    ] = 120
+
+
+PerMinute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Burst = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Cost = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class RateCosts(Struct, frozen=True, kw_only=True):
+    request: Annotated[
+        Cost, _about("Tokens of a request that calls nothing: a list, a task, the HTTP API.")
+    ] = 1
+    read: Annotated[
+        Cost,
+        _about("Tokens of reading or following a resource, getting a prompt, or a completion."),
+    ] = 1
+    tool: Annotated[Cost, _about("Tokens of a call of a tool.")] = 2
+    agent: Annotated[Cost, _about("Tokens of a call or message to an agent.")] = 10
+
+
+class RateSettings(Struct, frozen=True, kw_only=True):
+    per_minute: Annotated[
+        PerMinute,
+        _about("Tokens that a key without the role owner can use per minute; see rate.costs."),
+    ] = 12_000
+    burst: Annotated[Burst, _about("Tokens of these that it can use at once.")] = 2_000
+    owner_per_minute: Annotated[
+        PerMinute,
+        _about("Tokens per minute of the hub's own user, and of each key with the role owner."),
+    ] = 120_000
+    owner_burst: Annotated[Burst, _about("Tokens of these at once.")] = 20_000
+    org_per_minute: Annotated[
+        PerMinute, _about("Tokens per minute of all keys of an org without that role, together.")
+    ] = 120_000
+    org_burst: Annotated[Burst, _about("Tokens of these at once.")] = 20_000
+    address_per_minute: Annotated[
+        PerMinute,
+        _about(
+            "HTTP requests per minute without a key, or with a wrong one, from one address; an "
+            "IPv6 network of 64 bits counts as one."
+        ),
+    ] = 500
+    address_burst: Annotated[Burst, _about("Such requests at once.")] = 500
+    costs: RateCosts = RateCosts()
+
+    def build_rules(self) -> RateRules:
+        return RateRules(
+            principal=Rate(self.per_minute, self.burst),
+            owner=Rate(self.owner_per_minute, self.owner_burst),
+            org=Rate(self.org_per_minute, self.org_burst),
+            address=Rate(self.address_per_minute, self.address_burst),
+            costs=asdict(self.costs),
+        )
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -53,6 +152,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     calls_in_flight: Annotated[
         int, Meta(ge=1), _about("Calls at once, at most half of one caller; others are refused.")
     ] = 1_000
+    overload_delay_secs: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600),
+        _about(
+            "Seconds by which the hub's event loop may be late; beyond that, calls are refused."
+        ),
+    ] = 2
     connections: Annotated[
         int,
         Meta(ge=10, le=1_000_000),
@@ -84,6 +190,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     question_secs: Annotated[
         Seconds, _about("Seconds in which a question of a tool can be answered.")
     ] = 600
+    loop: Annotated[LoopSettings, _about("When repeated calls are refused.")] = field(
+        default_factory=LoopSettings
+    )
+    rate: RateSettings = RateSettings()
 
 
 class BusSettings(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,11 @@ expired, for another call or used already is refused before anything leaves.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.pipeline import Next
 from dragoman.core.question_handles import MAX_QUESTIONS, QuestionHandles, build_needs_input
+from dragoman.core.structs import replace
 
 
 class Questions:

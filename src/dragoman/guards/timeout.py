@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
 
 from dragoman.core.call import NO_UPDATES, Artifact, Call, Progress, Result, TaskStarted, Update
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
+from dragoman.core.structs import replace
 
 MARGIN = 5.0
 """Seconds by which the outer of two timeouts exceeds the inner one."""

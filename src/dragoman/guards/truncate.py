@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from dragoman.core import structs
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
@@ -78,15 +79,17 @@ class Truncate:
                 else:
                     structured = shorter
             if content is not result.content or structured is not result.structured:
-                result = replace(result, content=content, structured=structured, failed=failed)
+                result = structs.replace(
+                    result, content=content, structured=structured, failed=failed
+                )
         if any(self._is_long(call, block) for block in content):
-            result = replace(result, content=await self._bound_blocks(call, content))
+            result = structs.replace(result, content=await self._bound_blocks(call, content))
         if any(self._is_long(call, block) for made in result.artifacts for block in made.content):
             artifacts = [
                 replace(made, content=await self._bound_blocks(call, made.content))
                 for made in result.artifacts
             ]
-            result = replace(result, artifacts=artifacts)
+            result = structs.replace(result, artifacts=artifacts)
         return result
 
     async def _bound_blocks(self, call: Call, blocks: Sequence[Any]) -> list[Any]:

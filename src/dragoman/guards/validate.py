@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -14,6 +13,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Decision
+from dragoman.core.structs import replace
 from dragoman.core.tool import Tool, Validator, accept_anything
 from dragoman.guards.lenient_schema import (
     find_misspelt,

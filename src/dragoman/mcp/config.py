@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 ANSWER_SECONDS = 30.0
 """The timeout of handshakes and lists for a server without a `timeout_secs`."""
@@ -36,7 +37,40 @@ class HttpTransport(SseTransport, frozen=True, kw_only=True, tag="http", tag_fie
     pass
 
 
+SandboxLevel = Literal["strict", "net", "off"]
 Transport = StdioTransport | SseTransport | HttpTransport
+
+
+class ProcessLimits(Struct, frozen=True, kw_only=True):
+    memory_megabytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16_777_216,
+            description="Megabytes of memory that each process may allocate; 0: no limit.",
+        ),
+    ] = 16_384
+    processes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4_194_304,
+            description="Processes and threads in its sandbox; without one at least 16384, because "
+            "the system then counts all of the user's; 0: no limit.",
+        ),
+    ] = 1_024
+    file_megabytes: Annotated[
+        int,
+        Meta(ge=0, le=16_777_216, description="Megabytes of a file it writes; 0: no limit."),
+    ] = 102_400
+    cpu_secs: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="Seconds of CPU time after which a process is killed; 0: no limit.",
+        ),
+    ] = 0
 
 
 class ServerEntry(Struct, frozen=True, kw_only=True):
@@ -66,6 +100,25 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "caches (user)."
         ),
     ] = "private"
+    sandbox: Annotated[
+        SandboxLevel,
+        Meta(
+            description="What a stdio server is kept from, with bubblewrap on Linux: your home, "
+            "the hub's and your secrets (net), the network too (strict), or nothing (off). "
+            "Without bubblewrap, net means off, and strict does not start."
+        ),
+    ] = "off"
+    sandbox_paths: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=4_096)]],
+        Meta(
+            max_length=100,
+            description="Files and folders that a server in a sandbox may read and write, besides "
+            "its own, cwd, and absolute paths in args and in the variables in env.",
+        ),
+    ] = []
+    limits: Annotated[
+        ProcessLimits, Meta(description="Resource limits of the processes of a stdio server.")
+    ] = ProcessLimits()
     idle_secs: Annotated[
         float,
         Meta(ge=0, description="Seconds after which an unused stdio server is stopped; 0: never."),
@@ -131,6 +184,9 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     def has_user_home(self) -> bool:
         """HOME among the variables in `env` has the same effect as `home = "user"`."""
         return self.home == "user" or "HOME" in self.env
+
+    def change_sandbox(self, level: SandboxLevel) -> ServerEntry:
+        return replace(self, sandbox=level)
 
 
 Style = Literal["legacy", "dotted", "safe", "portable"]

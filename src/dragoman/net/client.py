@@ -15,7 +15,7 @@ from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, classify_address
-from dragoman.net.connection import Exchange
+from dragoman.net.connection import HttpExchange
 from dragoman.net.dialing import (
     CONNECT_SECONDS,
     Dialer,
@@ -28,7 +28,7 @@ from dragoman.net.dialing import (
 from dragoman.net.headers import encode_headers, select_harmless
 from dragoman.net.pool import ConnectionPool
 from dragoman.net.urls import LOOPBACK, BadUrl, Url, UrlOrigin, join_url, parse_url
-from dragoman.wire.http import NO_HEADERS, Reply
+from dragoman.wire.http import NO_HEADERS, HttpReply
 
 REDIRECTS = 3
 ROUTES = 256
@@ -140,7 +140,7 @@ class GuardedHttpClient:
         *,
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
+    ) -> HttpReply:
         route = self._routes.get((method, url)) or self._remember(method, url)
         pool = route.pool
         limit = self._limits.get(timeout)
@@ -158,7 +158,7 @@ class GuardedHttpClient:
         if exchange.status in _MOVED and self._follows:
             headers = {**headers, **extra_headers}
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
-        return Reply(exchange.status, exchange.headers, exchange)
+        return HttpReply(exchange.status, exchange.headers, exchange)
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
         """Implements `wire.http.AddressFinder`."""
@@ -171,7 +171,7 @@ class GuardedHttpClient:
 
     async def _send(
         self, route: RequestRoute, request: bytes, timeout: float, deadline: float
-    ) -> Exchange:
+    ) -> HttpExchange:
         """Sends over an idle connection or a new one, in the remaining time."""
         method, url, rendered, pool, _ = route
         now = pool.loop.time()
@@ -189,12 +189,12 @@ class GuardedHttpClient:
     async def _follow(
         self,
         route: RequestRoute,
-        exchange: Exchange,
+        exchange: HttpExchange,
         headers: Mapping[str, str],
         body: bytes,
         timeout: float,
         deadline: float,
-    ) -> Exchange:
+    ) -> HttpExchange:
         for hops in range(REDIRECTS + 1):
             location = exchange.headers.get("location")
             # 307 and 308 keep the method; the others turn anything but GET into another request.

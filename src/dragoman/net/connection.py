@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
+from dragoman.core.structs import Struct
 
 HEAD_BYTES = 64 * 1024
 HEADERS = 100
@@ -37,6 +38,8 @@ _NAMES = {
     for spelling in (name, name.title())
 }  # fmt: skip
 
+_SPACE = ord(" ")
+
 # Headers that frame or redirect a response: duplicates could be read differently by two readers.
 _ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
 
@@ -53,38 +56,25 @@ class _Stop(Exception):
     """Raised inside the parser's callbacks to stop parsing."""
 
 
-class Exchange:
+class HttpExchange(Struct, eq=False):
     """A request and its response: the `Body` of the reply, once the head has arrived."""
 
-    __slots__ = (
-        "_collecting", "_connection", "_due", "_error", "_limit", "_loop", "_paused", "_shown",
-        "_timeout", "_waiter", "_waiting", "complete", "headers", "method", "status",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        connection: Connection,
-        loop: asyncio.AbstractEventLoop,
-        method: str,
-        shown: str,
-        timeout: float,
-        limit: Deadlines,
-    ) -> None:
-        self.method = method
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.complete = False
-        self._connection = connection
-        self._loop = loop
-        self._shown = shown
-        self._timeout = timeout
-        self._limit = limit
-        self._due = limit.start(loop, self._expire)
-        self._waiter: asyncio.Future[None] | None = None
-        self._waiting: bytes | bytearray = b""
-        self._paused = False
-        self._collecting = False
-        self._error: TargetFailed | None = None
+    _connection: Connection
+    _loop: asyncio.AbstractEventLoop
+    method: str
+    _shown: str
+    _timeout: float
+    _limit: Deadlines
+    headers: dict[str, str]
+    status: int = 0
+    complete: bool = False
+    _due: int = 0
+    """The key of its deadline."""
+    _waiter: asyncio.Future[None] | None = None
+    _waiting: bytes | bytearray = b""
+    _paused: bool = False
+    _collecting: bool = False
+    _error: TargetFailed | None = None
 
     async def head(self) -> None:
         while not self.status:
@@ -116,12 +106,12 @@ class Exchange:
                 return self._take()
             await self._news()
 
-    def chunks(self) -> Exchange:
+    def chunks(self) -> HttpExchange:
         # A stream may last: from here on its reader keeps the time.
         self._limit.cancel(self._due)
         return self
 
-    def __aiter__(self) -> Exchange:
+    def __aiter__(self) -> HttpExchange:
         return self
 
     async def __anext__(self) -> bytes:
@@ -211,8 +201,8 @@ class Exchange:
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_closed", "_count", "_done", "_encoded", "_eof", "_exchange", "_feed", "_headers", "_home",
-        "_inflated", "_inflater", "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet",
-        "_size", "_transport", "_until_close", "idle_since",
+        "_in_trailers", "_inflated", "_inflater", "_interim", "_keep", "_loop", "_parser",
+        "_problem", "_quiet", "_size", "_transport", "_until_close", "idle_since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -224,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._closed = False
         self._eof = False
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self.idle_since = 0.0
 
     @property
@@ -233,17 +223,17 @@ class Connection(asyncio.Protocol):
 
     def send(
         self, request: bytes, method: str, shown: str, timeout: float, limit: Deadlines
-    ) -> Exchange:
-        exchange = Exchange(self, self._loop, method, shown, timeout, limit)
+    ) -> HttpExchange:
+        headers: dict[str, str] = {}
+        exchange = HttpExchange(self, self._loop, method, shown, timeout, limit, headers)
+        exchange._due = limit.start(self._loop, exchange._expire)
         self._exchange = exchange
-        self._headers: dict[str, str] = {}
+        self._headers = headers
         self._count = 0
         self._size = 0
         self._quiet = 0  # bytes since the last piece of body: head, chunk sizes, trailers
-        self._done = False
-        self._interim = False
-        self._keep = False
-        self._until_close = False
+        self._done = self._interim = self._keep = False
+        self._in_trailers = self._until_close = False
         self._problem = ""
         self._encoded = False
         self._inflater: zlib._Decompress | None = None
@@ -255,11 +245,11 @@ class Connection(asyncio.Protocol):
         if self.usable:
             self._transport.pause_reading()
 
-    def resume(self, exchange: Exchange) -> None:
+    def resume(self, exchange: HttpExchange) -> None:
         if self._exchange is exchange and self.usable:
             self._transport.resume_reading()
 
-    def drop(self, exchange: Exchange) -> None:
+    def drop(self, exchange: HttpExchange) -> None:
         """Closes the connection, unless it already serves another request."""
         if self._exchange is exchange:
             self._exchange = None
@@ -310,7 +300,7 @@ class Connection(asyncio.Protocol):
         else:
             exchange.fail_lost(exc)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: HttpExchange) -> None:
         self._exchange = None
         # A response that came before the request was sent in full leaves the rest of it unsent.
         if self._keep and not self._closed and not self._transport.get_write_buffer_size():
@@ -326,20 +316,21 @@ class Connection(asyncio.Protocol):
             raise _Stop
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count += 1
-        self._size += len(name) + len(value)
-        if self._count > HEADERS:
+        self._count = count = self._count + 1
+        self._size = size = self._size + len(name) + len(value)
+        if count > HEADERS:
             self._refuse(f"it has more than {HEADERS} headers")
-        if self._size > HEAD_BYTES:
+        if size > HEAD_BYTES:
             self._refuse(f"its headers are longer than {HEAD_BYTES} bytes")
-        assert self._exchange is not None
-        if self._exchange.status:
-            return  # a trailer, which no client of the hub uses
+        if self._in_trailers:
+            return  # no client of the hub uses them
         key = _NAMES.get(name) or name.decode("latin-1").lower()
-        if key in _ONCE and key in self._headers:
+        headers = self._headers
+        if key in headers and key in _ONCE:
             self._refuse(f'it has two "{key}" headers')
-        text = value.decode("latin-1")
-        self._headers[key] = text.rstrip(" \t") if text[-1:] in " \t" else text
+        if value and value[-1] <= _SPACE:
+            value = value.rstrip(b" \t")
+        headers[key] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange
@@ -360,7 +351,7 @@ class Connection(asyncio.Protocol):
         if "content-encoding" in headers:
             self._take_encoding(headers)
         exchange.status = status
-        exchange.headers = headers
+        self._in_trailers = True
         if exchange.method == "HEAD":
             # llhttp does not know the method and would take the next response for this one's body.
             self._until_close = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound
 from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.core.structs import replace
 from dragoman.core.tool import RESOURCE, TEMPLATE
 from dragoman.core.tool_identity import fold_id
 from dragoman.pins import review
@@ -265,21 +265,17 @@ def _build_decision(pin: Pin, at: float, by: str, action: str, code: str) -> Pin
 
 def _describe_pin(pin: Pin, offered: bool) -> str:
     what = f'the card of agent "{pin.target}"' if pin.kind == CARD else f'{pin.kind} "{pin.name}"'
+    added = review.render_date(pin.approved_at)
+    approved = f"{added} by {pin.approved_by}"
     if not pin.held_mark and pin.approved_by == review.ADDITION:
-        added = review.render_date(pin.approved_at)
         return f"{what} was added on {added} and is offered; it was not approved by a person yet"
     if not pin.held_mark:
-        return (
-            f"{what} is as approved on {review.render_date(pin.approved_at)} by {pin.approved_by}"
-        )
+        return f"{what} is as approved on {approved}"
     held = review.render_date(pin.held_at)
     now = "is offered now" if offered else "was offered then and is not offered now"
     if not pin.mark:
-        return f"{what} is held since {held} and was never approved; it {now}"
-    return (
-        f"{what} is held since {held}; "
-        f"- was approved on {review.render_date(pin.approved_at)} by {pin.approved_by}, + {now}"
-    )
+        return f"{what} has been quarantined since {held} and was never approved; it {now}"
+    return f"{what} has been quarantined since {held}; - was approved on {approved}, + {now}"
 
 
 def _render_time(when: float) -> str | None:

@@ -14,9 +14,10 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from dragoman.core import structs
 from dragoman.core.catalog import ReviewResult, choose_spellings
 from dragoman.core.errors import HubError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
@@ -96,8 +97,6 @@ class OfferedDefinition(NamedTuple):
 
 
 class TargetPins:
-    """The pins of one target."""
-
     def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
         self.pins: dict[Key, Pin] = {}
         self.listed = set(listed)
@@ -177,9 +176,8 @@ class PinReviewer:
             known = self._find_pins(target)
         except HubError as error:
             self.unreviewed[target] = str(error)
-            return ReviewResult(
-                [], {tool.name: _explain_uncertainty(tool.name, error) for tool in tools}
-            )
+            why = {tool.name: _explain_uncertainty(tool.name, error) for tool in tools}
+            return ReviewResult([], why)
         tools, remarks = choose_spellings(tools, known.has_spelling)
         review = _Review(target, mode, kind in known.listed, _list_skills(tools), remarks)
         for tool in tools:
@@ -289,7 +287,7 @@ class PinReviewer:
             why = f'"{name}" was added since "{review.target}" was first listed; it is offered'
             log.warning("%s", why)
             self._told_added(review.target, name, why)
-        for names, done in ((held, "held"), (added, "new")):
+        for names, done in ((held, "quarantined"), (added, "new")):
             if len(names) > MAX_SAID:
                 log.warning('"%s": %d more are %s', review.target, len(names) - MAX_SAID, done)
 
@@ -310,9 +308,8 @@ class PinReviewer:
         pinned = seen.pinned(SCHEME)
         body = encode(pinned)
         named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
-        secretive = has_hidden(body) and has_hidden(
-            encode(clean_value(pinned, named))
-        )  # in values that must stay
+        # Hidden characters remain in values that must stay.
+        secretive = has_hidden(body) and has_hidden(encode(clean_value(pinned, named)))
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
                 return PinVerdict(explain_hold(pin, secretive))
@@ -320,7 +317,7 @@ class PinReviewer:
                 same = _release(pin, name=seen.name, mark=seen.mark)
                 if pin.scheme == SCHEME:
                     return PinVerdict(None, PinChange(same))
-                same = replace(same, scheme=SCHEME, size=len(body))
+                same = structs.replace(same, scheme=SCHEME, size=len(body))
                 return PinVerdict(None, PinChange(same, approved=body))
         elif (
             mode == FIRST
@@ -330,7 +327,7 @@ class PinReviewer:
         ):
             if not self._known[seen.target].has_room(seen.key, len(body)):
                 return PinVerdict(_explain_no_room(seen))
-            made = replace(
+            made = structs.replace(
                 seen.build_pin(), mark=seen.mark, approved_at=self.clock(), size=len(body),
                 approved_by=ADDITION if seen.added else FIRST_SIGHT,
             )  # fmt: skip
@@ -349,12 +346,12 @@ class PinReviewer:
         if pin.held_mark and (pin.held_mark == seen.mark or self._is_same(pin, 1, seen)):
             if pin.scheme == SCHEME or self.store.load_bodies(pin)[1] == body:
                 same = pin.held_mark == seen.mark
-                return (pin if same else replace(pin, held_mark=seen.mark)), None
-            return replace(pin, held_mark=seen.mark, held_size=len(body)), body
+                return (pin if same else structs.replace(pin, held_mark=seen.mark)), None
+            return structs.replace(pin, held_mark=seen.mark, held_size=len(body)), body
         if not self._known[seen.target].has_room(seen.key, len(body)):
             return None, None
         by, at = self._find_rejection(pin, {compute_digest(pinned), compute_digest(seen.pinned(1))})
-        pin = replace(
+        pin = structs.replace(
             pin, name=seen.name, held_mark=seen.mark, held_at=self.clock(),
             rejected_at=at, rejected_by=by, held_size=len(body),
         )  # fmt: skip
@@ -416,7 +413,7 @@ class PinReviewer:
 
 
 def _release(pin: Pin, **more: Any) -> Pin:
-    return replace(
+    return structs.replace(
         pin, held_mark=b"", held_at=0.0, held_size=0, rejected_at=0.0, rejected_by="", **more
     )
 
@@ -453,20 +450,20 @@ def explain_hold(pin: Pin, secretive: bool = False) -> str:
         why = f"{its} was not approved yet"
     name = shlex.quote(pin.name)
     return (
-        f'"{pin.name}" is held: {why}; see `dragoman pins diff {name}`, approve it with '
+        f'"{pin.name}" is quarantined: {why}; see `dragoman pins diff {name}`, approve it with '
         f"`dragoman pins approve {name}`"
     )
 
 
 def _explain_uncertainty(name: str, problem: Exception) -> str:
-    return f'"{name}" is held: its pin cannot be checked: {problem}'
+    return f'"{name}" is quarantined: its pin cannot be checked: {problem}'
 
 
 def _explain_no_room(seen: OfferedDefinition) -> str:
     # A definition that cannot be stored is not approved, so that a flood cannot displace pins.
     return (
-        f'"{seen.name}" is held: "{seen.target}" has offered more different things than are kept '
-        f"of one target; if that is right, begin anew with "
+        f'"{seen.name}" is quarantined: "{seen.target}" has offered more different things than are '
+        f"kept of one target; if that is right, begin anew with "
         f"`dragoman pins forget {shlex.quote(seen.target)}`"
     )
 
@@ -474,30 +471,24 @@ def _explain_no_room(seen: OfferedDefinition) -> str:
 # --- offered definitions --------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Review:
-    def __init__(
-        self,
-        target: str,
-        mode: str,
-        again: bool = False,
-        skills: Mapping[str, Any] | None = None,
-        remarks: list[str] | None = None,
-    ) -> None:
-        """`again`: the target has listed this kind before."""
-        self.target, self.mode, self.again = target, mode, again
-        self.skills = skills or {}
-        self.remarks = remarks if remarks is not None else []
-        self.admitted: list[Tool] = []
-        self.held: dict[str, str] = {}
-        self.why: dict[str, str] = {}
-        """Reasons of all that waits for a decision, even if it is offered with another text."""
-        self.waiting: dict[Key, bytes] = {}
-        self.changes: list[PinChange] = []
-        self.new: set[str] = set()
+    target: str
+    mode: str
+    again: bool = False
+    """Whether the target has listed this kind before."""
+    skills: Mapping[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    admitted: list[Tool] = field(default_factory=list)
+    held: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    """Reasons of all that waits for a decision, even if it is offered with another text."""
+    waiting: dict[Key, bytes] = field(default_factory=dict)
+    changes: list[PinChange] = field(default_factory=list)
+    new: set[str] = field(default_factory=set)
 
 
 def find_pinned_kind(tool: Tool) -> str:
-    """Returns the kind under which a tool is pinned."""
     return SKILL if tool.bridged is not None else tool.kind
 
 
@@ -543,8 +534,10 @@ def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
     named = SHOWN if tool.kind in ADDRESSED else EXACT
     facts, description = tool.agent, clean_text(tool.description)
     definition = shorten(clean_value(tool.definition, named))
+    own = tool.definition.get("description")
     # The prefix that the hub adds to a description does not count.
-    most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_find_description(tool)))
+    prefix = len(tool.description) - (len(own) if isinstance(own, str) else 0)
+    most = MAX_DESCRIPTION + max(0, prefix)
     short = shorten_text(description, most)
     if len(short) == most and short != description:
         remarks.append(
@@ -559,11 +552,6 @@ def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
     if (short, definition, facts) == (tool.description, tool.definition, tool.agent):
         return tool
     return replace(tool, description=short, definition=definition, agent=facts)
-
-
-def _find_description(tool: Tool) -> str:
-    said = tool.definition.get("description")
-    return said if isinstance(said, str) else ""
 
 
 def _limit_skills(admitted: list[Tool]) -> list[Tool]:

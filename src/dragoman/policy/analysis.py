@@ -17,27 +17,10 @@ NAMESPACE = "Hub::"
 VOLATILE = frozenset({"trace_id", "now", "args"})
 """Attributes that change with every call: decisions that depend on them are not cached."""
 
-_PAIRS = frozenset(
-    [
-        "==",
-        "!=",
-        "in",
-        "<",
-        "<=",
-        ">",
-        ">=",
-        "&&",
-        "||",
-        "+",
-        "-",
-        "*",
-        "contains",
-        "containsAll",
-        "containsAny",
-        "getTag",
-        "hasTag",
-    ]
-)
+_PAIRS = frozenset({
+    "==", "!=", "in", "<", "<=", ">", ">=", "&&", "||", "+", "-", "*", "contains", "containsAll",
+    "containsAny", "getTag", "hasTag",
+})  # fmt: skip
 _SINGLE = frozenset({"!", "neg", "isEmpty"})
 _TAGS = frozenset({"getTag", "hasTag"})
 

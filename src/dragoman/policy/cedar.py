@@ -10,6 +10,7 @@ from typing import Any
 from dragoman.core.ports import Decision
 from dragoman.core.urls import render_uri
 from dragoman.policy.entities import (
+    PolicyRequest,
     PrincipalEntity,
     ResourceEntity,
     build_slice,
@@ -38,28 +39,20 @@ class CedarEvaluator:
         self._denied = cedarpy.Decision.Deny
         self._slices: dict[tuple[PrincipalEntity, ResourceEntity], Any] = {}
 
-    def decide(
-        self, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
-    ) -> Decision:
-        decision = self._evaluate(self.policy_set.all, who, action, what, context)
-        if decision.allowed and what.plain is not None and what.plain in self.policy_set.read.uids:
-            return self._narrow(decision, who, action, what, context)
+    def decide(self, request: PolicyRequest) -> Decision:
+        decision, plain = self._evaluate(self.policy_set.all, request), request.what.plain
+        if decision.allowed and plain is not None and plain in self.policy_set.read.uids:
+            return self._narrow(decision, request)
         return decision
 
-    def _narrow(
-        self,
-        permitted: Decision,
-        who: PrincipalEntity,
-        action: str,
-        what: ResourceEntity,
-        context: str,
-    ) -> Decision:
+    def _narrow(self, permitted: Decision, request: PolicyRequest) -> Decision:
         """A policy names the tool that has the name of this prompt, resource or template. What is
         forbidden of the tool is forbidden of this too, and a permit with an exception for the tool
         has it for this."""
+        what = request.what
         assert what.plain is not None
-        plain = replace(what, uid=what.plain, plain=None)
-        decision = self._evaluate(self.policy_set.all, who, action, plain, context)
+        tool = replace(what, uid=what.plain, plain=None)
+        decision = self._evaluate(self.policy_set.all, request._replace(what=tool))
         if decision.errors or (not decision.allowed and decision.policies):
             return decision
         excepting = {one.id for one in self.policy_set.policies if what.plain in one.read.tested}
@@ -68,47 +61,42 @@ class CedarEvaluator:
             return permitted
         return Decision(False, (), self.policy_set.hash)
 
-    def decide_in_shadow(
-        self, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
-    ) -> Decision:
+    def decide_in_shadow(self, request: PolicyRequest) -> Decision:
         """Decides by the guardrails alone, with the decision of all policies beside it."""
-        would = self.decide(who, action, what, context)
-        held = self._evaluate(self.policy_set.guardrails, who, action, what, context)
+        would = self.decide(request)
+        held = self._evaluate(self.policy_set.guardrails, request)
         return Decision(held.allowed, held.policies, held.snapshot, held.errors, would)
 
-    def decide_alone(
-        self, policy: Policy, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
-    ) -> Decision:
+    def decide_alone(self, policy: Policy, request: PolicyRequest) -> Decision:
         """Evaluates one policy alone: it is among the decision's `policies` if it applies."""
         from cedarpy import PolicySet
 
         form = {"staticPolicies": {"policy0": policy.form}, "templates": {}, "templateLinks": []}
         alone = PolicySet.from_json_str(json.dumps(form))
-        decision = self._evaluate(alone, who, action, what, context)
+        decision, what = self._evaluate(alone, request), request.what
         if policy.effect == "forbid" and what.plain is not None and not decision.policies:
-            return self._evaluate(alone, who, action, replace(what, uid=what.plain), context)
+            tool = replace(what, uid=what.plain)
+            return self._evaluate(alone, request._replace(what=tool))
         return decision
 
-    def _evaluate(
-        self, policies: Any, who: PrincipalEntity, action: str, what: ResourceEntity, context: str
-    ) -> Decision:
+    def _evaluate(self, policies: Any, request: PolicyRequest) -> Decision:
+        who, action, what, context = request
         try:
-            request = {
+            asked = {
                 "principal": render_reference(who.uid),
                 "action": _ACTION_UIDS[action],
                 "resource": render_reference(what.uid),
                 "context": context,
             }
             # With the schema: without it, a context of the wrong type would only skip a policy.
-            result = self._ask(
-                request, policies, self._prepare_entities(who, what), self.policy_set.schema
-            )
+            entities = self._prepare_entities(who, what)
+            result = self._ask(asked, policies, entities, self.policy_set.schema)
             said, answer = result.diagnostics, result.decision
         except Exception as error:
-            return self._deny(who, action, what, [f"{type(error).__name__}: {error}"])
+            return self._deny(request, [f"{type(error).__name__}: {error}"])
         errors = said.errors
         if errors or (answer is not self._allow and answer is not self._denied):
-            return self._deny(who, action, what, errors or ["Cedar returned no decision"])
+            return self._deny(request, errors or ["Cedar returned no decision"])
         names = said.id_annotations_by_reason
         reasons = tuple(sorted([names.get(one, one) for one in said.reasons]))
         return Decision(answer is self._allow, reasons, self.policy_set.hash)
@@ -124,14 +112,12 @@ class CedarEvaluator:
                 self._slices[who, what] = found
         return found
 
-    def _deny(
-        self, who: PrincipalEntity, action: str, what: ResourceEntity, errors: list[str]
-    ) -> Decision:
+    def _deny(self, request: PolicyRequest, errors: list[str]) -> Decision:
         said = tuple(error[:MAX_ERROR] for error in errors[:8])
-        kind, name = what.uid
-        name = render_uri(name) if "://" in name else name
+        kind, name = request.what.uid
+        what = render_uid((kind, render_uri(name) if "://" in name else name))
+        who, why = render_uid(request.who.uid), "; ".join(said)
         log.warning(
-            "denied, because the decision failed: %s %s %s: %s",
-            render_uid(who.uid), action, render_uid((kind, name)), "; ".join(said),
-        )  # fmt: skip
+            "denied, because the decision failed: %s %s %s: %s", who, request.action, what, why
+        )
         return Decision(False, (), self.policy_set.hash, said)

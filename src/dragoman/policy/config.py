@@ -19,7 +19,7 @@ class PolicySettings(Struct, frozen=True, kw_only=True):
         Literal["show", "hold"],
         Meta(
             description="What a server or agent adds after it was first listed, where its entry "
-            "does not say: offered and reported (show), or held until it is approved (hold)."
+            "does not say: offered and reported (show), or quarantined until it is approved (hold)."
         ),
     ] = "show"
     folder: Annotated[

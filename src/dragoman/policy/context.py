@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 
 from dragoman.core.call import Call, empty_mapping
 from dragoman.core.errors import InvalidInput
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct, field
 from dragoman.core.tool_identity import fold_id
 
 MAX_ARGUMENT = 256
@@ -25,12 +24,13 @@ MAX_ARGUMENT = 256
 any text in a policy, so that it equals none."""
 MAX_ARGUMENTS = 128
 AT_REST = "1970-01-01T00:00:00Z"
+OWNER_CONTEXT = {True: '{"owner":true}', False: '{"owner":false}'}
+"""The context of an action on a task, by whether the task is the principal's own."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(Struct, frozen=True, kw_only=True):
     """The defaults are those of a first call in a chain."""
 
     chain: tuple[str, ...] = ()
@@ -49,6 +49,9 @@ class CallContext:
     def render(self, read: Collection[str], verb: str) -> str:
         """Renders the context of a call of `verb`; `read` names the volatile attributes that are
         read."""
+        now = AT_REST
+        if "now" in read:
+            now = datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         found: dict[str, Any] = {
             "trace_id": self.trace_id if "trace_id" in read else "",
             "depth": len(self.chain) if self.depth is None else self.depth,
@@ -58,17 +61,12 @@ class CallContext:
             "taints": list(self.taints),
             "scopes": list(self.scopes),
             "via": self.via,
-            "now": {"__extn": {"fn": "datetime", "arg": self._render_now(read)}},
+            "now": {"__extn": {"fn": "datetime", "arg": now}},
             "args": list(list_arguments(self.args)) if "args" in read else [],
         }
         if self.approved is not None:
             found["approved"] = self.approved
         return _encode(found).decode()
-
-    def _render_now(self, read: Collection[str]) -> str:
-        if "now" not in read:
-            return AT_REST
-        return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def context_from_call(call: Call, max_depth: int, now: float) -> CallContext:

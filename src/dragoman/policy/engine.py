@@ -17,10 +17,11 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.trace import NO_LABELS
 from dragoman.policy.cedar import CedarEvaluator
-from dragoman.policy.context import CallContext, context_from_call
+from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
 from dragoman.policy.entities import (
     AGENT,
     LIST,
+    PolicyRequest,
     PrincipalEntity,
     ResourceEntity,
     check_writable,
@@ -38,7 +39,6 @@ ENFORCE, SHADOW = "enforce", "shadow"
 MAX_KEPT = 10_000
 """The most cached decisions, principals and tools, each."""
 NO_CONTEXT = "{}"
-OWNER_CONTEXT = {True: '{"owner":true}', False: '{"owner":false}'}
 TIME_STEP = 60.0
 """Seconds after which lists are decided anew if policies read the time."""
 
@@ -138,27 +138,23 @@ class PolicyEngine:
     def decide(self, call: Call) -> Decision:
         active, tool = self._active, call.tool
         try:  # as `_guard`, without its frames: every call passes here
-            who, what = (
-                self._find_principal(active, call.principal),
-                self._find_resource(active, tool),
-            )
+            who = self._find_principal(active, call.principal)
+            what = self._find_resource(active, tool)
             if what.volatile:
                 context = context_from_call(call, self._depth, self._clock())
                 text = context.render(what.volatile, tool.name)
-                return self._evaluate(active, who, what.action, what, text)
+                return self._evaluate(active, PolicyRequest(who, what.action, what, text))
             trace = call.trace
             chain = trace.chain
             door = call.door if active.reads_door else ""
             cyclic = bool(chain) and tool.name in chain
             labels = trace.parent.labels if trace.parent is not None else NO_LABELS
-            key = (
-                who.number, what.number, chain, cyclic, labels, door,
-                _calls_itself(who, what),
-            )  # fmt: skip
+            itself = _calls_itself(who, what)
+            key = who.number, what.number, chain, cyclic, labels, door, itself
             decision = active.decisions.get(key)
             if decision is None:
                 text = context_from_call(call, self._depth, 0.0).render((), tool.name)
-                decision = self._evaluate(active, who, what.action, what, text)
+                decision = self._evaluate(active, PolicyRequest(who, what.action, what, text))
                 active.keep(key, decision)
             return decision
         except Exception as error:
@@ -205,7 +201,6 @@ class PolicyEngine:
         )
 
     def build_first_context(self, caller: Principal, door: str) -> CallContext:
-        """Returns the context of a first call in a chain."""
         return CallContext(
             max_depth=self._depth, scopes=frozenset(caller.scopes), via=door, now=self._clock()
         )
@@ -251,9 +246,10 @@ class PolicyEngine:
     ) -> Decision:
         who, what = self._find_principal(active, caller), self._find_resource(active, tool)
         text = context.render(what.volatile, tool.name)
+        request = PolicyRequest(who, what.action, what, text)
         if what.volatile:
-            return self._evaluate(active, who, what.action, what, text)
-        return self._decide_cached(active, who, what.action, what, text)
+            return self._evaluate(active, request)
+        return self._decide_cached(active, request)
 
     def _decide_about(
         self,
@@ -265,35 +261,22 @@ class PolicyEngine:
         context: str = NO_CONTEXT,
     ) -> Decision:
         who, what = self._find_principal(active, caller), find(active, of)
-        return self._decide_cached(active, who, action, what, context)
+        return self._decide_cached(active, PolicyRequest(who, action, what, context))
 
-    def _decide_cached(
-        self,
-        active: _ActivePolicySet,
-        who: PrincipalEntity,
-        action: str,
-        what: ResourceEntity,
-        context: str,
-    ) -> Decision:
+    def _decide_cached(self, active: _ActivePolicySet, request: PolicyRequest) -> Decision:
+        who, action, what, context = request
         key = who.number, what.number, action, context, _calls_itself(who, what)
         decision = active.decisions.get(key)
         if decision is None:
-            decision = self._evaluate(active, who, action, what, context)
+            decision = self._evaluate(active, request)
             active.keep(key, decision)
         return decision
 
-    def _evaluate(
-        self,
-        active: _ActivePolicySet,
-        who: PrincipalEntity,
-        action: str,
-        what: ResourceEntity,
-        context: str,
-    ) -> Decision:
+    def _evaluate(self, active: _ActivePolicySet, request: PolicyRequest) -> Decision:
         # Shadow mode does not cover the administration of the hub: that is always enforced.
-        if self.mode == SHADOW and action != ADMIN:
-            return active.evaluator.decide_in_shadow(who, action, what, context)
-        return active.evaluator.decide(who, action, what, context)
+        if self.mode == SHADOW and request.action != ADMIN:
+            return active.evaluator.decide_in_shadow(request)
+        return active.evaluator.decide(request)
 
     def _find_group(self, active: _ActivePolicySet, caller: Principal) -> Hashable:
         who = self._find_principal(active, caller)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
@@ -30,8 +30,6 @@ Value = str | int | bool | frozenset[str] | tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class PrincipalEntity:
-    """The principal of a request."""
-
     uid: Uid
     org: str
     roles: tuple[str, ...]
@@ -131,6 +129,14 @@ class ResourceEntity:
         yield _render_entity(self.uid, self.attributes, [self.parent or org])
 
 
+class PolicyRequest(NamedTuple):
+    who: PrincipalEntity
+    action: str
+    what: ResourceEntity
+    context: str
+    """As JSON."""
+
+
 def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> PrincipalEntity:
     """`facts` are those of the target whose credential the principal uses, if any."""
     scopes = frozenset(caller.scopes)
@@ -149,43 +155,29 @@ def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> Princ
 
 
 def entity_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> ResourceEntity:
-    return build_tool_entity(
-        tool.name,
-        tool.target.name,
-        facts,
-        kind=tool.kind,
-        about=find_catalog_kind(tool.kind, tool.definition),
-        sink=frozenset(tool.sinks),
-        source=frozenset(tool.sources),
-        destructive=tool.destructive,
-        digest_ok=intact,
-    )
+    attributes: dict[str, Value] = {
+        "kind": tool.kind,
+        "sink": frozenset(tool.sinks),
+        "source": frozenset(tool.sources),
+        "destructive": tool.destructive,
+        "digest_ok": intact,
+    }
+    about = find_catalog_kind(tool.kind, tool.definition)
+    return build_tool_entity(tool.name, tool.target.name, facts, about, attributes)
 
 
 def build_tool_entity(
-    name: str,
-    target: str,
-    facts: TargetFacts,
-    *,
-    kind: str,
-    about: str,
-    sink: frozenset[str],
-    source: frozenset[str],
-    destructive: bool,
-    digest_ok: bool,
+    name: str, target: str, facts: TargetFacts, about: str, own: Mapping[str, Value]
 ) -> ResourceEntity:
-    """Builds the entity of a tool or skill. `about` is the kind that a call of `kind` refers to."""
+    """Builds the entity of a tool or skill. `about` is the kind that a call of it refers to; `own`
+    are the attributes that do not follow from the other arguments."""
     parent = build_target_uid(facts, target)
     attributes: dict[str, Value] = {
         "org": ("Org", facts.org),
         "name": name,
         "target": target,
         "trust": facts.trust,
-        "kind": kind,
-        "sink": sink,
-        "source": source,
-        "destructive": destructive,
-        "digest_ok": digest_ok,
+        **own,
     }
     type = "Tool"
     if facts.type == REMOTE_AGENT:

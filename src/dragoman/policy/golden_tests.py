@@ -19,7 +19,7 @@ from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
 from dragoman.policy import entities
 from dragoman.policy.analysis import VOLATILE
 from dragoman.policy.cedar import CedarEvaluator
-from dragoman.policy.context import CallContext, context_from_input
+from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.ids import build_entity_id, find_catalog_kind, fold_entity_id, split_id
 
 MAX_TESTS = 2_000
@@ -98,14 +98,14 @@ def run_tests(judge: CedarEvaluator, file: str, tests: list[GoldenTest]) -> Iter
 
 def _decide(judge: CedarEvaluator, test: GoldenTest) -> Decision:
     who, on = _build_principal(test), _build_resource(test)
-    if test.action == "call":
+    action, context = test.action, "{}"
+    if action == "call":
         first = CallContext(max_depth=5, scopes=who.scopes)
         context = context_from_input(test.context, first).render(VOLATILE, on.name)
-        return judge.decide(who, on.action, on, context)
-    if test.action in (TASK_READ, TASK_CANCEL):
-        owner = "true" if test.context.get("owner") is True else "false"
-        return judge.decide(who, test.action, on, f'{{"owner":{owner}}}')
-    return judge.decide(who, test.action, on, "{}")
+        return judge.decide(entities.PolicyRequest(who, on.action, on, context))
+    if action in (TASK_READ, TASK_CANCEL):
+        context = OWNER_CONTEXT[test.context.get("owner") is True]
+    return judge.decide(entities.PolicyRequest(who, action, on, context))
 
 
 def _describe_difference(test: GoldenTest, came: Decision) -> str:
@@ -162,14 +162,11 @@ def _build_resource(test: GoldenTest) -> entities.ResourceEntity:
     target = on.target or name.partition(".")[0]
     if test.action == A2A_DISCOVER:
         return entities.entity_from_target(target, facts)
-    return entities.build_tool_entity(
-        name,
-        target,
-        facts,
-        kind=kind,
-        about=about,
-        sink=frozenset(on.sink),
-        source=frozenset(on.source),
-        destructive=on.destructive,
-        digest_ok=on.digest_ok,
-    )
+    attributes: dict[str, entities.Value] = {
+        "kind": kind,
+        "sink": frozenset(on.sink),
+        "source": frozenset(on.source),
+        "destructive": on.destructive,
+        "digest_ok": on.digest_ok,
+    }
+    return entities.build_tool_entity(name, target, facts, about, attributes)

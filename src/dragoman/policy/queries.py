@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import InvalidInput
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
@@ -14,15 +15,14 @@ from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import VOLATILE
 from dragoman.policy.cedar import CedarEvaluator
-from dragoman.policy.context import CallContext, context_from_input
+from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.engine import PolicyEngine
-from dragoman.policy.entities import LIST, PrincipalEntity, ResourceEntity, render_uid
+from dragoman.policy.entities import LIST, PolicyRequest, ResourceEntity, render_uid
 from dragoman.policy.policy_set import CALLS, Policy
 
 PERMIT, DENY = "permit", "deny"
 CALL = "call"
 """Stands for the action of a call of the tool: `mcp_call` or `a2a_invoke`."""
-NOTHING: Mapping[str, Any] = {}
 MAX_FLIPS = 1_000
 
 Record = Mapping[str, Any]
@@ -44,10 +44,10 @@ def explain(
     action = _resolve_action(action, what)
     said = _build_context(policies, caller, action, context)
     text = said.render(VOLATILE, what.name) if isinstance(said, CallContext) else said
-    judge = CedarEvaluator(snapshot)
-    decision = judge.decide(who, action, what, text)
+    judge, request = CedarEvaluator(snapshot), PolicyRequest(who, action, what, text)
+    decision = judge.decide(request)
     concerned = [one for one in snapshot.policies if one.can_match(who, action, what)]
-    holding = {one.id for one in concerned if _applies(judge, one, who, action, what, text)}
+    holding = {one.id for one in concerned if one.id in judge.decide_alone(one, request).policies}
     permits = [one for one in concerned if one.effect == PERMIT and one.id in holding]
     forbids = [one for one in concerned if one.effect != PERMIT and one.id in holding]
     nearly = [one for one in concerned if one.effect == PERMIT and one.id not in holding]
@@ -62,7 +62,7 @@ def explain(
         "permits": [one.render() for one in permits],
         "forbids": [one.render() for one in forbids],
         "nearly": [one.render() for one in nearly],
-        "attributes": _collect_attributes(concerned, who, what, said),
+        "attributes": _collect_attributes(concerned, request, said),
         "errors": list(decision.errors),
     }
 
@@ -97,19 +97,8 @@ def _build_context(
     if action in CALLS:
         return found
     if action in (TASK_READ, TASK_CANCEL):
-        return '{"owner":true}' if words.get("owner") is True else '{"owner":false}'
+        return OWNER_CONTEXT[words.get("owner") is True]
     return "{}"
-
-
-def _applies(
-    judge: CedarEvaluator,
-    policy: Policy,
-    who: PrincipalEntity,
-    action: str,
-    what: ResourceEntity,
-    context: str,
-) -> bool:
-    return policy.id in judge.decide_alone(policy, who, action, what, context).policies
 
 
 def _explain_decision(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
@@ -128,12 +117,10 @@ def _describe_policy(policy: Policy, verb: str) -> str:
 
 
 def _collect_attributes(
-    policies: Iterable[Policy],
-    who: PrincipalEntity,
-    what: ResourceEntity,
-    context: CallContext | str,
+    policies: Iterable[Policy], request: PolicyRequest, context: CallContext | str
 ) -> dict[str, Any]:
     """Collects the values that these policies read."""
+    who, what = request.who, request.what
     found: dict[str, Any] = {}
     for path in sorted({path for one in policies for path in one.read.paths}):
         root, _, rest = path.partition(".")
@@ -227,8 +214,21 @@ def replay(
         if key in flips:
             _count_flip(flips[key], record)
         elif len(flips) < MAX_FLIPS:
-            unsure = not decision.errors and "args" in draft.find_resource(tool).volatile
-            flips[key] = _build_flip(record, caller, tool, decision, was, now, unsure)
+            flips[key] = {
+                "caller": caller.label,
+                "verb": tool.name,
+                "kind": tool.kind,
+                "was": was,
+                "now": now,
+                "policies": list(decision.policies),
+                "errors": list(decision.errors),
+                "was_policies": list(record.get("policies") or ()),
+                "count": 1,
+                "first_at": record.get("at"),
+                "last_at": record.get("at"),
+                "trace": record.get("trace", ""),
+                "unsure": not decision.errors and "args" in draft.find_resource(tool).volatile,
+            }
     return {
         "judged": judged,
         "same": judged - flipped,
@@ -258,33 +258,6 @@ def _context_from_record(record: Record, first: CallContext) -> CallContext:
         trace_id=str(record.get("trace", "")),
         now=float(record.get("at") or 0.0),
     )
-
-
-def _build_flip(
-    record: Record,
-    caller: Principal,
-    tool: Tool,
-    decision: Decision,
-    was: str,
-    now: str,
-    unsure: bool,
-) -> dict[str, Any]:
-    at = record.get("at")
-    return {
-        "caller": caller.label,
-        "verb": tool.name,
-        "kind": tool.kind,
-        "was": was,
-        "now": now,
-        "policies": list(decision.policies),
-        "errors": list(decision.errors),
-        "was_policies": list(record.get("policies") or ()),
-        "count": 1,
-        "first_at": at,
-        "last_at": at,
-        "trace": record.get("trace", ""),
-        "unsure": unsure,
-    }
 
 
 def _count_flip(flip: dict[str, Any], record: Record) -> None:

@@ -239,7 +239,9 @@ class DispatchStore:
             self._active[bridged.agent] = left
         else:
             del self._active[bridged.agent]
-        seen.end = _end_from_event(event)
+        status, code = _status_from_event(event)
+        notes = call.notes
+        seen.end = status, code, event.at, event.duration_ms, notes.remote_task, notes.usage
         self._unwritten.append(seen)
         self._drop_oldest()
         self._schedule_write(WRITE_SECONDS)
@@ -318,9 +320,7 @@ class DispatchStore:
         try:
             rows = await self._in_thread(lambda: self._db.execute(query, values).fetchall())
         except sqlite3.Error as error:
-            raise StorageFailed(
-                f'the dispatches in "{DATABASE}" cannot be read ({error})'
-            ) from error
+            raise StorageFailed(f'"{DATABASE}" cannot be read ({error})') from error
         found += [Dispatch(*row) for row in rows]
         found.sort(key=lambda one: (one.started, one.id), reverse=True)
         more = _encode_cursor(found[limit - 1]) if len(found) > limit else None
@@ -382,24 +382,15 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
     return one
 
 
-def _end_from_event(event: PostVerb) -> DispatchEnd:
-    notes = event.call.notes
-    status, code = _status_from_event(event)
-    return status, code, event.at, event.duration_ms, notes.remote_task, notes.usage
-
-
 def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
     result, error = event.result, event.error
     if error is not None:
-        return DENIED if payloads.is_denied(
-            event.call, error
-        ) else FAILED_STATUS, payloads.find_code(error)
+        status = DENIED if payloads.is_denied(event.call, error) else FAILED_STATUS
+        return status, payloads.find_code(error)
+    if result is None and event.cancelled:
+        return CANCELLED, payloads.CANCELLED
     if result is None:
-        return (
-            (CANCELLED, payloads.CANCELLED)
-            if event.cancelled
-            else (FAILED_STATUS, payloads.CRASHED)
-        )
+        return FAILED_STATUS, payloads.CRASHED
     if result.failed:
         return FAILED_STATUS, payloads.FAILED
     return ASKED if result.questions else COMPLETED, None

@@ -7,16 +7,14 @@ two are equal.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import StorageFailed
 from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool_identity import fold_id, fold_name
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, open_store
+from dragoman.stores.sqlite import LoopStore
 
 DATABASE = "pins.db"
 MAX_DECISIONS = 100_000
@@ -98,21 +96,15 @@ _TRIM = "DELETE FROM pin_decisions WHERE number <= (SELECT max(number) FROM pin_
 _OF = "WHERE target = ? AND kind = ? AND id = ?"
 
 
-class SqlitePins:
-    """Used only by the event loop's thread."""
-
+class SqlitePins(LoopStore):
     def __init__(self, home: Path) -> None:
-        self._path = home / DATABASE
         folds = {"fold_name": fold_name, "fold_id": fold_id}
-        self._db = open_store(
-            self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS, functions=folds
-        )
-        self._writer = SqliteWriter(self._db, self._path, LOOP_BUSY_SECONDS)
+        super().__init__(home / DATABASE, MIGRATIONS, folds)
         self.commits = 0
 
     def load(self, target: str | None) -> list[Pin]:
         if target is None:
-            rows = self._read(f"{_LOAD} ORDER BY name, kind", ())
+            rows = self._read(f"{_LOAD} ORDER BY name, kind")
         else:
             rows = self._read(f"{_LOAD} WHERE target = ?", (target,))
         return [Pin(*row) for row in rows]
@@ -150,7 +142,7 @@ class SqlitePins:
     # --- owners of listed names (core.name_claims.NameStore) --------------------------------------
 
     def load_names(self) -> list[Claim]:
-        rows = self._read("SELECT target, kind, owner, names FROM listed_names", ())
+        rows = self._read("SELECT target, kind, owner, names FROM listed_names")
         return [(target, kind, owner, json.loads(names)) for target, kind, owner, names in rows]
 
     def save_names(self, claims: Sequence[Claim]) -> None:
@@ -160,22 +152,10 @@ class SqlitePins:
     def release_names(self, target: str) -> None:
         self._write([("DELETE FROM listed_names WHERE target = ?", [(target,)])])
 
-    def close(self) -> None:
-        self._db.close()
-
-    def _read(self, order: str, values: Sequence[Any]) -> list[Any]:
-        try:
-            return self._db.execute(order, values).fetchall()
-        except sqlite3.Error as error:
-            raise StorageFailed(f'"{self._path}" cannot be read ({error})') from error
-
     def _write(self, orders: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
-        try:
-            with self._writer.transaction():
-                for order, rows in orders:
-                    self._db.executemany(order, rows)
-        except sqlite3.Error as error:
-            raise StorageFailed(f'"{self._path}" cannot be written ({error})') from error
+        with self._transact() as db:
+            for order, rows in orders:
+                db.executemany(order, rows)
         self.commits += 1
 
 

@@ -6,15 +6,13 @@ received: the last fifty of an agent within a few megabytes.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import StorageFailed
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, open_store
+from dragoman.stores.sqlite import LoopStore
 
 DATABASE = "registry.db"
 MIGRATIONS = (
@@ -50,73 +48,60 @@ MAX_CARD_BYTES = 4 * 1024 * 1024
 """Of all cards of an agent; the last two are kept whatever they have."""
 
 
-class RegistryStore:
+class RegistryStore(LoopStore):
     def __init__(self, home: Path) -> None:
-        self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
-        self._writer = SqliteWriter(self._db, self._path, LOOP_BUSY_SECONDS)
+        super().__init__(home / DATABASE, MIGRATIONS)
 
     def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
+        found = self._read("SELECT row FROM agents ORDER BY slug")
         try:
-            found = self._db.execute("SELECT row FROM agents ORDER BY slug").fetchall()
             return [msgspec.json.decode(row, type=dict[str, Any]) for (row,) in found]
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except msgspec.DecodeError as error:
             raise self._build_read_error(error) from error
 
     def save_agent(self, row: Mapping[str, Any]) -> None:
         """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""
         data = msgspec.json.encode(row).decode()
-        self._write(
-            "INSERT INTO agents (id, org, slug, row) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET org = excluded.org, slug = excluded.slug, "
-            "row = excluded.row",
-            (row["id"], row["org"], row["slug"], data),
-        )
+        with self._transact() as db:
+            db.execute(
+                "INSERT INTO agents (id, org, slug, row) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET org = excluded.org, slug = excluded.slug, "
+                "row = excluded.row",
+                (row["id"], row["org"], row["slug"], data),
+            )
 
     def delete_agent(self, id: str) -> None:
         """And its cards."""
-        try:
-            with self._writer.transaction():
-                self._db.execute("DELETE FROM agents WHERE id = ?", (id,))
-                self._db.execute("DELETE FROM cards WHERE agent = ?", (id,))
-        except sqlite3.Error as error:
-            raise self._build_write_error(error) from error
+        with self._transact() as db:
+            db.execute("DELETE FROM agents WHERE id = ?", (id,))
+            db.execute("DELETE FROM cards WHERE agent = ?", (id,))
 
     # --- where credentials may be sent -----------------------------------------------------------
 
     def bind_credential(self, reference: str, origin: str) -> None:
-        self._write(
-            "INSERT OR IGNORE INTO credential_origins (reference, origin) VALUES (?, ?)",
-            (reference, origin),
-        )
+        with self._transact() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO credential_origins VALUES (?, ?)", (reference, origin)
+            )
 
     def list_bound_origins(self, reference: str) -> list[str]:
-        try:
-            found = self._db.execute(
-                "SELECT origin FROM credential_origins WHERE reference = ? ORDER BY origin",
-                (reference,),
-            ).fetchall()
-        except sqlite3.Error as error:
-            raise self._build_read_error(error) from error
-        return [origin for (origin,) in found]
+        query = "SELECT origin FROM credential_origins WHERE reference = ? ORDER BY origin"
+        return [origin for (origin,) in self._read(query, (reference,))]
 
     # --- cards -----------------------------------------------------------------------------------
 
     def save_card(self, agent: str, digest: str, card: bytes, at: float) -> None:
         """One that was there before is the newest again, and is kept once."""
-        try:
-            with self._writer.transaction():
-                self._db.execute(
-                    "INSERT INTO cards (agent, digest, seen_at, number, card) VALUES (?, ?, ?, "
-                    "(SELECT coalesce(max(number), 0) + 1 FROM cards WHERE agent = ?), ?) "
-                    "ON CONFLICT (agent, digest) DO UPDATE SET seen_at = excluded.seen_at, "
-                    "number = excluded.number",
-                    (agent, digest, at, agent, card),
-                )
-                self._drop_old(agent)
-        except sqlite3.Error as error:
-            raise self._build_write_error(error) from error
+        with self._transact() as db:
+            db.execute(
+                "INSERT INTO cards (agent, digest, seen_at, number, card) VALUES (?, ?, ?, "
+                "(SELECT coalesce(max(number), 0) + 1 FROM cards WHERE agent = ?), ?) "
+                "ON CONFLICT (agent, digest) DO UPDATE SET seen_at = excluded.seen_at, "
+                "number = excluded.number",
+                (agent, digest, at, agent, card),
+            )
+            self._drop_old(agent)
 
     def _drop_old(self, agent: str) -> None:
         kept = self._db.execute(
@@ -133,36 +118,11 @@ class RegistryStore:
 
     def list_cards(self, agent: str) -> list[tuple[str, float, int]]:
         """The digest of each, when it was seen and how many bytes it has, the newest first."""
-        try:
-            return self._db.execute(
-                "SELECT digest, seen_at, length(card) FROM cards WHERE agent = ? "
-                "ORDER BY number DESC",
-                (agent,),
-            ).fetchall()
-        except sqlite3.Error as error:
-            raise self._build_read_error(error) from error
+        columns = "digest, seen_at, length(card)"
+        return self._read(
+            f"SELECT {columns} FROM cards WHERE agent = ? ORDER BY number DESC", (agent,)
+        )
 
     def load_card(self, agent: str, digest: str) -> bytes | None:
-        try:
-            found = self._db.execute(
-                "SELECT card FROM cards WHERE agent = ? AND digest = ?", (agent, digest)
-            ).fetchone()
-        except sqlite3.Error as error:
-            raise self._build_read_error(error) from error
-        return bytes(found[0]) if found is not None else None
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
-        try:
-            with self._writer.transaction():
-                self._db.execute(statement, values)
-        except sqlite3.Error as error:
-            raise self._build_write_error(error) from error
-
-    def _build_read_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'the registry of agents "{self._path}" cannot be read ({error})')
-
-    def _build_write_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'the registry of agents "{self._path}" cannot be written ({error})')
+        found = self._read("SELECT card FROM cards WHERE agent = ? AND digest = ?", (agent, digest))
+        return bytes(found[0][0]) if found else None

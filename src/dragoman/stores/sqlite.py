@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import NoneType, TracebackType
+from typing import Any
 
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, StorageFailed
 
 # Values of other types than str, int and float pass through an adapter. Without a registered one,
 # `sqlite3` looks for one in each value and fails, which costs more than storing a row.
@@ -60,14 +61,12 @@ def open_store(
             db.create_function(name, 1, function, deterministic=True)
         _migrate(db, migrations)
         _set_busy(db, busy_seconds)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, ConfigError) as error:
         if db is not None:
             db.close()
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(_describe_error(path, error)) from error
-    except ConfigError:
-        if db is not None:
-            db.close()
-        raise
     return db
 
 
@@ -158,6 +157,41 @@ class SqliteWriter:
         if waits is not self._waits:
             self._waits = waits
             _set_busy(self._db, self._busy_seconds if waits else 0)
+
+
+class LoopStore:
+    """A store that only the event loop's thread uses. Its methods raise `StorageFailed`."""
+
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[str],
+        functions: Mapping[str, Callable[[str], str]] | None = None,
+    ) -> None:
+        self._path = path
+        busy = LOOP_BUSY_SECONDS
+        self._db = open_store(path, migrations, busy_seconds=busy, functions=functions)
+        self._writer = SqliteWriter(self._db, path, busy)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._build_read_error(error) from error
+
+    @contextmanager
+    def _transact(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._writer.transaction():
+                yield self._db
+        except sqlite3.Error as error:
+            raise StorageFailed(f'"{self._path}" cannot be written ({error})') from error
+
+    def _build_read_error(self, error: Exception) -> StorageFailed:
+        return StorageFailed(f'"{self._path}" cannot be read ({error})')
 
 
 def connect(path: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:

@@ -17,6 +17,7 @@ import msgspec
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct, asdict
 from dragoman.core.task_registry import VolatileTaskStore
 from dragoman.core.tasks import Entry
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, describe_remedy, open_store
@@ -98,6 +99,8 @@ def _make_plain(value: Any, within: tuple[int, ...] = ()) -> Any:
         within = (*within, id(value))
         if is_dataclass(value):
             value = {field.name: getattr(value, field.name) for field in fields(value)}
+        elif isinstance(value, Struct):
+            value = asdict(value)
         if isinstance(value, Mapping):
             return {_render_text(key): _make_plain(each, within) for key, each in value.items()}
         if isinstance(value, list | tuple):

@@ -53,7 +53,7 @@ class AccessWatch:
         if principal.kind == OWNER.kind:
             return ""  # uses a socket that only the owner can open
         if principal == LOCAL or principal.kind == SERVER:
-            return "a key is needed now" if self._auth.is_required else ""
+            return "a key is needed now" if self._auth.requires_key() else ""
         if principal == API_KEY:
             return "" if self._auth.has_api_key else "api_key is no longer set"
         if principal.kind != API_KEY.kind:

@@ -19,17 +19,26 @@ from dragoman.core.call import (
     WantedUpdates,
     discard_update,
 )
-from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound, Refused
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    InvalidInput,
+    NotFound,
+    RateLimited,
+    Refused,
+)
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
-from dragoman.web.openapi import build_document, list_routes, route
-from dragoman.web.tool_listing import ToolListing, ToolListings, find_source
+from dragoman.web.openapi import Operation, admin_route, build_document, list_routes, route
+from dragoman.web.tool_listing import ToolListing, ToolListings, summarize_tool
+from dragoman.wire.http import HttpRequest, build_retry_after
 from dragoman.wire.json import Malformed, decode, encode
 
 
@@ -90,6 +99,12 @@ class ApiRequest:
     updates: Updates | None = None
     """Receives the updates of a call; None if the client wants none."""
 
+    @property
+    def caller(self) -> Principal:
+        """The principal, which only requests for public paths lack."""
+        assert self.principal is not None
+        return self.principal
+
 
 WELCOME_TEXT = b"""This is a Dragoman hub: MCP servers and A2A agents behind one endpoint.
 
@@ -119,37 +134,38 @@ class Api:
         """`features` are the capabilities of every client of the API; a call may declare more.
         `parts` have modules of their own; their handlers are marked with `route` too."""
         self._hub = hub
+        self.limiter = hub.limiter
         self._features = features
         self._sources = sources
         self._listings = ToolListings(hub)
         routes = [route for part in (self, *parts) for route in list_routes(part)]
         routes.sort(key=lambda route: "{name}" in route[0].path)  # exact paths first
         self.operations = [operation for operation, _ in routes]
-        self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
-            (operation.method, re.compile(operation.pattern), respond)
-            for operation, respond in routes
+        self._routes: list[tuple[Operation, re.Pattern[str], Respond]] = [
+            (operation, re.compile(operation.pattern), respond) for operation, respond in routes
         ]
 
     async def respond(
-        self,
-        method: str,
-        path: str,
-        fields: Mapping[bytes, bytes],
-        principal: Principal | None,
-        body: bytes,
-        query: bytes = b"",
-        updates: Updates | None = None,
+        self, request: HttpRequest, principal: Principal | None, updates: Updates | None = None
     ) -> ApiResponse:
+        method, path = request.method, request.path
         allowed = set()
-        for wanted, pattern, respond in self._routes:
+        for operation, pattern, respond in self._routes:
             match = pattern.fullmatch(path)
             if match is None:
                 continue
+            wanted = operation.method
             if wanted == method or (wanted == "GET" and method == "HEAD"):
                 names = tuple(unquote(name) for name in match.groups())
                 try:
-                    asked = ApiRequest(principal, names, fields, body, decode_query(query), updates)
-                    return await respond(asked)
+                    if principal is not None and not operation.calls:
+                        self.limiter.charge(principal, REQUEST, f"{method} {path}")
+                    if operation.admin:
+                        require_admin(self._hub, principal)
+                    query = decode_query(request.query)
+                    return await respond(
+                        ApiRequest(principal, names, request.fields, request.body, query, updates)
+                    )
                 except HubError as error:
                     if isinstance(error, AuthorizationError):
                         self._sources.note_denied(principal, f"{method} {path}")
@@ -171,7 +187,7 @@ class Api:
     async def _get_healthz(self, request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, b"ok\n", "text/plain")
 
-    @route("GET /readyz", "Whether the hub serves", 503, answer=None)
+    @route("GET /readyz", "Whether the hub serves", (503,), answer=None)
     async def _get_readyz(self, request: ApiRequest) -> ApiResponse:
         if (waiting := self._sources.ready()) is not None:
             return build_error(503, waiting)
@@ -180,7 +196,7 @@ class Api:
     @route(
         "GET /metrics",
         "Counters for Prometheus; needs admin or the scope metrics",
-        403,
+        (403,),
         answer=None,
     )
     async def _get_metrics(self, request: ApiRequest) -> ApiResponse:
@@ -204,11 +220,10 @@ class Api:
 
     @route("GET /api/mcp/servers", "MCP servers, configured and connected")
     async def _list_servers(self, request: ApiRequest) -> ApiResponse:
-        assert request.principal is not None
         is_admin = self._is_admin(request)
         listings = self._listings
         found = await (
-            listings.list_offered() if is_admin else listings.list_visible(request.principal)
+            listings.list_offered() if is_admin else listings.list_visible(request.caller)
         )
         states = self._sources.server_states()
         if not is_admin:
@@ -223,9 +238,9 @@ class Api:
         who = request.principal
         return who is not None and self._hub.authorizer.decide_action(who, ADMIN).allowed
 
-    @route("GET /api/mcp/servers/{name}/logs", "The end of a server's stderr", 403, 404)
+    # It may contain data of other callers.
+    @admin_route("GET /api/mcp/servers/{name}/logs", "The end of a server's stderr", (404,))
     async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)  # it may contain data of other callers
         text = self._sources.server_log(request.names[0])
         if text is None:
             return build_error(404, f'there is no server "{request.names[0]}"')
@@ -233,55 +248,28 @@ class Api:
 
     @route("GET /api/tools", "All tools", answer="Tools")
     async def _list_tools(self, request: ApiRequest) -> ApiResponse:
-        assert request.principal is not None
-        found = await self._listings.list_visible(request.principal)
+        found = await self._listings.list_visible(request.caller)
         return ApiResponse(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
 
-    @route("GET /api/tools/{name}", "One tool, by name or id", 404, 409, answer="Tool")
+    @route("GET /api/tools/{name}", "One tool, by name or id", (404, 409), answer="Tool")
     async def _get_tool(self, request: ApiRequest) -> ApiResponse:
-        assert request.principal is not None
-        tool = self._hub.find_visible(request.principal, request.names[0], EVERYTHING)
+        tool = self._hub.find_visible(request.caller, request.names[0], EVERYTHING)
         if isinstance(tool.target, Nowhere):
             return response_from_error(tool.target.error)
-        if not self._hub.authorizer.can_see(request.principal, tool, "api"):
+        if not self._hub.authorizer.can_see(request.caller, tool, "api"):
             raise NotFound(f'there is no tool "{request.names[0][:200]}"')
-        return build_response({**self._summarize(tool), "definition": tool.definition})
+        return build_response({**summarize_tool(self._hub, tool), "definition": tool.definition})
 
     @route(
-        "POST /api/tools/{name}/call",
-        "Call a tool",
-        *CALL_ERRORS,
-        body="Arguments",
-        answer="Result",
+        "POST /api/tools/{name}/call", "Call a tool", CALL_ERRORS, "Arguments", "Result", calls=True
     )
     async def _call_tool(self, request: ApiRequest) -> ApiResponse:
-        assert request.principal is not None
         try:
-            asked = _parse_call_request(request, self._features)
-            options = CallOptions(
-                door="api",
-                view=EVERYTHING,
-                trace_context=parse_trace(request.fields),
-                features=asked.features or self._features,
-                answers=asked.answers,
-                handle=asked.handle,
-                updates=request.updates or discard_update,
-                wanted_updates=NO_UPDATES if request.updates is None else PROGRESS,
-            )
-            name, principal = request.names[0], request.principal
-            _, result = await self._hub.call(principal, name, asked.arguments, options)
+            arguments, options = _parse_call(request, self._features)
+            _, result = await self._hub.call(request.caller, request.names[0], arguments, options)
         except HubError as error:
             return response_from_error(error)
         return build_response(json_from_result(result))
-
-    def _summarize(self, tool: Tool) -> dict[str, Any]:
-        return {
-            "name": self._hub.catalog.listed_name(tool),
-            "id": tool.name,
-            "description": tool.description,
-            "source": find_source(tool),
-            "server": tool.target.name,
-        }
 
 
 def _build_visible_servers(states: Mapping[str, Any], found: ToolListing) -> dict[str, Any]:
@@ -351,7 +339,20 @@ def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> P
     return principal
 
 
+def _build_rate_limited(error: RateLimited) -> ApiResponse:
+    return build_error(
+        find_status(error),
+        str(error),
+        build_retry_after(error.retry_after),
+        kind=error.kind,
+        trace=error.trace,
+        retry_after=error.retry_after,
+    )
+
+
 def response_from_error(error: HubError) -> ApiResponse:
+    if isinstance(error, RateLimited):
+        return _build_rate_limited(error)
     response = build_error(find_status(error), str(error), kind=error.kind, trace=error.trace)
     if isinstance(error, Refused) and response.status == 503:
         response.headers.append((b"retry-after", b"1"))
@@ -362,23 +363,15 @@ CAN_BE_ASKED = ("form", "url")
 """The kinds of questions that a person at a program can answer."""
 
 
-@dataclass(frozen=True)
-class CallRequest:
-    """The body of a call."""
-
-    arguments: dict[str, Any]
-    features: dict[str, Any]
-    answers: dict[str, Any] | None
-    handle: str | None
-
-
 _SHAPE = (
     'the body must be {"arguments": {…}}, with "can" (a list of "form" and "url") where questions '
     'can be answered, and "answers" and "handle" where they are'
 )
 
 
-def _parse_call_request(request: ApiRequest, more: Mapping[str, Any]) -> CallRequest:
+def _parse_call(
+    request: ApiRequest, features: Mapping[str, Any]
+) -> tuple[dict[str, Any], CallOptions]:
     if not request.fields.get(b"content-type", b"").startswith(b"application/json"):
         raise InvalidInput('send {"arguments": {…}} as content-type application/json')
     try:
@@ -398,5 +391,13 @@ def _parse_call_request(request: ApiRequest, more: Mapping[str, Any]) -> CallReq
         or (answers is None) != (handle is None)
     ):
         raise InvalidInput(_SHAPE)
-    features = {**more, "elicitation": {kind: {} for kind in can}} if can else {}
-    return CallRequest(arguments, features, answers, handle)
+    return arguments, CallOptions(
+        door="api",
+        view=EVERYTHING,
+        trace_context=parse_trace(request.fields),
+        features={**features, "elicitation": {kind: {} for kind in can}} if can else features,
+        answers=answers,
+        handle=handle,
+        updates=request.updates or discard_update,
+        wanted_updates=NO_UPDATES if request.updates is None else PROGRESS,
+    )

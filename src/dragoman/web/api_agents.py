@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dragoman.core.admin_audit import record_action
-from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
-from dragoman.web.openapi import route
+from dragoman.web.openapi import admin_route, route
 
 IsAllowed = Callable[[Tool], bool]
 
@@ -42,92 +43,69 @@ class AgentSource(Protocol):
     ) -> dict[str, Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class AgentsApi:
-    def __init__(self, hub: Hub, source: AgentSource | None, audit: AuditLog) -> None:
-        """`source` is None if the hub has no registry."""
-        self._hub = hub
-        self._source = source
-        self._audit = audit
+    _hub: Hub
+    _source: AgentSource
+    _audit: AuditLog
 
-    @route("GET /api/a2a/agents", "The remote agents and their health", 404)
+    @route("GET /api/a2a/agents", "The remote agents and their health", (404,))
     async def _list(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
-        agents = self._require_source().list_agents(may, secret=secret)
+        agents = self._source.list_agents(may, secret=secret)
         return build_response({"agents": agents, "total": len(agents)})
 
-    @route("GET /api/a2a/agents/{name}", "One agent by id, slug or name, with its card", 404)
+    @route("GET /api/a2a/agents/{name}", "One agent by id, slug or name, with its card", (404,))
     async def _get(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
-        return build_response(
-            self._require_source().get_agent(request.names[0], may, secret=secret)
-        )
+        return build_response(self._source.get_agent(request.names[0], may, secret=secret))
 
-    @route(
+    @admin_route(
         "POST /api/a2a/agents",
         "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
         "(${NAME}), trust, pin, wire, allow_private, timeout_secs, public",
-        400,
-        403,
-        404,
-        409,
-        500,
-        503,
-        body="Object",
+        (400, 404, 409, 500, 503),
     )
     async def _add(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         body = parse_object(request)
         where = render_origin(str(body.get("url", "")))
         with record_action(self._audit, "agent.add", where, request.principal):
-            return build_response(await self._require_source().add(body))
+            return build_response(await self._source.add(body))
 
-    @route(
+    @admin_route(
         "PATCH /api/a2a/agents/{name}",
         "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
         "timeout_secs, public",
-        400,
-        403,
-        404,
-        body="Object",
+        (400, 404),
     )
     async def _change(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         body = parse_object(request)
         with record_action(self._audit, "agent.change", request.names[0], request.principal):
-            return build_response(await self._require_source().change(request.names[0], body))
+            return build_response(await self._source.change(request.names[0], body))
 
-    @route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", 400, 403, 404)
+    @admin_route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", (400, 404))
     async def _remove(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         with record_action(self._audit, "agent.remove", request.names[0], request.principal):
-            return build_response(await self._require_source().remove(request.names[0]))
+            return build_response(await self._source.remove(request.names[0]))
 
-    @route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", 403, 404, body="Object")
+    @admin_route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", (404,))
     async def _refetch(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
-        return build_response(await self._require_source().refetch(request.names[0]))
+        return build_response(await self._source.refetch(request.names[0]))
 
     @route(
         "GET /api/a2a/agents/{name}/cards",
         "The cards it had; with n, that one and its diff to the one before it, or to the one that "
         "the parameter from names",
-        400,
-        403,
-        404,
+        (400, 403, 404),
     )
     async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)
-        cards = self._require_source().list_cards(request.names[0], may)
+        cards = self._source.list_cards(request.names[0], may)
         require_admin(self._hub, request.principal)  # as received, quarantined or not
         number, other = _parse_number(request, "n"), _parse_number(request, "from")
         if number is None:
             return build_response({"cards": cards, "total": len(cards)})
-        return build_response(self._require_source().get_card(request.names[0], may, number, other))
-
-    def _require_source(self) -> AgentSource:
-        if self._source is None:
-            raise NotFound("A2A is not enabled here: set enabled = true under [a2a] in config.toml")
-        return self._source
+        return build_response(self._source.get_card(request.names[0], may, number, other))
 
     def _visibility(self, principal: Principal | None) -> tuple[IsAllowed, bool]:
         """Returns which agents the principal may see, and whether it is an administrator."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -30,17 +31,18 @@ class DispatchSource(Protocol):
     ) -> tuple[list[dict[str, Any]], str | None]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class DispatchesApi:
-    def __init__(self, hub: Hub, store: DispatchSource) -> None:
-        self._hub = hub
-        self._store = store
+    _hub: Hub
+    _store: DispatchSource
 
     @route(
-        "GET /api/a2a/dispatches", "Calls of registered agents' skills, newest first", 400, 500, 503
+        "GET /api/a2a/dispatches",
+        "Calls of registered agents' skills, newest first",
+        (400, 500, 503),
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
-        principal, query = request.principal, request.query
-        assert principal is not None
+        principal, query = request.caller, request.query
         if unknown := query.keys() - set(_KNOWN):
             raise InvalidInput(f'unknown parameter "{min(unknown)[:100]}": use {", ".join(_KNOWN)}')
         wanted: dict[str, Any] = {_EXACT[name]: query[name] for name in _EXACT if name in query}

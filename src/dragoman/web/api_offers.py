@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dragoman.core.call import NOTHING, Result
+from dragoman.core.call import Result
 from dragoman.core.errors import InvalidInput, NeedsInput
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
@@ -29,24 +30,23 @@ _SHOWN = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class PromptsAndResourcesApi:
-    def __init__(self, hub: Hub, features: Mapping[str, Any] = NOTHING) -> None:
-        self._hub = hub
-        self._features = features
+    _hub: Hub
+    _features: Mapping[str, Any]
 
     @route("GET /api/prompts", "All prompts")
     async def _list_prompts(self, request: ApiRequest) -> ApiResponse:
-        found = await self._list(request.principal, PROMPT)
+        found = await self._list(request.caller, PROMPT)
         return build_response({"prompts": found, "total": len(found)})
 
     @route("GET /api/resources", "All resources and resource templates")
     async def _list_resources(self, request: ApiRequest) -> ApiResponse:
-        resources = await self._list(request.principal, RESOURCE)
-        templates = await self._list(request.principal, TEMPLATE)
+        resources = await self._list(request.caller, RESOURCE)
+        templates = await self._list(request.caller, TEMPLATE)
         return build_response({"resources": resources, "templates": templates})
 
-    async def _list(self, caller: Principal | None, kind: str) -> list[dict[str, Any]]:
-        assert caller is not None
+    async def _list(self, caller: Principal, kind: str) -> list[dict[str, Any]]:
         found = []
         for number, tool in enumerate(self._hub.catalogs[kind].list_tools()):
             if number % SLICE == SLICE - 1:
@@ -64,10 +64,7 @@ class PromptsAndResourcesApi:
         return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
 
     @route(
-        "POST /api/prompts/{name}/get",
-        "Get a prompt: {arguments: {…}}",
-        *CALL_ERRORS,
-        body="Object",
+        "POST /api/prompts/{name}/get", "Get a prompt: {arguments: {…}}", CALL_ERRORS, calls=True
     )
     async def _get_prompt(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
@@ -83,7 +80,7 @@ class PromptsAndResourcesApi:
         ]
         return build_response({**extra, "messages": messages})
 
-    @route("POST /api/resources/read", "Read a resource: {uri}", *CALL_ERRORS, body="Object")
+    @route("POST /api/resources/read", "Read a resource: {uri}", CALL_ERRORS, calls=True)
     async def _read_resource(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
         uri = given.get("uri")
@@ -97,7 +94,6 @@ class PromptsAndResourcesApi:
     async def _call(
         self, request: ApiRequest, name: str, arguments: Mapping[str, Any], kind: str
     ) -> Result:
-        assert request.principal is not None
         options = CallOptions(
             kind=kind,
             door="api",
@@ -105,7 +101,7 @@ class PromptsAndResourcesApi:
             trace_context=parse_trace(request.fields),
             features=self._features,
         )
-        _, result = await self._hub.call(request.principal, name, arguments, options)
+        _, result = await self._hub.call(request.caller, name, arguments, options)
         if result.questions is not None:
             raise NeedsInput(f'"{name[:200]}" asks a question, which cannot be answered here')
         return result

@@ -6,17 +6,15 @@ All routes need `admin`: they show definitions that others may not see.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.hub import Hub
-from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
-from dragoman.web.openapi import route
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
+from dragoman.web.openapi import admin_route
 
 
 class PinAdministration(Protocol):
-    """Administration of pins."""
-
     def list_pins(
         self, state: str, target: str | None = None, whole: bool = False
     ) -> list[dict[str, Any]]: ...
@@ -34,45 +32,35 @@ class PinAdministration(Protocol):
     def forget(self, target: str, by: str) -> list[str]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class PinsApi:
-    def __init__(self, hub: Hub, decisions: PinAdministration) -> None:
-        self._hub = hub
-        self._decisions = decisions
+    _decisions: PinAdministration
 
-    @route(
+    @admin_route(
         "GET /api/pins",
         "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
-        400,
-        403,
+        (400,),
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         query = request.query
         whole = query.get("diff") == "1"
         found = self._decisions.list_pins(query.get("state", "held"), query.get("target"), whole)
         return build_response({"pins": found, "total": len(found)})
 
-    @route("GET /api/pins/diff", "The diff of the quarantined ?name=", 400, 403, 404, 409)
+    @admin_route("GET /api/pins/diff", "The diff of the quarantined ?name=", (400, 404, 409))
     async def _show_diff(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         name = request.query.get("name")
         if not name:
             raise InvalidInput("missing name: use /api/pins/diff?name=NAME")
         return build_response(self._decisions.show(name))
 
-    @route(
+    @admin_route(
         "POST /api/pins/approve",
         "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
-        400,
-        403,
-        404,
-        409,
-        500,
-        503,
-        body="Object",
+        (400, 404, 409, 500, 503),
     )
     async def _approve(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal).label
+        by = request.caller.label
         given = parse_object(request)
         match given:
             case {"name": str(name), **rest} if name and not rest.keys() - {"digest"}:
@@ -99,38 +87,21 @@ class PinsApi:
         done, skipped = self._decisions.approve_all(by, target, digests)
         return build_response({"approved": done, **({"skipped": skipped} if skipped else {})})
 
-    @route(
+    @admin_route(
         "POST /api/pins/reject",
         "Reject a definition, now and later: {name}",
-        400,
-        403,
-        404,
-        409,
-        500,
-        503,
-        body="Object",
+        (400, 404, 409, 500, 503),
     )
     async def _reject(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal).label
-        return build_response(
-            {"rejected": self._decisions.reject(_parse_member(request, "name"), by)}
-        )
+        name = _parse_member(request, "name")
+        return build_response({"rejected": self._decisions.reject(name, request.caller.label)})
 
-    @route(
-        "POST /api/pins/forget",
-        "Delete all pins of a target: {target}",
-        400,
-        403,
-        404,
-        500,
-        503,
-        body="Object",
+    @admin_route(
+        "POST /api/pins/forget", "Delete all pins of a target: {target}", (400, 404, 500, 503)
     )
     async def _forget(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal).label
-        return build_response(
-            {"forgotten": self._decisions.forget(_parse_member(request, "target"), by)}
-        )
+        target = _parse_member(request, "target")
+        return build_response({"forgotten": self._decisions.forget(target, request.caller.label)})
 
 
 def _parse_member(request: ApiRequest, member: str) -> str:

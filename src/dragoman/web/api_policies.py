@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
-from dragoman.web.api import (
-    ApiRequest,
-    ApiResponse,
-    build_error,
-    build_response,
-    parse_object,
-    require_admin,
-)
-from dragoman.web.openapi import route
+from dragoman.web.api import ApiRequest, ApiResponse, build_error, build_response, parse_object
+from dragoman.web.openapi import admin_route
 
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
@@ -29,6 +22,7 @@ MAX_TEXTS = 200
 MAX_REPLAYED = 1_000_000
 REPLAYED = 100_000
 """The default limit of replayed calls."""
+Json = dict[str, Any]
 
 
 class PolicyAdministration(Protocol):
@@ -39,76 +33,63 @@ class PolicyAdministration(Protocol):
     and `message`.
     """
 
-    async def overview(self) -> dict[str, Any]: ...
+    async def overview(self) -> Json: ...
 
-    async def one(self, name: str) -> dict[str, Any]: ...
+    async def one(self, name: str) -> Json: ...
 
-    async def write(
-        self, name: str, text: str, by: Principal, *, force: bool
-    ) -> dict[str, Any]: ...
+    async def write(self, name: str, text: str, by: Principal, *, force: bool) -> Json: ...
 
-    async def enable(
-        self, name: str, enabled: bool, by: Principal, *, force: bool
-    ) -> dict[str, Any]: ...
+    async def enable(self, name: str, enabled: bool, by: Principal, *, force: bool) -> Json: ...
 
-    async def remove(self, name: str, by: Principal, *, force: bool) -> dict[str, Any]: ...
+    async def remove(self, name: str, by: Principal, *, force: bool) -> Json: ...
 
-    async def validate(self, texts: Mapping[str, str] | None) -> dict[str, Any]:
+    async def validate(self, texts: Mapping[str, str] | None) -> Json:
         """Validates the texts, or the folder if there are none."""
 
-    async def test(self, texts: Mapping[str, str] | None) -> dict[str, Any]: ...
+    async def test(self, texts: Mapping[str, str] | None) -> Json: ...
 
     def explain(
         self,
         principal: str,
         tool: str,
         action: str | None,
-        context: Mapping[str, Any],
+        context: Json,
         roles: tuple[str, ...] | None,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """`roles` replace the roles of the principal, which then need not exist."""
 
-    def who_can(self, tool: str) -> dict[str, Any]: ...
+    def who_can(self, tool: str) -> Json: ...
 
-    async def what_can(self, principal: str) -> dict[str, Any]: ...
+    async def what_can(self, principal: str) -> Json: ...
 
     async def replay(
         self, texts: Mapping[str, str], since: float, until: float, limit: int
-    ) -> dict[str, Any]: ...
+    ) -> Json: ...
 
-    async def propose(self, since: float, until: float, limit: int) -> dict[str, Any]: ...
+    async def propose(self, since: float, until: float, limit: int) -> Json: ...
 
 
 TAKEN = frozenset({"validate", "test", "explain", "replay", "propose", "who-can", "what-can"})
 """Reserved names: they are routes."""
 
 
+@dataclass(frozen=True, slots=True)
 class PoliciesApi:
-    def __init__(self, hub: Hub, source: PolicyAdministration) -> None:
-        self._hub = hub
-        self._source = source
+    _source: PolicyAdministration
 
     # --- the files -------------------------------------------------------------------------------
 
-    @route("GET /api/policies", "The policy files, and the policies in force", 403)
+    @admin_route("GET /api/policies", "The policy files, and the policies in force")
     async def _list_files(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(await self._source.overview())
 
-    @route("GET /api/policies/{name}", "One policy file", 403, 404)
+    @admin_route("GET /api/policies/{name}", "One policy file", (404,))
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(await self._source.one(request.names[0]))
 
-    @route(
-        "POST /api/policies",
-        "Create or replace a policy file: name, text, force",
-        400,
-        403,
-        body="Object",
-    )
+    @admin_route("POST /api/policies", "Create or replace a policy file: name, text, force", (400,))
     async def _write(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal)
+        by = request.caller
         given = _check_members(parse_object(request), "name", "text", "force")
         name, text = _parse_text(given, "name"), given.get("text")
         if name.removesuffix(".cedar") in TAKEN:
@@ -123,16 +104,11 @@ class PoliciesApi:
             response.headers.append((b"location", f"/api/policies/{quote(done['name'])}".encode()))
         return response
 
-    @route(
-        "PATCH /api/policies/{name}",
-        "Enable or disable a policy file: enabled, force",
-        400,
-        403,
-        404,
-        body="Object",
+    @admin_route(
+        "PATCH /api/policies/{name}", "Enable or disable a policy file: enabled, force", (400, 404)
     )
     async def _enable(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal)
+        by = request.caller
         given = _check_members(parse_object(request), "enabled", "force")
         if not isinstance(given.get("enabled"), bool):
             raise InvalidInput('the body must be {"enabled": true} or {"enabled": false}')
@@ -140,42 +116,31 @@ class PoliciesApi:
         done = await self._source.enable(name, enabled, by, force=_parse_flag(given, "force"))
         return _respond_to_change(done, f'"{name}" was not {"enabled" if enabled else "disabled"}')
 
-    @route("DELETE /api/policies/{name}", "Delete a policy file", 400, 403, 404)
+    @admin_route("DELETE /api/policies/{name}", "Delete a policy file", (400, 404))
     async def _remove(self, request: ApiRequest) -> ApiResponse:
-        by = require_admin(self._hub, request.principal)
+        by = request.caller
         force = request.query.get("force", "") in ("1", "true")
         done = await self._source.remove(request.names[0], by, force=force)
         return _respond_to_change(done, f'"{request.names[0]}" was not deleted')
 
     # --- queries -------------------------------------------------------------------------------
 
-    @route("POST /api/policies/validate", "Validate texts (or the folder)", 400, 403, body="Object")
+    @admin_route("POST /api/policies/validate", "Validate texts (or the folder)", (400,))
     async def _validate(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(await self._source.validate(_parse_texts(parse_object(request))))
 
-    @route(
-        "POST /api/policies/test",
-        "Run the golden tests of texts (or of the folder)",
-        400,
-        403,
-        body="Object",
+    @admin_route(
+        "POST /api/policies/test", "Run the golden tests of texts (or of the folder)", (400,)
     )
     async def _test(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(await self._source.test(_parse_texts(parse_object(request))))
 
-    @route(
+    @admin_route(
         "POST /api/policies/explain",
         "Who may call what, and why: principal, tool, action, context, roles",
-        400,
-        403,
-        404,
-        409,
-        body="Object",
+        (400, 404, 409),
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         given = _check_members(
             parse_object(request), "principal", "tool", "action", "context", "roles"
         )
@@ -188,48 +153,30 @@ class PoliciesApi:
             isinstance(roles, list) and all(isinstance(role, str) for role in roles)
         ):
             raise InvalidInput('"roles" must be a list of strings')
-        return build_response(
-            self._source.explain(
-                _parse_text(given, "principal"),
-                _parse_text(given, "tool"),
-                action,
-                context,
-                tuple(roles) if roles is not None else None,
-            )
-        )
+        principal, tool = _parse_text(given, "principal"), _parse_text(given, "tool")
+        assumed = tuple(roles) if roles is not None else None
+        return build_response(self._source.explain(principal, tool, action, context, assumed))
 
-    @route(
+    @admin_route(
         "GET /api/policies/who-can",
         "All principals, and whether they may call ?tool=",
-        400,
-        403,
-        404,
-        409,
+        (400, 404, 409),
     )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(self._source.who_can(_parse_text(request.query, "tool")))
 
-    @route(
-        "GET /api/policies/what-can",
-        "All tools, and whether ?principal= may call them",
-        400,
-        403,
-        404,
+    @admin_route(
+        "GET /api/policies/what-can", "All tools, and whether ?principal= may call them", (400, 404)
     )
     async def _what_can(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
 
-    @route(
+    @admin_route(
         "POST /api/policies/replay",
         "Which recorded calls a draft would decide differently: texts, since, until, limit",
-        400,
-        403,
-        body="Object",
+        (400,),
     )
     async def _replay(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         given = parse_object(request)
         texts = _parse_texts({key: value for key, value in given.items() if key == "texts"})
         _check_members(given, "texts", "since", "until", "limit")
@@ -238,15 +185,12 @@ class PoliciesApi:
         done = await self._source.replay(texts, *_parse_period(given))
         return _respond_to_change(done, "the draft cannot be replayed")
 
-    @route(
+    @admin_route(
         "POST /api/policies/propose",
         "The least permissive policies for recorded calls: since, until, limit",
-        400,
-        403,
-        body="Object",
+        (400,),
     )
     async def _propose(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         given = _check_members(parse_object(request), "since", "until", "limit")
         return build_response(await self._source.propose(*_parse_period(given)))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from dragoman.core.errors import NotFound
-from dragoman.core.hub import Hub
-from dragoman.web.api import ApiRequest, ApiResponse, build_response, require_admin
-from dragoman.web.openapi import route
+from dragoman.web.api import ApiRequest, ApiResponse, build_response
+from dragoman.web.openapi import admin_route
 
 
 class ServerAdministration(Protocol):
@@ -18,19 +18,18 @@ class ServerAdministration(Protocol):
         """Returns whether there is such an enabled server."""
 
 
+@dataclass(frozen=True, slots=True)
 class ServersApi:
-    def __init__(self, hub: Hub, administration: ServerAdministration) -> None:
-        self._hub = hub
-        self._administration = administration
+    _administration: ServerAdministration
 
-    @route("POST /api/reload", "Reload the configuration; says why the file is not used", 403)
+    @admin_route(
+        "POST /api/reload", "Reload the configuration; says why the file is not used", body=None
+    )
     async def _reload(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         return build_response({"problem": await self._administration.reload()})
 
-    @route("POST /api/mcp/servers/{name}/restart", "Restart a server", 403, 404)
+    @admin_route("POST /api/mcp/servers/{name}/restart", "Restart a server", (404,), body=None)
     async def _restart(self, request: ApiRequest) -> ApiResponse:
-        require_admin(self._hub, request.principal)
         name = request.names[0]
         if not await self._administration.restart_server(name):
             raise NotFound(f'there is no enabled server "{name[:200]}"')

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
-from dragoman.core.background import start_task
+from dragoman.core.background import Work, start_task
 from dragoman.core.call import Progress, TaskStarted, Update
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, RateLimited
+from dragoman.core.ports import RateLimiter
 from dragoman.core.principal import Principal
-from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error
+from dragoman.core.rate_limiter import limit_address
+from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http import decompression
 from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
@@ -25,9 +29,9 @@ from dragoman.wire.json import MAX_BYTES, encode
 
 log = logging.getLogger(__name__)
 
-Mounted = Callable[[HttpRequest, Principal], Awaitable[None] | None]
+Mounted = Callable[[HttpRequest, Principal], Work[None] | None]
 """Returns what sends the response; None if it was sent."""
-Public = Callable[[HttpRequest, Principal | None], Awaitable[None]]
+Public = Callable[[HttpRequest, Principal | None], Work[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +66,37 @@ MIRRORED = b"mcp-param-"
 """The prefix of the headers that repeat arguments; they must not be repeated either."""
 
 
+@dataclass(frozen=True, slots=True)
 class TcpApp:
     """Serves the TCP listener: authenticates, and routes by path."""
 
-    def __init__(
-        self,
-        auth: Authenticator,
-        names: AllowedNames,
-        mounts: Mapping[str, Mounted],
-        api: Api,
-        under: Sequence[PathMount] = (),
-        note_failed: Callable[[str], None] = lambda address: None,
-        *,
-        peers: PeerIdentifier,
-    ) -> None:
-        """`note_failed` gets the address that a wrong key came from."""
-        self._auth = auth
-        self._peers = peers
-        self._note_failed = note_failed
-        self._names = names
-        self._mounts = mounts
-        self._under = under
-        self._api = api
+    _auth: Authenticator
+    _names: AllowedNames
+    _mounts: Mapping[str, Mounted]
+    _api: Api
+    _under: Sequence[PathMount] = ()
+    _note_failed: Callable[[str], None] = lambda address: None
+    """Gets the address that a wrong key came from."""
+    _: KW_ONLY
+    peers: PeerIdentifier
 
     def admit(self, request: ServerRequest) -> bool:
         """Authenticates the request. The body of one without a principal is not read."""
         request.refusal = refusal = self._find_refusal(request)
-        return refusal is None and request.principal is not None
+        principal, limiter = request.principal, self._api.limiter
+        if principal is None:
+            return False
+        if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
+            request.find_headers = partial(_build_rate_headers, limiter, principal)
+        return refusal is None
 
     def _find_refusal(self, request: ServerRequest) -> ApiResponse | None:
         """Sets the principal; returns the response if the request is refused."""
         fields = request.fields
-        if request.repeated and (twice := _find_repeated(request.repeated)):
-            return build_error(400, f"the header {min(twice).decode('latin-1')} is repeated")
+        if request.repeated:
+            twice = [name for name in request.repeated if name in ONCE or name.startswith(MIRRORED)]
+            if twice:
+                return build_error(400, f"the header {min(twice).decode('latin-1')} is repeated")
         host = fields.get(b"host")
         if host is None or (host not in self._names.seen and not self._names.knows_host(host)):
             is_probe = request.path in PROBES and request.method in ("GET", "HEAD")
@@ -116,31 +118,40 @@ class TcpApp:
                 if not self._auth.requires_key():
                     peer = request.connection.peer
                     request.principal = (
-                        peer[0] if peer is not None else request.find_peer(self._peers.identify_tcp)
+                        peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
                     )
             else:
                 request.principal = self._auth.authenticate(
-                    fields, lambda: request.find_peer(self._peers.identify_tcp)
+                    fields, lambda: request.find_peer(self.peers.identify_tcp)
                 )
         except HubError as error:
             return build_error(503, str(error))
-        if request.principal is None and not self._is_open(request.path):
+        if request.principal is None and request.path not in PROBES:
             return self._refuse_stranger(request)
         return None
 
-    def _refuse_stranger(self, request: ServerRequest) -> ApiResponse:
-        if b"authorization" in request.fields:
+    def _refuse_stranger(self, request: ServerRequest) -> ApiResponse | None:
+        """Charges the address of a request without a principal; returns the response unless the
+        path is open."""
+        is_open = self._is_open(request.path)
+        if b"authorization" in request.fields and not is_open:
             self._note_failed(request.address)
-        elif request.path.startswith(NO_OAUTH):
+        try:
+            limit_address(self._api.limiter, request.address)
+        except RateLimited as error:
+            return response_from_error(error)
+        if is_open:
+            return None
+        if b"authorization" not in request.fields and request.path.startswith(NO_OAUTH):
             return build_error(404, "the hub has no OAuth; send Authorization: Bearer KEY")
-        if not self._auth.is_required:
+        if not self._auth.requires_key():
             return _ANOTHER_USER
         return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
 
     def _is_open(self, path: str) -> bool:
-        return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
+        return any(one.has(path) and one.is_open(path) for one in self._under)
 
-    def answer(self, request: ServerRequest) -> Awaitable[None] | None:
+    def answer(self, request: ServerRequest) -> Work[None] | None:
         mounted = self._mounts.get(request.path)
         if (
             mounted is None
@@ -169,13 +180,13 @@ class OwnerApp:
             request.refusal = _ENCODED
         return request.refusal is None
 
-    def answer(self, request: ServerRequest) -> Awaitable[None] | None:
+    def answer(self, request: ServerRequest) -> Work[None] | None:
         return serve(request, self._mounts, self._api, self._under)
 
 
 def serve(
     request: ServerRequest, mounts: Mapping[str, Mounted], api: Api, under: Sequence[PathMount]
-) -> Awaitable[None] | None:
+) -> Work[None] | None:
     path, principal = request.path, request.principal
     mounted = mounts.get(path)
     if request.refusal or request.refused:
@@ -216,8 +227,7 @@ async def _refuse(
 ) -> None:
     """Sends the refusal of the listener or of `admit`, in the form that the path's clients read."""
     if request.refusal is not None:
-        reply(request, request.refusal)
-        return
+        return reply(request, request.refusal)
     code, message = _REFUSED[request.refused]
     path = request.path
     headers = [(b"retry-after", b"1")] if request.refused == 503 else []
@@ -228,11 +238,6 @@ async def _refuse(
     else:
         body = build_error(request.refused, message).body
     reply(request, ApiResponse(request.refused, body, headers=headers))
-
-
-def _wants_updates(request: HttpRequest) -> bool:
-    accepts = request.fields.get(b"accept", b"")
-    return b"text/event-stream" in accepts and request.path.endswith("/call")
 
 
 class UpdateStream:
@@ -269,18 +274,10 @@ class UpdateStream:
 
 
 async def _respond(request: ServerRequest, api: Api) -> None:
-    stream = UpdateStream(request) if _wants_updates(request) else None
-    work = start_task(
-        api.respond(
-            request.method,
-            request.path,
-            request.fields,
-            request.principal,
-            request.body,
-            request.query,
-            stream.send if stream is not None else None,
-        )
-    )
+    wants_updates = b"text/event-stream" in request.fields.get(b"accept", b"")
+    stream = UpdateStream(request) if wants_updates and request.path.endswith("/call") else None
+    send = stream.send if stream is not None else None
+    work = start_task(api.respond(request, request.principal, send))
     gone: asyncio.Future[Any] = request.gone
     why: tuple[Any, ...] = ()
     try:
@@ -313,8 +310,18 @@ def reply(request: ServerRequest, response: ApiResponse) -> None:
     request.reply(response.status, headers, response.body)
 
 
-def _find_repeated(repeated: frozenset[bytes]) -> set[bytes]:
-    return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
+def _build_rate_headers(limiter: RateLimiter, principal: Principal) -> Headers:
+    """Builds the fields of draft-ietf-httpapi-ratelimit-headers-10, for each of the budgets: the
+    policy with quota and window, and what remains of it with the seconds until it is full."""
+    policies, remaining = [], []
+    for one in limiter.find_budgets(principal):
+        window = math.ceil(60 * one.rate.burst / one.rate.per_minute)
+        policies.append(f'"{one.scope}";q={one.rate.burst:.0f};w={window}')
+        remaining.append(f'"{one.scope}";r={one.remaining};t={math.ceil(one.full_in)}')
+    return [
+        (b"ratelimit-policy", ", ".join(policies).encode()),
+        (b"ratelimit", ", ".join(remaining).encode()),
+    ]
 
 
 def _shows_key(fields: Mapping[bytes, bytes]) -> bool:
@@ -363,7 +370,11 @@ _REFUSED = {
 _CORS: Headers = [
     (b"vary", b"Origin"),
     (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
-    (b"access-control-expose-headers", b"mcp-session-id, www-authenticate, a2a-extensions"),
+    (
+        b"access-control-expose-headers",
+        b"mcp-session-id, www-authenticate, a2a-extensions, "
+        b"retry-after, ratelimit, ratelimit-policy",
+    ),
 ]
 _ALLOWED = (
     b"authorization, content-type, accept, last-event-id, mcp-session-id, "

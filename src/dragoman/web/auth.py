@@ -28,10 +28,6 @@ class Authenticator:
         """Whether requests need a key: once there is one, all do."""
 
     @property
-    def is_required(self) -> bool:
-        return self.requires_key()
-
-    @property
     def has_api_key(self) -> bool:
         """Whether the configuration has a key."""
         return self._api_key is not None
@@ -41,20 +37,17 @@ class Authenticator:
     ) -> Principal | None:
         """Finds the principal of a request; `find_local` identifies the sender of a request without
         a key, if none is required."""
-        authorization = fields.get(b"authorization")
-        if authorization is None:
-            return None if self.is_required else find_local()
-        scheme, _, token = authorization.partition(b" ")
+        scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
         token = token.strip()
-        if scheme.lower() != b"bearer" or not token:
-            return None if self.is_required else find_local()
-        if self._api_key is not None and hmac.compare_digest(token, self._api_key):
-            return API_KEY
-        try:
-            found = self._find(token.decode("ascii"))
-        except UnicodeDecodeError:
-            return None
-        return found or (None if self.is_required else find_local())
+        found: Principal | None = None
+        if scheme.lower() == b"bearer" and token:
+            if self._api_key is not None and hmac.compare_digest(token, self._api_key):
+                return API_KEY
+            try:
+                found = self._find(token.decode("ascii"))
+            except UnicodeDecodeError:
+                return None
+        return found or (None if self.requires_key() else find_local())
 
 
 class AllowedNames:

@@ -9,6 +9,7 @@ TABLE: dict[type[errors.HubError], int] = {
     errors.Refused: 403,
     errors.Overloaded: 503,
     errors.ShuttingDown: 503,
+    errors.RateLimited: 429,
     errors.StorageFailed: 503,  # until the operator has fixed it; calls are refused meanwhile
     errors.NotFound: 404,
     errors.InvalidInput: 400,

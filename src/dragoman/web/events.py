@@ -15,21 +15,16 @@ from fnmatch import translate
 from time import monotonic, time
 from typing import Any
 
+from dragoman.core import errors
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import End
 from dragoman.core.call import Call
-from dragoman.core.errors import (
-    AuthorizationError,
-    HubError,
-    InvalidInput,
-    Overloaded,
-    ShuttingDown,
-)
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.redaction import render_name, shorten
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.web.api import NO_SNIFF, ApiResponse, build_error, decode_query, response_from_error
@@ -80,8 +75,6 @@ class SentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """The filter of one stream."""
-
     phases: frozenset[str]
     verb: re.Pattern[str] | None
     agent: str | None
@@ -99,8 +92,6 @@ class EventFilter:
 
 
 class ApiEventStream:
-    """The stream of one client."""
-
     def __init__(
         self, hub: Hub, request: HttpRequest, principal: Principal, asked: EventFilter, args: bool
     ) -> None:
@@ -138,7 +129,6 @@ class ApiEventStream:
         return nowhere or self._hub.authorizer.can_list(self.principal, one.tool)
 
     def enqueue(self, data: bytes) -> None:
-        """Queues an event without waiting."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(data)
         else:
@@ -208,15 +198,13 @@ class EventStreams:
                 stream.revoke()
 
     async def __call__(self, request: HttpRequest, principal: Principal) -> None:
+        if request.method != "GET":
+            return _send_reply(request, build_error(405, "use GET", (b"allow", b"GET")))
         try:
             stream = self._open_stream(request, principal)
             last = _parse_last_id(request.fields.get(b"last-event-id"))
-        except HubError as error:
-            _send_reply(request, response_from_error(error))
-            return
-        if stream is None:
-            _send_reply(request, build_error(405, "use GET", (b"allow", b"GET")))
-            return
+        except errors.HubError as error:
+            return _send_reply(request, response_from_error(error))
         request.start(200, [*sse.HEADERS, NO_SNIFF])
         request.send(RETRY)
         self._observe_bus()
@@ -230,16 +218,15 @@ class EventStreams:
         finally:
             self._remove(stream)
 
-    def _open_stream(self, request: HttpRequest, principal: Principal) -> ApiEventStream | None:
-        if request.method != "GET":
-            return None
+    def _open_stream(self, request: HttpRequest, principal: Principal) -> ApiEventStream:
+        self._hub.limiter.charge(principal, REQUEST, "GET /api/events")
         accept = request.fields.get(b"accept", b"*/*").lower()
         if b"event-stream" not in accept and b"*" not in accept:
-            raise InvalidInput("invalid Accept header: only text/event-stream is available")
+            raise errors.InvalidInput("invalid Accept header: only text/event-stream is available")
         if self._closed:
-            raise ShuttingDown("the hub is shutting down")
+            raise errors.ShuttingDown("the hub is shutting down")
         if len(self._streams) >= MAX_STREAMS or self._each[principal] >= MAX_EACH:
-            raise Overloaded(
+            raise errors.Overloaded(
                 f"too many event streams: at most {MAX_STREAMS}, and {MAX_EACH} per principal; "
                 "close another one, or try again later"
             )
@@ -247,10 +234,10 @@ class EventStreams:
         asked = parse_filter(query)
         args = query.get("args", "0")
         if args not in ("0", "1"):
-            raise InvalidInput("args must be 0 or 1")
+            raise errors.InvalidInput("args must be 0 or 1")
         stream = ApiEventStream(self._hub, request, principal, asked, args == "1")
         if args == "1" and not stream.is_admin:
-            raise AuthorizationError(
+            raise errors.AuthorizationError(
                 f'"{principal.label}" may not read arguments: that needs a policy that permits '
                 'the action "admin"; omit args=1'
             )
@@ -270,7 +257,6 @@ class EventStreams:
     def _observe_bus(self) -> None:
         if self._linger is not None:
             self._linger.cancel()
-            self._linger = None
         if not self._ends:
             self._missed = self._next_id()
             name = "the observer for event streams"
@@ -281,7 +267,6 @@ class EventStreams:
     def _stop_observing(self) -> None:
         if self._linger is not None:
             self._linger.cancel()
-            self._linger = None
         for end in self._ends:
             end()
         self._ends = []
@@ -290,7 +275,7 @@ class EventStreams:
 
     def _next_id(self) -> int:
         """Returns an ascending id, also across restarts, which does not reveal the number of
-        events of others."""
+        events of other principals."""
         self._last = max(self._last + 1, int(time() * 1_000_000))
         return self._last
 
@@ -330,16 +315,18 @@ class EventStreams:
 
 def parse_filter(query: Mapping[str, str]) -> EventFilter:
     if unknown := query.keys() - set(_FILTERS):
-        raise InvalidInput(f'unknown parameter "{min(unknown)[:100]}"; use {", ".join(_FILTERS)}')
+        raise errors.InvalidInput(
+            f'unknown parameter "{min(unknown)[:100]}"; use {", ".join(_FILTERS)}'
+        )
     if any(len(value) > 500 for value in query.values()):
-        raise InvalidInput("a parameter is too long: at most 500 characters")
+        raise errors.InvalidInput("a parameter is too long: at most 500 characters")
     phases = frozenset(filter(None, query.get("phase", "").split(",")))
     if strange := phases - set(EVENT_NAMES.values()):
         known = ", ".join(EVENT_NAMES.values())
-        raise InvalidInput(f'unknown phase "{min(strange)}"; use {known}')
+        raise errors.InvalidInput(f'unknown phase "{min(strange)}"; use {known}')
     outcome = query.get("outcome")
     if outcome not in (None, "completed", "failed"):
-        raise InvalidInput("outcome must be completed or failed")
+        raise errors.InvalidInput("outcome must be completed or failed")
     verb = query.get("verb")
     pattern = re.compile(translate(verb)) if verb is not None else None
     return EventFilter(phases, pattern, query.get("agent"), outcome, query.get("trace"))
@@ -363,7 +350,7 @@ def _parse_last_id(given: bytes | None) -> int | None:
     if given is None:
         return None
     if not given.isdigit() or len(given) > 18:
-        raise InvalidInput("invalid Last-Event-ID; omit it")
+        raise errors.InvalidInput("invalid Last-Event-ID; omit it")
     return int(given)
 
 

@@ -23,6 +23,10 @@ class Operation:
     """The schema of the body; None if there is none."""
     answer: str | None = "Object"
     """The schema of the response; None for plain text."""
+    admin: bool = False
+    """Whether the API refuses principals without the action `admin`."""
+    calls: bool = False
+    """Whether it makes a call, which the pipeline charges."""
 
     @property
     def pattern(self) -> str:
@@ -30,23 +34,42 @@ class Operation:
 
 
 EVENTS = Operation(
-    "GET", "/api/events", "Live events as server-sent events", (400, 401, 403, 503), answer=None
+    "GET",
+    "/api/events",
+    "Live events as server-sent events",
+    (400, 401, 403, 429, 503),
+    answer=None,
 )
 """Served by a stream that is mounted beside the API."""
 
 
 def route(
-    where: str, summary: str, *errors: int, body: str | None = None, answer: str | None = "Object"
+    where: str,
+    summary: str,
+    errors: tuple[int, ...] = (),
+    body: str | None = "Object",
+    answer: str | None = "Object",
+    admin: bool = False,
+    calls: bool = False,
 ) -> Callable[[Handler], Handler]:
-    """Marks a method as the handler of `where`, a method and a path."""
+    """Marks a method as the handler of `where`, a method and a path. Only POST and PATCH have a
+    `body`."""
     method, path = where.split(" ")
-    operation = Operation(method, path, summary, errors, body, answer)
+    schema = body if method in ("POST", "PATCH") else None
+    operation = Operation(method, path, summary, errors, schema, answer, admin, calls)
 
     def mark(handler: Handler) -> Handler:
         vars(handler)["operation"] = operation
         return handler
 
     return mark
+
+
+def admin_route(
+    where: str, summary: str, errors: tuple[int, ...] = (), body: str | None = "Object"
+) -> Callable[[Handler], Handler]:
+    """Like `route`, for a handler that only administrators reach: the API refuses others."""
+    return route(where, summary, tuple(sorted({*errors, 403})), body, admin=True)
 
 
 def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitable[Any]]]]:
@@ -90,6 +113,10 @@ _SCHEMAS: dict[str, Any] = {
                     "message": _TEXT,
                     "kind": _TEXT,
                     "trace": {"type": ["string", "null"]},
+                    "retry_after": {
+                        "type": "number",
+                        "description": "With 429: seconds after which there is budget for it.",
+                    },
                 },
             }
         },
@@ -151,7 +178,7 @@ _SCHEMAS: dict[str, Any] = {
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
-    errors = operation.errors if operation.answer is None else (401, *operation.errors)
+    errors = operation.errors if operation.answer is None else (401, 429, *operation.errors)
     failed = _build_content("Error", "It could not be done")
     responses = {"200": _build_content(operation.answer), **{str(one): failed for one in errors}}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}

@@ -46,6 +46,17 @@ class SocketOwner(NamedTuple):
     inode: int
 
 
+def _split_grpc_peer(peer: str) -> tuple[str, str, str]:
+    """Splits `ipv4:127.0.0.1:4711` into family, address and port."""
+    family, _, rest = unquote(peer).partition(":")
+    address, _, number = rest.rpartition(":")
+    return family, address.strip("[]"), number
+
+
+def address_from_grpc(peer: str) -> str:
+    return _split_grpc_peer(peer)[1]
+
+
 class PeerIdentifier:
     def __init__(self, of_process: FindServer, of_socket: FindServer) -> None:
         self._of_process = of_process
@@ -75,9 +86,7 @@ class PeerIdentifier:
     def identify_grpc(self, peer: str, host: str, port: int) -> Principal | None:
         """Like `identify_tcp`, for a gRPC peer name (`ipv4:127.0.0.1:4711`) that has connected to
         `port` of `host`."""
-        family, _, rest = unquote(peer).partition(":")
-        address, _, number = rest.rpartition(":")
-        address = address.strip("[]")
+        family, address, number = _split_grpc_peer(peer)
         if family not in ("ipv4", "ipv6") or not number.isdigit():
             return None
         if host == "localhost":

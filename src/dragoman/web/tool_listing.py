@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dragoman.core.background import start_task
 from dragoman.core.hub import Hub
@@ -99,23 +100,21 @@ class ToolListings:
         for tool in tools:
             if caller is not None and not sees(caller, tool, "api"):
                 continue
-            shown, server = self._hub.catalog.listed_name(tool), tool.target.name
-            summary = {
-                "name": shown,
-                "id": tool.name,
-                "description": tool.description,
-                "source": find_source(tool),
-                "server": server,
-            }
+            summary = summarize_tool(self._hub, tool)
             draft.summaries.append(encode(summary))
-            brief = encode({"name": shown, "description": tool.description})
-            draft.by_server.setdefault(server, []).append(brief)
+            brief = encode({"name": summary["name"], "description": tool.description})
+            draft.by_server.setdefault(tool.target.name, []).append(brief)
 
 
-def find_source(tool: Tool) -> str:
-    if tool.bridged is not None:
-        return "a2a"
-    return "agent" if tool.agent is not None else "mcp"
+def summarize_tool(hub: Hub, tool: Tool) -> dict[str, Any]:
+    source = "a2a" if tool.bridged is not None else "agent" if tool.agent is not None else "mcp"
+    return {
+        "name": hub.catalog.listed_name(tool),
+        "id": tool.name,
+        "description": tool.description,
+        "source": source,
+        "server": tool.target.name,
+    }
 
 
 def _join_array(encoded: list[bytes]) -> bytes:

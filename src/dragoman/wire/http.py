@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from asyncio import AbstractEventLoop, Future
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from msgspec import Struct
 
-@dataclass(slots=True)
-class Reply:
+
+class HttpReply(Struct):
     """The status and headers of an HTTP response whose body is still to come."""
 
     status: int
@@ -57,7 +58,7 @@ class HttpClient(Protocol):
         *,
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
+    ) -> HttpReply:
         """Sends and waits for the head of the answer. `extra_headers` are those of this request
         alone and override `headers`, which may be `FixedHeaders`. Raises `Unreachable` when nothing
         was sent or the connection was lost (`Unreachable.sent` tells whether anything may have
@@ -80,6 +81,11 @@ class AddressFinder(Protocol):
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
 """Most responses have exactly these, so that they are encoded in advance."""
+
+
+def build_retry_after(seconds: float) -> tuple[bytes, bytes]:
+    """Builds the header, whose unit is a second: rounded up, so that waiting for it is enough."""
+    return b"retry-after", b"%d" % max(math.ceil(seconds), 1)
 
 
 class HttpRequest(Protocol):

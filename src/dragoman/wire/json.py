@@ -38,7 +38,8 @@ def decode(
     data = bytes(text) if not isinstance(text, bytes) else text
     if len(data) > MAX_BYTES:
         raise Malformed(f"the message is larger than {MAX_BYTES} bytes")
-    opened = data.count(b"{") + data.count(b"[")
+    # Each level takes two brackets, so most messages are too short for more levels than allowed.
+    opened = data.count(b"{") + data.count(b"[") if len(data) > 2 * max_depth else 0
     if len(data) > max_tokens and opened + data.count(b",") > max_tokens:
         raise Malformed(f"the message has more than {max_tokens} values")
     try:

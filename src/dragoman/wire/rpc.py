@@ -44,6 +44,9 @@ class EncodedError(bytes):
     """An encoded error response that knows its code, which HTTP maps to a status."""
 
     code: int
+    retry_after: float = 0.0
+    """Seconds after which a request that was refused for its rate can be sent again; 0.0 for other
+    errors."""
 
 
 def encode_error(id: Id, code: int, message: str, data: Any = None) -> EncodedError:

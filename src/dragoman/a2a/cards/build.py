@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.a2a.cards.parse import MAX_SKILLS
+from dragoman.a2a.protocol.dialects import ADVERTISED, find_traits
 from dragoman.a2a.protocol.dialects.card_shapes import TEXT_MODE
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
+from dragoman.core.tool import AgentFacts
 
 DATA_MODE = "application/json"
 MODES = (TEXT_MODE, DATA_MODE)
@@ -32,27 +34,7 @@ _BEARER = {
 }
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class AgentDescription:
-    """What a card says of an agent. `skills`, `extensions` and `provider` are in 1.0's form."""
-
-    name: str
-    description: str
-    version: str
-    skills: Sequence[Mapping[str, Any]]
-    input_modes: Sequence[str] = MODES
-    output_modes: Sequence[str] = MODES
-    streaming: bool
-    push: bool
-    extended: bool
-    """Whether authenticated clients get an extended card."""
-    extensions: Sequence[Mapping[str, Any]] = ()
-    provider: Mapping[str, Any] | None = None
-    documentation: str | None = None
-
-
-@record(frozen=True, slots=True, kw_only=True)
-class CardAddresses:
+class CardAddresses(Struct, frozen=True, kw_only=True):
     """The addresses of an agent, as a client sees them."""
 
     url: str
@@ -64,14 +46,12 @@ class CardAddresses:
     """Names the agent over gRPC, where no path can."""
 
 
-def build_card(
-    described: AgentDescription, *, urls: CardAddresses, security: bool
-) -> dict[str, Any]:
+def build_card(facts: AgentFacts, *, urls: CardAddresses, security: bool) -> dict[str, Any]:
     """Builds the agent's card in the form of 1.0; `security` declares that a key is required."""
-    name = _cut(described.name, MAX_NAME) or "agent"
-    description = _cut(described.description, MAX_DESCRIPTION) or f'The agent "{name}"'
-    inputs, outputs = list(described.input_modes or MODES), list(described.output_modes or MODES)
-    skills = [_complete_skill(skill, inputs, outputs) for skill in described.skills[:MAX_SKILLS]]
+    name = _cut(facts.name, MAX_NAME) or "agent"
+    description = _cut(facts.description, MAX_DESCRIPTION) or f'The agent "{name}"'
+    inputs, outputs = list(facts.input_modes or MODES), list(facts.output_modes or MODES)
+    skills = [_complete_skill(skill, inputs, outputs) for skill in facts.skills[:MAX_SKILLS]]
     if not skills:  # a required list is never empty (5.7)
         only = {"id": name, "name": name, "description": description, "tags": ["agent"]}
         skills = [_complete_skill(only, inputs, outputs)]
@@ -79,16 +59,12 @@ def build_card(
         "name": name,
         "description": description,
         "supportedInterfaces": _build_interfaces(urls),
-        "version": _cut(described.version, MAX_NAME) or "0",
-        "capabilities": _build_capabilities(described),
+        "version": _cut(facts.version, MAX_NAME) or "0",
+        "capabilities": _build_capabilities(facts),
         "defaultInputModes": inputs,
         "defaultOutputModes": outputs,
         "skills": skills,
     }
-    if described.provider:
-        card["provider"] = dict(described.provider)
-    if described.documentation:
-        card["documentationUrl"] = described.documentation
     if security:
         card["securitySchemes"] = {name: dict(scheme) for name, scheme in _BEARER.items()}
         card["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
@@ -100,8 +76,9 @@ def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
     tenant in 0.3, so it reaches only the default agent."""
     found: list[dict[str, Any]] = [
         {"url": urls.url, "protocolBinding": binding, "protocolVersion": version}
-        for version in ("1.0", "0.3")
+        for version in ADVERTISED
         for binding in ("JSONRPC", "HTTP+JSON")
+        if binding == "JSONRPC" or find_traits(version).has_rest
     ]
     if urls.grpc:
         grpc = {"url": urls.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
@@ -112,14 +89,14 @@ def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
     return found
 
 
-def _build_capabilities(described: AgentDescription) -> dict[str, Any]:
+def _build_capabilities(facts: AgentFacts) -> dict[str, Any]:
     known: dict[str, Any] = {
-        "streaming": described.streaming,
-        "pushNotifications": described.push,
-        "extendedAgentCard": described.extended,
+        "streaming": facts.streaming,
+        "pushNotifications": facts.push,
+        "extendedAgentCard": facts.extended,
     }
-    if described.extensions:
-        known["extensions"] = [dict(extension) for extension in described.extensions]
+    if facts.extensions:
+        known["extensions"] = [dict(extension) for extension in facts.extensions]
     return known
 
 
@@ -142,20 +119,16 @@ def _complete_skill(
 
 
 def skill_from_tool(
-    name: str,
-    title: str | None = None,
-    description: str = "",
-    tags: Sequence[str] = ("tool",),
-    input_schema: Mapping[str, Any] | None = None,
+    name: str, description: str = "", input_schema: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Converts a tool to a skill. Its modes are data, and text if the text can only be meant for
     one argument."""
     takes_text = input_schema is None or find_text_argument(input_schema) is not None
     return {
         "id": name,
-        "name": _cut(title, MAX_NAME) or name.replace("_", " "),
+        "name": name.replace("_", " "),
         "description": _cut(description, MAX_SKILL_DESCRIPTION) or f"Can use the {name} tool",
-        "tags": list(tags),
+        "tags": ["tool"],
         "examples": [],
         "inputModes": list(MODES) if takes_text else [DATA_MODE],
         "outputModes": list(MODES),

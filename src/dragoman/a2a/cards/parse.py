@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.protocol.card_fields import FIELDS, FLAG, FREE, TEXT
+from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.wire.json import Malformed, decode, is_deeper_than
 
-SKILL = "urn:dragoman:a2a:skill:v1"
 SCHEMAS = "inputSchemas"
-"""The parameter of that extension with the input schemas by skill id."""
+"""The parameter of the extension SKILL with the input schemas by skill id."""
 MAX_CARD_BYTES = 1024 * 1024
 MAX_SKILLS = 1_000
 MAX_ITEMS = 100
@@ -50,15 +50,6 @@ _SCHEMES = {
 
 class InvalidCard(ValueError):
     """The card cannot be read; the message says why."""
-
-
-class CardInterface(NamedTuple):
-    url: str
-    binding: str
-    """JSONRPC, HTTP+JSON or GRPC; or an unknown one of the card."""
-    version: str
-    """`major.minor`."""
-    tenant: str
 
 
 class _Findings:
@@ -105,23 +96,6 @@ def parse_card(raw: Any, found_at: str = "", odd: list[str] | None = None) -> di
         card[modes] = _list_media_types(card.get(modes) or ["text/plain"])
     card["skills"] = _parse_skills(skills, card, notes)
     return _complete_card(card, found_at, notes)
-
-
-def list_interfaces(card: Mapping[str, Any]) -> list[CardInterface]:
-    """Lists the interfaces on a card of 1.0, the preferred one first."""
-    return [
-        CardInterface(
-            one["url"],
-            one["protocolBinding"],
-            _cut_version(one["protocolVersion"]),
-            one.get("tenant", ""),
-        )
-        for one in card["supportedInterfaces"]
-    ]
-
-
-def _cut_version(version: str) -> str:
-    return ".".join(version.strip().lstrip("vV").split(".")[:2])
 
 
 # --- members that older cards have in another form ------------------------------------------------
@@ -336,9 +310,8 @@ def _parse_skill(
     if schema is None:
         schema = schemas.get(said)
     if isinstance(schema, dict) and not is_deeper_than(schema, MAX_DEPTH):
-        skill["inputSchema"] = (
-            schema  # in no version, but some agents declare it, and the bridge uses it
-        )
+        # In no version, but some agents declare it, and the bridge uses it.
+        skill["inputSchema"] = schema
     return skill
 
 

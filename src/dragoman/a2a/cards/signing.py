@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.a2a.cards.canonical import NotCanonical, canonicalize, prune, remove_signatures
 from dragoman.a2a.protocol.card_fields import select_members
 from dragoman.core.errors import ConfigError
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
 from dragoman.wire.json import Malformed, decode, encode
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ signature of the whole card beside it counts."""
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@record(frozen=True, slots=True)
-class SignatureCheck:
+class SignatureCheck(Struct, frozen=True):
     """`why` no signature is valid, or None; then `covered` is what the valid one covers. Of a card
     of several dialects at once, that is only the part in 1.0's form."""
 
@@ -82,17 +81,11 @@ def _sign_payload(payload: bytes, header: Mapping[str, Any], key: PrivateKey) ->
     return {"protected": protected, "signature": _encode_base64url(raw)}
 
 
-def verify_card(
-    card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]
-) -> str | None:
-    """Returns None if one of `keys` made a valid signature of the card as it was fetched, otherwise
-    the reason. Of a mapping, only the key with the signature's `kid` is tried."""
-    return check_signatures(card, keys).why
-
-
 def check_signatures(
     card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]
 ) -> SignatureCheck:
+    """Checks the signatures of a card as it was fetched. Of a mapping, only the key with the
+    signature's `kid` is tried."""
     signatures = card.get("signatures")
     if not isinstance(signatures, list) or not signatures:
         return SignatureCheck("the card has no signature", {})

@@ -21,9 +21,9 @@ from dragoman.a2a.cards.parse import MAX_CARD_BYTES, InvalidCard, decode_card, p
 from dragoman.a2a.cards.signing import check_signatures
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
 from dragoman.core.urls import render_origin
-from dragoman.wire.http import HttpClient, Reply
+from dragoman.wire.http import HttpClient, HttpReply
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +108,7 @@ class CardTrust:
         return raw, f"its card is used though {why}"
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class FoundCard:
+class FoundCard(Struct, frozen=True, kw_only=True):
     """An agent's card, and where it was found."""
 
     asked: str
@@ -209,7 +208,7 @@ class CardDiscovery:
 
     # --- searching -------------------------------------------------------------------------------
 
-    async def _search(self, url: str) -> tuple[FoundCard, Reply]:
+    async def _search(self, url: str) -> tuple[FoundCard, HttpReply]:
         tried: list[str] = []
         wants_key = 0
         for place in list_card_urls(url):
@@ -245,7 +244,7 @@ class CardDiscovery:
 
     async def _refetch(
         self, url: str, kept: _CachedCard, before: FoundCard | None
-    ) -> tuple[FoundCard, Reply]:
+    ) -> tuple[FoundCard, HttpReply]:
         """Returns the same object if nothing changed: others cache what they derived from it."""
         if before is None:
             return await self._search(url)
@@ -264,7 +263,7 @@ class CardDiscovery:
             raise BadReply(f'"{_render_card_url(place)}" is not an agent card: {problem}') from None
         return (before if found.data == before.data else found), reply
 
-    async def _fetch(self, place: str, etag: str) -> Reply:
+    async def _fetch(self, place: str, etag: str) -> HttpReply:
         own = is_same_origin(parse_origin(place), self._origin)
         headers = {
             **(self._headers if own else {}),
@@ -305,7 +304,7 @@ class CardDiscovery:
         except BadReply as problem:
             raise _CardRefused(str(problem)) from None
 
-    def _store(self, kept: _CachedCard, found: FoundCard, reply: Reply) -> None:
+    def _store(self, kept: _CachedCard, found: FoundCard, reply: HttpReply) -> None:
         if reply.status != 304:
             kept.etag = _read_etag(reply)
         kept.expires = self._clock() + _parse_lifetime(reply)
@@ -317,7 +316,7 @@ class _CardRefused(BadReply):
 
 
 class _CardGone(BadReply):
-    """The card is gone from its address."""
+    """There is no card at its address any more."""
 
 
 # --- addresses ------------------------------------------------------------------------------
@@ -350,7 +349,7 @@ def strip_card_path(url: str) -> str:
 _MAX_AGE = re.compile(r"(?:^|[\s,])max-age\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
 
 
-def _parse_lifetime(reply: Reply) -> float:
+def _parse_lifetime(reply: HttpReply) -> float:
     said = reply.headers.get("cache-control", "").lower()
     if "no-cache" in said or "no-store" in said:
         return SHORTEST
@@ -358,7 +357,7 @@ def _parse_lifetime(reply: Reply) -> float:
     return min(max(float(found[1]), SHORTEST), LONGEST) if found else USUAL
 
 
-def _read_etag(reply: Reply) -> str:
+def _read_etag(reply: HttpReply) -> str:
     tag = reply.headers.get("etag", "")
     return tag if len(tag) <= 200 and tag.isascii() and tag.isprintable() else ""
 

@@ -30,6 +30,7 @@ from dragoman.a2a.client.endpoint import (
     JSONRPC,
     A2aErrorStatus,
     AgentHttpStatus,
+    AgentRequest,
     Endpoint,
     HttpCall,
     NotUnderstood,
@@ -37,8 +38,9 @@ from dragoman.a2a.client.endpoint import (
     build_http_call,
     parse_reply,
 )
-from dragoman.a2a.client.event_stream import EventStream, is_stream, read_events, yield_event
+from dragoman.a2a.client.event_stream import AgentEventStream, is_stream, read_events, yield_event
 from dragoman.a2a.config import WIRE_SKILL_ONLY
+from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import SPOKEN
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
@@ -49,17 +51,12 @@ from dragoman.a2a.protocol.dialects.operations import (
     STREAM,
     SUBSCRIBE,
 )
-from dragoman.a2a.protocol.errors import (
-    METHOD_NOT_FOUND,
-    PERMISSION_DENIED,
-    UNAUTHENTICATED,
-    UNSUPPORTED_OPERATION,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.read_pacing import PER_SECOND, Pace
+from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
-from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
+from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
 from dragoman.wire.json import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -152,7 +149,7 @@ class A2aClient:
 
     async def _probe(self, endpoint: Endpoint, op: str, request: Mapping[str, Any]) -> Any:
         seconds = min(self.timeout, PROBE_SECONDS)
-        return await self._request_once(endpoint, op, request, NO_HEADERS, seconds)
+        return await self._request_once(AgentRequest(endpoint, op, request, NO_HEADERS, seconds))
 
     def _note_foreign_origins(self, probed: ProbedAgent) -> None:
         for endpoint in probed.endpoints:
@@ -202,18 +199,18 @@ class A2aClient:
         request: Mapping[str, Any],
         headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
-    ) -> EventStream:
+    ) -> AgentEventStream:
         """Streams the events of a message; of an agent that does not stream, its one answer."""
         probed = await self.find_probed(agent)
         if probed.can_stream:
             try:
                 return await self._open_stream(probed, STREAM, request, headers, timeout)
             except A2aError as problem:
-                if problem.reason != UNSUPPORTED_OPERATION:
+                if problem.reason != errors.UNSUPPORTED_OPERATION:
                     raise
                 probed.add_finding(f"its card says that it streams, but: {problem.message}")
         answer = await self._request(probed, SEND, request, headers, timeout)
-        return EventStream(yield_event(answer))
+        return AgentEventStream(yield_event(answer))
 
     async def subscribe(
         self,
@@ -221,7 +218,7 @@ class A2aClient:
         id: str,
         last: str | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
-    ) -> EventStream:
+    ) -> AgentEventStream:
         """Streams the task as it is now, then its events; those after the event with the id `last`,
         where the agent numbers them."""
         headers = {**headers, "last-event-id": last} if last else headers
@@ -233,38 +230,32 @@ class A2aClient:
         self,
         agent: str | ProbedAgent,
         op: str,
-        request: Mapping[str, Any],
+        params: Mapping[str, Any],
         headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         probed = agent if isinstance(agent, ProbedAgent) else await self.find_agent(agent)
-        seconds = timeout or self.timeout
         tried: set[Endpoint] = set()
         while True:
             endpoint = probed.endpoint or await self._choose_endpoint(probed)
+            request = AgentRequest(endpoint, op, params, headers, timeout or self.timeout)
             try:
-                value = await self._request_once(endpoint, op, request, headers, seconds)
+                value = await self._request_once(request)
             except NotUnderstood as problem:
+                if op != SEND:  # another operation being unknown is no sign of another dialect
+                    raise A2aError(errors.METHOD_NOT_FOUND, str(problem)) from problem
                 tried.add(_without_declared(endpoint))
-                await self._switch_dialect(probed, endpoint, op, problem, tried)
+                await self._switch_dialect(probed, endpoint, problem, tried)
                 continue
             if not isinstance(value, dict):
-                raise BadReply(f'"{op}" in {endpoint}: the result is not an object')
+                raise BadReply(f"{request}: the result is not an object")
             return value
 
     async def _switch_dialect(
-        self,
-        probed: ProbedAgent,
-        endpoint: Endpoint,
-        op: str,
-        problem: NotUnderstood,
-        tried: set[Endpoint],
+        self, probed: ProbedAgent, endpoint: Endpoint, problem: NotUnderstood, tried: set[Endpoint]
     ) -> None:
-        """Chooses another dialect for a message that was certainly not acted on. Another operation
-        that an agent does not know is no sign of another dialect. An endpoint that was `tried` may
-        look new again: 0.1 is distinguished from 0.3 by probing."""
-        if op != SEND:
-            raise A2aError(METHOD_NOT_FOUND, str(problem))
+        """Chooses another dialect for a message that was certainly not acted on. An endpoint that
+        was `tried` may look new again: 0.1 is distinguished from 0.3 by probing."""
         if not endpoint.traits.negotiable:
             raise _build_unknown_method(problem)
         probed.drop_endpoint(endpoint)
@@ -281,85 +272,66 @@ class A2aClient:
             raise _build_unknown_method(problem)
         probed.use_endpoint(follower, str(problem))
 
-    async def _request_once(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> Any:
-        if endpoint.binding == GRPC:
-            return await self._request_grpc(endpoint, op, request, timeout, headers)
-        until = monotonic() + timeout
-        call = build_http_call(endpoint, op, request)
-        reply = await self._send(endpoint, call, request, headers, timeout)
+    async def _request_once(self, request: AgentRequest) -> Any:
+        if request.endpoint.binding == GRPC:
+            return await self._request_grpc(request)
+        until = monotonic() + request.timeout
+        call = build_http_call(request)
+        reply = await self._send(request, call)
         if reply.status >= 400:
-            reply = await self._retry(endpoint, op, call, request, headers, timeout, reply)
+            reply = await self._retry(request, call, reply)
         if reply.headers.get("content-type") != JSON_TYPE and is_stream(reply):
-            return await self._read_first_event(endpoint, op, reply, until)
-        data = await reply.body.read(MAX_BYTES)
-        return parse_reply(endpoint, op, reply.status, data, reply.secrets)
+            return await self._read_first_event(request, reply, until)
+        return parse_reply(request, reply, await reply.body.read(MAX_BYTES))
 
-    async def _read_first_event(
-        self, endpoint: Endpoint, op: str, reply: Reply, until: float
-    ) -> Any:
+    async def _read_first_event(self, request: AgentRequest, reply: HttpReply, until: float) -> Any:
         """Reads the one result of a request that was answered with a stream."""
-        stream = EventStream(read_events(endpoint, op, reply, self._pace), reply)
+        stream = AgentEventStream(read_events(request, reply, self._pace), reply)
         try:
             async with asyncio.timeout(until - monotonic()):
                 async for event in stream:
                     return event
         except TimeoutError:
             raise TimedOut(
-                f'"{op}" in {endpoint} timed out: its stream had no event in time; raise the '
-                "agent's timeout_secs if it needs more"
+                f"{request} timed out: its stream had no event in time; raise the agent's "
+                "timeout_secs if it needs more"
             ) from None
         finally:
             await stream.close()
-        raise BadReply(f'"{op}" in {endpoint}: the stream is empty')
+        raise BadReply(f"{request}: the stream is empty")
 
     async def _open_stream(
         self,
         agent: str | ProbedAgent,
         op: str,
-        request: Mapping[str, Any],
+        params: Mapping[str, Any],
         headers: Mapping[str, str],
         timeout: float | None = None,
-    ) -> EventStream:
+    ) -> AgentEventStream:
         probed = agent if isinstance(agent, ProbedAgent) else await self.find_agent(agent)
-        endpoint, seconds = await self._choose_endpoint(probed), timeout or self.timeout
+        endpoint = await self._choose_endpoint(probed)
+        request = AgentRequest(endpoint, op, params, headers, timeout or self.timeout)
         try:
             if endpoint.binding == GRPC:
-                events = await self._request_grpc(
-                    endpoint, op, request, seconds, headers, streamed=True
-                )
-                return EventStream(events)
-            call = build_http_call(endpoint, op, request)
-            reply = await self._send(endpoint, call, request, headers, seconds)
+                return AgentEventStream(await self._request_grpc(request, streamed=True))
+            call = build_http_call(request)
+            reply = await self._send(request, call)
             if reply.status >= 400:
-                reply = await self._retry(endpoint, op, call, request, headers, seconds, reply)
+                reply = await self._retry(request, call, reply)
             if is_stream(reply):
-                return EventStream(read_events(endpoint, op, reply, self._pace), reply)
-            data = await reply.body.read(MAX_BYTES)
-            event = parse_reply(endpoint, op, reply.status, data, reply.secrets)
+                return AgentEventStream(read_events(request, reply, self._pace), reply)
+            event = parse_reply(request, reply, await reply.body.read(MAX_BYTES))
         except NotUnderstood as problem:
-            reason = UNSUPPORTED_OPERATION if op == STREAM else METHOD_NOT_FOUND
+            reason = errors.UNSUPPORTED_OPERATION if op == STREAM else errors.METHOD_NOT_FOUND
             raise A2aError(reason, str(problem)) from problem
-        return EventStream(yield_event(event))
+        return AgentEventStream(yield_event(event))
 
     # --- HTTP -------------------------------------------------------------------------------------
 
-    def _send(
-        self,
-        endpoint: Endpoint,
-        call: HttpCall,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> Awaitable[Reply]:
+    def _send(self, request: AgentRequest, call: HttpCall) -> Awaitable[HttpReply]:
+        endpoint, headers = request.endpoint, request.headers
         traits = SPOKEN[endpoint.version].TRAITS
-        message, extensions = request.get("message"), ""
+        message, extensions = request.params.get("message"), ""
         if message and "extensions" in message and traits.message_extensions_in_header:
             extensions = ",".join(message["extensions"])
         key = endpoint, call.content_type, extensions
@@ -371,32 +343,22 @@ class A2aClient:
         if self._extensions and traits.extensions_header in headers:
             headers = self._add_extensions(endpoint, dict(headers))
         return self._http.request(
-            call.method, call.url, fixed, call.body, timeout=timeout, extra_headers=headers
+            call.method, call.url, fixed, call.body, timeout=request.timeout, extra_headers=headers
         )
 
-    async def _retry(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        call: HttpCall,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
-        timeout: float,
-        reply: Reply,
-    ) -> Reply:
+    async def _retry(self, request: AgentRequest, call: HttpCall, reply: HttpReply) -> HttpReply:
         """Sends a request again in the form that an HTTP+JSON server of another reading of the
         specification understands. Returns `reply` where that is not the reason for its status."""
-        if endpoint.binding == HTTP_JSON and reply.status == 415:
+        endpoint, is_rest = request.endpoint, request.endpoint.binding == HTTP_JSON
+        if is_rest and reply.status == 415:
             # 1.0.0 had no media type of its own.
             reply.body.close()
-            plain = call._replace(content_type=JSON_TYPE)
-            reply = await self._send(endpoint, plain, request, headers, timeout)
-        elif endpoint.binding == HTTP_JSON and op == SUBSCRIBE and reply.status in (404, 405):
+            reply = await self._send(request, replace(call, content_type=JSON_TYPE))
+        elif is_rest and request.op == SUBSCRIBE and reply.status in (404, 405):
             data = await reply.body.read(MAX_BYTES)
             if reply.status == 404 and b"TASK_NOT_FOUND" in data:
-                parse_reply(endpoint, op, reply.status, data, reply.secrets)
-            swapped = build_http_call(endpoint, op, request, swap_method=True)
-            reply = await self._send(endpoint, swapped, request, headers, timeout)
+                parse_reply(request, reply, data)
+            reply = await self._send(request, build_http_call(request, swap_method=True))
         if reply.status in (401, 403) and self._withholds_credentials(endpoint):
             reply.body.close()
             raise self._build_withheld_error(endpoint, reply.status)
@@ -435,18 +397,9 @@ class A2aClient:
 
     # --- gRPC -------------------------------------------------------------------------------------
 
-    async def _request_grpc(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        request: Mapping[str, Any],
-        timeout: float,
-        headers: Mapping[str, str],
-        *,
-        streamed: bool = False,
-    ) -> Any:
+    async def _request_grpc(self, request: AgentRequest, *, streamed: bool = False) -> Any:
         """Returns the result of one operation, or the events of one that is `streamed`."""
-        http = self._http
+        http, endpoint = self._http, request.endpoint
         if not isinstance(http, AddressFinder):
             raise Unreachable(f"{endpoint} cannot be reached by this client", sent=False)
         channels = self._channels
@@ -455,16 +408,17 @@ class A2aClient:
             loaded = await asyncio.to_thread(import_module, "dragoman.a2a.client.grpc_channels")
             channels = self._channels = self._channels or loaded.GrpcChannels(http.find_addresses)
         own = {"a2a-version": endpoint.version}
-        message = request.get("message")
+        message = request.params.get("message")
         if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
             own["a2a-extensions"] = ",".join(message["extensions"])
-        filled = http.fill(self._add_credentials(endpoint, {**own, **headers}))
+        headers = http.fill(self._add_credentials(endpoint, {**own, **request.headers}))
+        request = replace(request, headers=headers)
         try:
             if streamed:
-                return await channels.stream(endpoint, op, request, filled, timeout, self._pace)
-            return await channels.request(endpoint, op, request, filled, timeout)
+                return await channels.stream(request, self._pace)
+            return await channels.request(request)
         except A2aError as error:
-            denied = error.reason in (UNAUTHENTICATED, PERMISSION_DENIED)
+            denied = error.reason in (errors.UNAUTHENTICATED, errors.PERMISSION_DENIED)
             if denied and self._withholds_credentials(endpoint):
                 raise self._build_withheld_error(endpoint, error.codes.http) from None
             raise
@@ -481,5 +435,5 @@ def _without_declared(endpoint: Endpoint) -> Endpoint:
 
 
 def _build_unknown_method(problem: NotUnderstood) -> A2aError:
-    error = A2aError(METHOD_NOT_FOUND, str(problem))
+    error = A2aError(errors.METHOD_NOT_FOUND, str(problem))
     return error if 200 <= problem.status < 300 else A2aErrorStatus(error, problem.status)

@@ -22,15 +22,10 @@ from dragoman.a2a.client.endpoint import (
     Endpoint,
     NotUnderstood,
 )
+from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import PROBED, find_traits, version_from_card
 from dragoman.a2a.protocol.dialects.operations import GET, PUSH_GET, V01, V03
-from dragoman.a2a.protocol.errors import (
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    PERMISSION_DENIED,
-    UNAUTHENTICATED,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 
 SUPPORTED = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gRPC"
@@ -39,8 +34,8 @@ MAX_FINDINGS = 20
 
 SendProbe = Callable[[Endpoint, str, Mapping[str, Any]], Awaitable[Any]]
 
-_NOT_UNDERSTOOD = frozenset((PARSE_ERROR, INVALID_REQUEST))
-_NO_KEY = frozenset((UNAUTHENTICATED, PERMISSION_DENIED))
+_NOT_UNDERSTOOD = frozenset((errors.PARSE_ERROR, errors.INVALID_REQUEST))
+_NO_KEY = frozenset((errors.UNAUTHENTICATED, errors.PERMISSION_DENIED))
 
 
 class ProbedAgent:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.a2a.client.endpoint import (
     STREAM_TYPE,
-    Endpoint,
+    AgentRequest,
     NotUnderstood,
     is_final,
     parse_result,
@@ -17,11 +17,12 @@ from dragoman.a2a.protocol.dialects.operations import STREAMING
 from dragoman.core.errors import BadReply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.wire import sse
-from dragoman.wire.http import Reply
+from dragoman.wire.http import HttpReply
 from dragoman.wire.json import MAX_BYTES, Malformed, decode_reply
 
 MAX_STREAM = 256 * 1024 * 1024
 MAX_EVENTS = 100_000
+SENT_TOO_MUCH = f"sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
 MAX_ID = 1_000
 TURN = 16
 """Events that are read before other tasks of the hub run."""
@@ -63,16 +64,16 @@ Events = AsyncGenerator[tuple[str | None, dict[str, Any]], None]
 """Pairs of an event id, if there is one, and the event."""
 
 
-class EventStream:
+class AgentEventStream:
     """An open stream of StreamResponse objects of 1.0."""
 
-    def __init__(self, events: Events, reply: Reply | None = None) -> None:
+    def __init__(self, events: Events, reply: HttpReply | None = None) -> None:
         self.last_id: str | None = None
         """Id of the last event that had one: where to resume after a lost connection."""
         self._events = events
         self._reply = reply
 
-    def __aiter__(self) -> EventStream:
+    def __aiter__(self) -> AgentEventStream:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class EventStream:
             self._reply.body.close()
 
 
-def is_stream(reply: Reply) -> bool:
+def is_stream(reply: HttpReply) -> bool:
     ok = 200 <= reply.status < 300
     return ok and reply.headers.get("content-type", "").lower().startswith(STREAM_TYPE)
 
@@ -96,7 +97,7 @@ async def yield_event(event: dict[str, Any]) -> Events:
     yield None, event
 
 
-async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> Events:
+async def read_events(request: AgentRequest, reply: HttpReply, pace: Pace) -> Events:
     """Reads the events of a reply. `pace` is shared by all streams of the agent; pausing stops
     reading from the socket, so an agent that sends faster has to wait."""
     parser = sse.SseParser(MAX_BYTES)
@@ -109,14 +110,12 @@ async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> 
             try:
                 found = parser.feed(piece)
             except sse.EventTooLong as problem:
-                raise BadReply(f"{endpoint} sent too much: {problem}") from None
+                raise BadReply(f"{request.endpoint} sent too much: {problem}") from None
             for event in found:
                 count += 1
                 if size > MAX_STREAM or count > MAX_EVENTS:
-                    raise BadReply(
-                        f"{endpoint} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
-                    )
-                value, last = _parse_event(endpoint, op, event)
+                    raise BadReply(f"{request.endpoint} {SENT_TOO_MUCH}")
+                value, last = _parse_event(request, event)
                 task = find_task_id(value)
                 own = own or task
                 if task != own and task:
@@ -136,7 +135,7 @@ async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> 
         reply.body.close()
 
 
-async def _read_pieces(reply: Reply) -> AsyncIterator[bytes]:
+async def _read_pieces(reply: HttpReply) -> AsyncIterator[bytes]:
     """Splits the body into pieces that each take little time to parse."""
     async for chunk in reply.body.chunks():
         if len(chunk) <= PIECE:
@@ -146,19 +145,17 @@ async def _read_pieces(reply: Reply) -> AsyncIterator[bytes]:
                 yield chunk[at : at + PIECE]
 
 
-def _parse_event(
-    endpoint: Endpoint, op: str, event: sse.ServerEvent
-) -> tuple[dict[str, Any], bool]:
+def _parse_event(request: AgentRequest, event: sse.ServerEvent) -> tuple[dict[str, Any], bool]:
     """Parses one event, and tells whether it is the last."""
     try:
         value = decode_reply(event.data)
     except Malformed as problem:
-        raise BadReply(f"{endpoint} sent an event that is not JSON: {problem}") from None
+        raise BadReply(f"{request.endpoint} sent an event that is not JSON: {problem}") from None
     try:
-        read = parse_result(endpoint, op, value)
+        read = parse_result(request, value)
     except NotUnderstood as problem:
         # Too late to be certain that nothing was done: the stream is open.
         raise BadReply(str(problem)) from None
     if not isinstance(read, dict):
-        raise BadReply(f"{endpoint} sent an event that is not an object")
-    return read, op not in STREAMING or is_last(read) or is_final(endpoint, op, value)
+        raise BadReply(f"{request.endpoint} sent an event that is not an object")
+    return read, request.op not in STREAMING or is_last(read) or is_final(request, value)

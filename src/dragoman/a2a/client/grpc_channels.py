@@ -11,35 +11,24 @@ import os
 import ssl
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
-from dragoman.a2a.client.endpoint import Endpoint, NotUnderstood, is_final
+from dragoman.a2a.client.endpoint import AgentRequest, NotUnderstood, is_final
 from dragoman.a2a.client.event_stream import (
     MAX_EVENTS,
     MAX_STREAM,
+    SENT_TOO_MUCH,
     TURN,
     Events,
     find_task_id,
     is_last,
 )
+from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import operations
-from dragoman.a2a.protocol.errors import (
-    DOMAIN,
-    ERROR_CODES,
-    INTERNAL,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    PERMISSION_DENIED,
-    RESOURCE_EXHAUSTED,
-    TASK_NOT_FOUND,
-    UNAUTHENTICATED,
-    UNSUPPORTED_OPERATION,
-    VERSION_NOT_SUPPORTED,
-    A2aError,
-)
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.read_pacing import Pace
@@ -86,13 +75,16 @@ FindAddresses = Callable[[str, float], Awaitable[list[str]]]
 
 
 _REASONS = {
-    grpc.StatusCode.NOT_FOUND: TASK_NOT_FOUND,
-    grpc.StatusCode.INVALID_ARGUMENT: INVALID_PARAMS,
-    grpc.StatusCode.FAILED_PRECONDITION: UNSUPPORTED_OPERATION,
-    grpc.StatusCode.UNAUTHENTICATED: UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED: PERMISSION_DENIED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: RESOURCE_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND: errors.TASK_NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.INVALID_PARAMS,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.UNSUPPORTED_OPERATION,
+    grpc.StatusCode.UNAUTHENTICATED: errors.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.RESOURCE_EXHAUSTED,
 }
+
+
+_NOT_UNDERSTOOD = (errors.METHOD_NOT_FOUND, errors.VERSION_NOT_SUPPORTED)
 
 
 class _Channel:
@@ -103,6 +95,33 @@ class _Channel:
     def __init__(self, wire: Any) -> None:
         self.wire = wire
         self.calls = 0
+
+
+class _GrpcCall(NamedTuple):
+    """A request, the method that it calls, and the call of it over a channel."""
+
+    request: AgentRequest
+    service: GrpcService
+    method: GrpcMethod
+    channel: _Channel
+    wire: Any
+
+    async def decode(self, data: bytes) -> dict[str, Any]:
+        types, name = self.service.types, self.method.response_type
+        try:
+            if len(data) <= SMALL:
+                return types.decode(name, data)
+            return await asyncio.to_thread(types.decode, name, data)
+        except InvalidMessage as problem:
+            raise BadReply(
+                f"{self.request.endpoint} answered with an invalid message: {problem}"
+            ) from None
+
+    def convert(self, parse: Callable[..., Any], *value: Any) -> Any:
+        try:
+            return parse(*value)
+        except A2aError as problem:
+            raise BadReply(f"{self.request} was not answered: {problem.message}") from None
 
 
 class GrpcChannels:
@@ -123,128 +142,98 @@ class GrpcChannels:
             await channel.wire.close()
         await self._closing.close(CLOSE_SECONDS)
 
-    async def request(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> Any:
+    async def request(self, request: AgentRequest) -> Any:
         """Returns the result of one operation, in the form of 1.0."""
-        service, method = _find_method(endpoint, op)
-        data = _encode_request(endpoint, service, method, request)
-        channel = await self._open_channel(endpoint, timeout)
-        send = channel.wire.unary_unary(f"/{service.name}/{method.name}")
-        call = self._count_call(
-            channel, send(data, timeout=timeout, metadata=_metadata_from_headers(headers))
-        )
+        call = await self._start_call(request)
         try:
-            answer = await call
+            answer = await call.wire
         except asyncio.CancelledError:
-            _raise_closed(endpoint, op)
+            _raise_closed(request)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, endpoint, op, error, headers, timeout)
-        return _convert(
-            endpoint,
-            op,
-            service.parse_result,
-            op,
-            await _decode_answer(endpoint, service, method, answer),
-        )
+            self._fail(call, error)
+        return call.convert(call.service.parse_result, request.op, await call.decode(answer))
 
-    async def stream(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
-        timeout: float,
-        pace: Pace,
-    ) -> Events:
-        """Returns the events of one operation. `timeout` covers the start of the stream."""
-        service, method = _find_method(endpoint, op)
-        data = _encode_request(endpoint, service, method, request)
-        channel = await self._open_channel(endpoint, timeout)
-        send = channel.wire.unary_stream(f"/{service.name}/{method.name}")
-        call = self._count_call(channel, send(data, metadata=_metadata_from_headers(headers)))
+    async def stream(self, request: AgentRequest, pace: Pace) -> Events:
+        """Returns the events of one operation. Its timeout covers the start of the stream."""
+        call = await self._start_call(request, streamed=True)
+        wire = call.wire
         try:
-            async with asyncio.timeout(timeout):
-                await call.initial_metadata()
-                if call.done() and await call.code() is not grpc.StatusCode.OK:
-                    await self._fail(
-                        channel, endpoint, op, await _error_from_call(call), headers, timeout
-                    )
+            async with asyncio.timeout(request.timeout):
+                await wire.initial_metadata()
+                if wire.done() and await wire.code() is not grpc.StatusCode.OK:
+                    self._fail(call, await _error_from_call(wire))
         except TimeoutError:
-            call.cancel()
-            raise TimedOut(f'"{op}" in {endpoint} timed out after {timeout:g} s') from None
+            wire.cancel()
+            raise TimedOut(f"{request} timed out after {request.timeout:g} s") from None
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, endpoint, op, error, headers, timeout)
+            self._fail(call, error)
         except BaseException as error:
-            call.cancel()
+            wire.cancel()
             if isinstance(error, asyncio.CancelledError):
-                _raise_closed(endpoint, op)
+                _raise_closed(request)
             raise
-        return self._read_events(channel, endpoint, op, service, method, call, headers, pace)
+        return self._read_events(call, pace)
 
-    async def _read_events(
-        self,
-        channel: _Channel,
-        endpoint: Endpoint,
-        op: str,
-        service: GrpcService,
-        method: GrpcMethod,
-        call: Any,
-        headers: Mapping[str, str],
-        pace: Pace,
-    ) -> Events:
+    async def _start_call(self, request: AgentRequest, streamed: bool = False) -> _GrpcCall:
+        service = SERVICES_BY_VERSION[request.endpoint.version]
+        method = service.methods.get(request.op)
+        if method is None:
+            raise A2aError(
+                errors.METHOD_NOT_FOUND, f'"{request.op}" is unknown in {request.endpoint}'
+            )
+        data = _encode_request(request, service, method)
+        channel = await self._open_channel(request.endpoint.url, request.timeout)
+        metadata = [(name.lower(), value) for name, value in request.headers.items()]
+        path = f"/{service.name}/{method.name}"
+        if streamed:
+            wire = channel.wire.unary_stream(path)(data, metadata=metadata)
+        else:
+            send = channel.wire.unary_unary(path)
+            wire = send(data, timeout=request.timeout, metadata=metadata)
+        channel.calls += 1
+        wire.add_done_callback(lambda _: self._end_call(channel))
+        return _GrpcCall(request, service, method, channel, wire)
+
+    async def _read_events(self, call: _GrpcCall, pace: Pace) -> Events:
         own, count, size = "", 0, 0
         try:
-            async for data in call:
+            async for data in call.wire:
                 count, size = count + 1, size + len(data)
                 if size > MAX_STREAM or count > MAX_EVENTS:
-                    raise BadReply(
-                        f"{endpoint} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
-                    )
-                plain = await _decode_answer(endpoint, service, method, data)
-                event = _convert(endpoint, op, service.parse_event, plain)
+                    raise BadReply(f"{call.request.endpoint} {SENT_TOO_MUCH}")
+                plain = await call.decode(data)
+                event = call.convert(call.service.parse_event, plain)
                 task = find_task_id(event)
                 own = own or task
                 if task and task != own:
                     continue
                 yield None, event
-                if is_last(event) or is_final(endpoint, op, plain):
+                if is_last(event) or is_final(call.request, plain):
                     return
                 if count % TURN == 0:
                     await asyncio.sleep(pace.pause(TURN))
         except asyncio.CancelledError:
-            _raise_closed(endpoint, op)
+            _raise_closed(call.request)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, endpoint, op, error, headers, 0.0)
+            self._fail(call, error)
         finally:
-            call.cancel()
+            call.wire.cancel()
 
     # --- channels ---------------------------------------------------------------------------------
 
-    async def _open_channel(self, endpoint: Endpoint, timeout: float) -> _Channel:
-        channel = self._channels.get(endpoint.url)
+    async def _open_channel(self, url: str, timeout: float) -> _Channel:
+        channel = self._channels.get(url)
         if channel is None:
-            addresses = await self._find_addresses(endpoint.url, timeout)
-            channel = self._channels.get(endpoint.url)  # another call may have opened it meanwhile
+            addresses = await self._find_addresses(url, timeout)
+            channel = self._channels.get(url)  # another call may have opened it meanwhile
         if channel is None:
-            channel = self._channels[endpoint.url] = _Channel(_dial(endpoint.url, addresses))
-        self._channels.move_to_end(endpoint.url)
+            channel = self._channels[url] = _Channel(_dial(url, addresses))
+        self._channels.move_to_end(url)
         if len(self._channels) > MAX_CHANNELS:
-            self._close_unused(endpoint.url)
+            self._close_unused(url)
         return channel
-
-    def _count_call(self, channel: _Channel, call: Any) -> Any:
-        """Counts a call until it is done."""
-        channel.calls += 1
-        call.add_done_callback(lambda _: self._end_call(channel))
-        return call
 
     def _end_call(self, channel: _Channel) -> None:
         channel.calls -= 1
@@ -266,63 +255,48 @@ class GrpcChannels:
                 del self._channels[url]
                 self._close_soon(channel)
 
-    def _drop(self, url: str, channel: _Channel) -> None:
-        del self._channels[url]
-        if channel.calls:
-            self._dropped.add(channel)
-        else:
-            self._close_soon(channel)
-
     def _close_soon(self, channel: _Channel) -> None:
         self._closing.spawn(channel.wire.close())
 
-    def _drop_unconnected(self, channel: _Channel, endpoint: Endpoint, words: str) -> bool:
+    def _drop_unconnected(self, channel: _Channel, url: str, words: str) -> bool:
         """Drops a channel that lost its connection: the addresses may have changed. Returns whether
         the request was not sent. An agent may answer with the same text over a working connection,
         which other calls continue to use."""
         state = channel.wire.get_state()
         if state is grpc.ChannelConnectivity.READY:
             return False
-        if self._channels.get(endpoint.url) is channel:
-            self._drop(endpoint.url, channel)
+        if self._channels.get(url) is channel:
+            del self._channels[url]
+            if channel.calls:
+                self._dropped.add(channel)
+            else:
+                self._close_soon(channel)
         trying = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
         return state in trying and "failed to connect" in words
 
-    async def _fail(
-        self,
-        channel: _Channel,
-        endpoint: Endpoint,
-        op: str,
-        error: Any,
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> NoReturn:
+    def _fail(self, call: _GrpcCall, error: Any) -> NoReturn:
         """Raises the error of a call's status."""
-        code = error.code()
+        request, code = call.request, error.code()
         words = " ".join(str(error.details() or code.name).split())[:MAX_WORDS]
-        words = hide_secrets(words, endpoint.url, headers.values())
-        asked = f'"{op}" in {endpoint}'
+        words = hide_secrets(words, request.endpoint.url, request.headers.values())
         if code is grpc.StatusCode.UNAVAILABLE:
-            unsent = self._drop_unconnected(channel, endpoint, words)
-            raise Unreachable(f"{asked} could not be sent: {words}", sent=not unsent) from None
+            unsent = self._drop_unconnected(call.channel, request.endpoint.url, words)
+            raise Unreachable(f"{request} could not be sent: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise TimedOut(f"{asked} timed out after {timeout:g} s") from None
+            raise TimedOut(f"{request} timed out after {request.timeout:g} s") from None
         if code is grpc.StatusCode.CANCELLED:
-            raise Unreachable(f"{asked} was ended by the agent: {words}") from None
+            raise Unreachable(f"{request} was ended by the agent: {words}") from None
         reason, words = _find_reason(error, words)
-        if code is grpc.StatusCode.UNIMPLEMENTED or reason in (
-            METHOD_NOT_FOUND,
-            VERSION_NOT_SUPPORTED,
-        ):
-            raise NotUnderstood(f"{asked} is not supported: {words[:300]}") from None
+        if code is grpc.StatusCode.UNIMPLEMENTED or reason in _NOT_UNDERSTOOD:
+            raise NotUnderstood(f"{request} is not supported: {words[:300]}") from None
         raise A2aError(reason, words) from None
 
 
-def _raise_closed(endpoint: Endpoint, op: str) -> None:
+def _raise_closed(request: AgentRequest) -> None:
     """Raises unless the task itself is cancelled: closing a channel cancels its waiting calls."""
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
-        raise Unreachable(f'"{op}" in {endpoint} was ended: its connection was closed') from None
+        raise Unreachable(f"{request} was ended: its connection was closed") from None
 
 
 def _dial(url: str, addresses: list[str]) -> Any:
@@ -352,47 +326,16 @@ def _load_roots() -> Any:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _find_method(endpoint: Endpoint, op: str) -> tuple[GrpcService, GrpcMethod]:
-    service = SERVICES_BY_VERSION[endpoint.version]
-    if op not in service.methods:
-        raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {endpoint}')
-    return service, service.methods[op]
-
-
-def _encode_request(
-    endpoint: Endpoint, service: GrpcService, method: GrpcMethod, request: Mapping[str, Any]
-) -> bytes:
-    held = {name: value for name, value in request.items() if value is not None}
-    held.pop(operations.TASK_ID, None)
-    if endpoint.tenant:
-        held["tenant"] = endpoint.tenant
-    plain = service.build_request(method.op, held)
+def _encode_request(request: AgentRequest, service: GrpcService, method: GrpcMethod) -> bytes:
+    params = {name: value for name, value in request.params.items() if value is not None}
+    params.pop(operations.TASK_ID, None)
+    if request.endpoint.tenant:
+        params["tenant"] = request.endpoint.tenant
+    plain = service.build_request(method.op, params)
     try:
         return service.types.encode(method.request_type, plain)
     except InvalidMessage as problem:
-        raise A2aError(INVALID_PARAMS, str(problem)) from None
-
-
-async def _decode_answer(
-    endpoint: Endpoint, service: GrpcService, method: GrpcMethod, data: bytes
-) -> dict[str, Any]:
-    try:
-        if len(data) <= SMALL:
-            return service.types.decode(method.response_type, data)
-        return await asyncio.to_thread(service.types.decode, method.response_type, data)
-    except InvalidMessage as problem:
-        raise BadReply(f"{endpoint} answered with an invalid message: {problem}") from None
-
-
-def _convert(endpoint: Endpoint, op: str, read: Callable[..., Any], *value: Any) -> Any:
-    try:
-        return read(*value)
-    except A2aError as problem:
-        raise BadReply(f'"{op}" in {endpoint} was not answered: {problem.message}') from None
-
-
-def _metadata_from_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(name.lower(), value) for name, value in headers.items()]
+        raise A2aError(errors.INVALID_PARAMS, str(problem)) from None
 
 
 async def _error_from_call(call: Any) -> Any:
@@ -413,7 +356,7 @@ def _find_reason(error: Any, words: str) -> tuple[str, str]:
     name, colon, rest = words.partition(":")
     if colon and name in REASONS_BY_NAME_03:
         return REASONS_BY_NAME_03[name], rest.strip()
-    return _REASONS.get(error.code(), INTERNAL), words
+    return _REASONS.get(error.code(), errors.INTERNAL), words
 
 
 def _reason_from_status(status: Any) -> str:
@@ -423,7 +366,7 @@ def _reason_from_status(status: Any) -> str:
         for detail in TYPES_RPC.decode("Status", status).get("details", ()):
             if str(detail.get("typeUrl", "")).endswith("google.rpc.ErrorInfo"):
                 info = TYPES_RPC.decode("ErrorInfo", b64decode(detail.get("value", "")))
-                if info.get("domain") == DOMAIN and info.get("reason") in ERROR_CODES:
+                if info.get("domain") == errors.DOMAIN and info.get("reason") in errors.ERROR_CODES:
                     return str(info["reason"])
     except (InvalidMessage, ValueError):
         pass

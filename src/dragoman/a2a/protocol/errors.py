@@ -11,19 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from dragoman.core.errors import (
-    BadReply,
-    Declined,
-    HubError,
-    InvalidInput,
-    NeedsInput,
-    NotFound,
-    Overloaded,
-    Refused,
-    ShuttingDown,
-    Unreachable,
-    find_row,
-)
+from dragoman.core import errors as hub_errors
+from dragoman.core.errors import HubError
 
 TASK_NOT_FOUND: Final = "TASK_NOT_FOUND"
 TASK_NOT_CANCELABLE: Final = "TASK_NOT_CANCELABLE"
@@ -103,6 +92,8 @@ class A2aError(Exception):
         self.violations: list[tuple[str, str]] = list(violations)
         """The invalid fields of the request, each with a description."""
         self.metadata: dict[str, str] = dict(metadata or {})
+        self.retry_after = 0.0
+        """Seconds after which a request that was refused for its rate can be sent again."""
 
     @property
     def codes(self) -> ErrorCodes:
@@ -116,28 +107,34 @@ def invalid(field: str, description: str) -> A2aError:
 
 REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     HubError: INTERNAL,
-    Refused: PERMISSION_DENIED,
-    Overloaded: RESOURCE_EXHAUSTED,
-    ShuttingDown: RESOURCE_EXHAUSTED,
+    hub_errors.Refused: PERMISSION_DENIED,
+    hub_errors.Overloaded: RESOURCE_EXHAUSTED,
+    hub_errors.ShuttingDown: RESOURCE_EXHAUSTED,
+    hub_errors.RateLimited: RESOURCE_EXHAUSTED,
     # A task of another principal is answered as not found (section 13.1).
-    NotFound: TASK_NOT_FOUND,
-    InvalidInput: INVALID_PARAMS,
-    Unreachable: UNAVAILABLE,
-    BadReply: INVALID_AGENT_RESPONSE,
-    NeedsInput: UNSUPPORTED_OPERATION,
-    Declined: UNSUPPORTED_OPERATION,
+    hub_errors.NotFound: TASK_NOT_FOUND,
+    hub_errors.InvalidInput: INVALID_PARAMS,
+    hub_errors.Unreachable: UNAVAILABLE,
+    hub_errors.BadReply: INVALID_AGENT_RESPONSE,
+    hub_errors.NeedsInput: UNSUPPORTED_OPERATION,
+    hub_errors.Declined: UNSUPPORTED_OPERATION,
 }
 
 
 def error_from_hub(error: HubError) -> A2aError:
-    reason = find_row(REASONS_BY_ERROR, type(error))
-    if isinstance(error, Unreachable) and error.sent:
+    reason = hub_errors.find_row(REASONS_BY_ERROR, type(error))
+    if isinstance(error, hub_errors.Unreachable) and error.sent:
         reason = INTERNAL  # clients retry UNAVAILABLE, and this may have been executed
     metadata = {"kind": error.kind}
     words = str(error)
     if error.trace:
         metadata["trace"] = error.trace
         words = f"{words} (trace {error.trace[:8]})"
+    if isinstance(error, hub_errors.RateLimited):
+        metadata["retryAfter"] = f"{error.retry_after:g}"
+        limited = A2aError(reason, words, metadata=metadata)
+        limited.retry_after = error.retry_after
+        return limited
     return A2aError(reason, words, metadata=metadata)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dragoman.core.agent_tool import is_accepted
@@ -30,11 +30,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 def slug_from_name(name: str) -> str:
     """`Linear (prod)` -> `linear_prod`; empty for a name without ASCII letters and digits."""
     return _OTHER.sub("_", name.lower()).strip("_")
-
-
-def build_canonical_name(slug: str, skill: str) -> str:
-    """`slug.skill`, the identity of the skill: see `core.tool_identity`."""
-    return build_identity(slug, skill)
 
 
 def build_spelled_name(slug: str, skill: str) -> str:
@@ -119,7 +114,7 @@ def _build_tool(
         validate = compile_schema(schema)
     except ValueError as problem:
         raise ValueError(f"its inputSchema is invalid: {problem}") from None
-    name, spelled = build_canonical_name(owner.slug, id), build_spelled_name(owner.slug, id)
+    name, spelled = build_identity(owner.slug, id), build_spelled_name(owner.slug, id)
     if name in taken:
         name = spelled = append_digest(name, fold_name(id))
     others = _build_other_names(owner.slug, id, name, spelled)
@@ -160,7 +155,12 @@ def choose_argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> di
     """Chooses the form of each skill's arguments by the input modes on the card. Text if it accepts
     no JSON; both if it accepts both without a schema, because most such agents read only the text;
     data if the card declares nothing, or a schema."""
-    said = {one.get("id"): one for one in _list_objects(raw.get("skills"))}
+    listed = raw.get("skills")
+    said = {
+        one["id"]: one
+        for one in (listed if isinstance(listed, list) else ())
+        if isinstance(one, dict) and isinstance(one.get("id"), str)
+    }
     found = {}
     for skill in card.get("skills") or ():
         own = said.get(skill["id"], {})
@@ -174,9 +174,3 @@ def choose_argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> di
                 form = AS_BOTH
         found[skill["id"]] = form
     return found
-
-
-def _list_objects(value: Any) -> Iterator[dict[str, Any]]:
-    for one in value if isinstance(value, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("id"), str):
-            yield one

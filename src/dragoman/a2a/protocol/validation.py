@@ -46,24 +46,24 @@ MAX_PART_URL = 65536
 
 CONTENT = ("text", "raw", "url", "data")
 PART = frozenset((*CONTENT, "filename", "mediaType", "metadata"))
-MESSAGE = frozenset(
-    (
-        "messageId",
-        "contextId",
-        "taskId",
-        "role",
-        "parts",
-        "metadata",
-        "extensions",
-        "referenceTaskIds",
-    )
-)
+MESSAGE = frozenset({
+    "messageId", "contextId", "taskId", "role", "parts", "metadata", "extensions",
+    "referenceTaskIds",
+})  # fmt: skip
 
 _URL_SAFE = str.maketrans("-_", "+/")
 _SCHEME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # RFC 9110, a token
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?([Zz]|[+-]\d\d:\d\d)"
 )
+
+
+def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Adds the members that are not None."""
+    for name, value in members.items():
+        if value is not None:
+            holder[name] = value
+    return holder
 
 
 # --- single values --------------------------------------------------------------------------------
@@ -307,10 +307,7 @@ def validate_task_key(params: Any) -> dict[str, Any]:
 
 def validate_cancel(params: Any) -> dict[str, Any]:
     request = validate_task_key(params)
-    metadata = check_object(params, "metadata", "metadata")
-    if metadata is not None:
-        request["metadata"] = metadata
-    return request
+    return put(request, metadata=check_object(params, "metadata", "metadata"))
 
 
 def validate_list(params: Any) -> dict[str, Any]:
@@ -324,16 +321,15 @@ def validate_list(params: Any) -> dict[str, Any]:
     after = check_text(params, "statusTimestampAfter", "statusTimestampAfter", 64)
     if after is not None and seconds_from_timestamp(after) is None:
         raise invalid("statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z")
-    for name, value in (
-        ("contextId", check_optional_id(params, "contextId", "contextId")),
-        ("pageSize", check_count(params, "pageSize", "pageSize", least=1, most=MAX_PAGE)),
-        ("pageToken", check_text(params, "pageToken", "pageToken")),
-        ("historyLength", check_count(params, "historyLength", "historyLength")),
-        ("statusTimestampAfter", after),
-        ("includeArtifacts", check_flag(params, "includeArtifacts", "includeArtifacts")),
-    ):
-        if value is not None:
-            request[name] = value
+    put(
+        request,
+        contextId=check_optional_id(params, "contextId", "contextId"),
+        pageSize=check_count(params, "pageSize", "pageSize", least=1, most=MAX_PAGE),
+        pageToken=check_text(params, "pageToken", "pageToken"),
+        historyLength=check_count(params, "historyLength", "historyLength"),
+        statusTimestampAfter=after,
+        includeArtifacts=check_flag(params, "includeArtifacts", "includeArtifacts"),
+    )
     return _add_tenant(request, params)
 
 
@@ -349,15 +345,9 @@ def validate_push_config(config: Mapping[str, Any], prefix: str = "") -> dict[st
     url = check_text(config, "url", f"{prefix}url", MAX_URL)
     if url is None or not url.lower().startswith(("http://", "https://")) or not _is_plain(url):
         raise invalid(f"{prefix}url", "is required, and is an address with http:// or https://")
-    found: dict[str, Any] = {"url": url}
     id = check_optional_id(config, "id", f"{prefix}id")
-    if id is not None:
-        found["id"] = id
-    token = check_text(config, "token", f"{prefix}token", MAX_SECRET)
-    if token is not None:
-        if not _is_plain(token):
-            raise invalid(f"{prefix}token", "must be one line of printable characters")
-        found["token"] = token
+    token = _check_secret(config, "token", prefix)
+    found = put({"url": url}, id=id, token=token)
     authentication = check_object(config, "authentication", f"{prefix}authentication")
     if authentication:  # clients of 0.3 send an empty one for none
         found["authentication"] = _validate_authentication(
@@ -370,13 +360,14 @@ def _validate_authentication(given: Mapping[str, Any], prefix: str) -> dict[str,
     scheme = given.get("scheme")
     if type(scheme) is not str or _SCHEME.fullmatch(scheme) is None:
         raise invalid(f"{prefix}scheme", "is required, and is the name of an HTTP scheme")
-    found = {"scheme": scheme}
-    credentials = check_text(given, "credentials", f"{prefix}credentials", MAX_SECRET)
-    if credentials is not None:
-        if not _is_plain(credentials):
-            raise invalid(f"{prefix}credentials", "must be one line of printable characters")
-        found["credentials"] = credentials
-    return found
+    return put({"scheme": scheme}, credentials=_check_secret(given, "credentials", prefix))
+
+
+def _check_secret(holder: Mapping[str, Any], name: str, prefix: str) -> str | None:
+    secret = check_text(holder, name, f"{prefix}{name}", MAX_SECRET)
+    if secret is not None and not _is_plain(secret):
+        raise invalid(f"{prefix}{name}", "must be one line of printable characters")
+    return secret
 
 
 def validate_push_set(params: Any) -> dict[str, Any]:
@@ -399,11 +390,8 @@ def validate_push_list(params: Any) -> dict[str, Any]:
     params = _check_params(params)
     request: dict[str, Any] = {"taskId": check_id(params, "taskId", "taskId")}
     size = check_count(params, "pageSize", "pageSize", most=MAX_PAGE)
-    if size:  # not `optional` in the proto: 0 means missing
-        request["pageSize"] = size
-    token = check_text(params, "pageToken", "pageToken")
-    if token is not None:
-        request["pageToken"] = token
+    # `pageSize` is not `optional` in the proto: 0 means missing.
+    put(request, pageSize=size or None, pageToken=check_text(params, "pageToken", "pageToken"))
     return _add_tenant(request, params)
 
 

@@ -13,13 +13,13 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
+from dragoman.core.structs import replace
 from dragoman.core.variables import expand_variables, find_variable, list_references
-from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
+from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
 
 MAX_FILE_BYTES = 8 * 1024
 PLACEHOLDER = "(held)"
@@ -177,7 +177,7 @@ class CredentialHttpClient:
         *,
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
+    ) -> HttpReply:
         if self._names.isdisjoint(headers):
             return await self._http.request(
                 method, url, headers, body, timeout=timeout, extra_headers=extra_headers

@@ -20,12 +20,8 @@ from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.config import WIRE_SKILL_ONLY
-from dragoman.a2a.protocol.errors import (
-    PERMISSION_DENIED,
-    TASK_NOT_FOUND,
-    UNAUTHENTICATED,
-    A2aError,
-)
+from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.remote_agent import TRUST, RemoteAgent
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff, add_jitter
@@ -86,8 +82,6 @@ class AgentHealth:
 
 
 class HealthWatch:
-    """Checks one agent."""
-
     def __init__(
         self,
         agent: RemoteAgent,
@@ -143,7 +137,6 @@ class HealthWatch:
         await self.agent.stop()
 
     async def wait_for_first_check(self) -> None:
-        """Waits until the first check is done."""
         await self._first.wait()
 
     async def refresh(self) -> None:
@@ -329,9 +322,9 @@ async def check_agent(client: A2aClient, probed: ProbedAgent) -> str:
     except TimeoutError:
         raise TimedOut(f"it did not answer within {ASK_SECONDS:g} s") from None
     except A2aError as error:
-        if error.reason == TASK_NOT_FOUND:
+        if error.reason == errors.TASK_NOT_FOUND:
             return ""
-        if error.reason in (UNAUTHENTICATED, PERMISSION_DENIED):
+        if error.reason in (errors.UNAUTHENTICATED, errors.PERMISSION_DENIED):
             return f"it rejects the credentials: {escape_line(error.message)[:200]}"
         answer = escape_line(error.message)[:200]
         return f"asked for a task that cannot exist, it answered: {answer}"

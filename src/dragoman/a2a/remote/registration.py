@@ -18,7 +18,7 @@ from dragoman.a2a.client.card_discovery import parse_origin
 from dragoman.a2a.config import HUB, PATHS, RENAMED_WIRES, WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.core.errors import InvalidInput
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
 from dragoman.core.urls import render_origin, render_url
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,7 @@ CHANGEABLE = (
 )
 
 
-@record(frozen=True, slots=True, kw_only=True)
-class AgentRegistration:
+class AgentRegistration(Struct, frozen=True, kw_only=True):
     id: str
     org: str
     slug: str
@@ -64,35 +63,23 @@ class AgentRegistration:
     entry: ExternalAgent
 
 
-def registration_from_config(entry: ExternalAgent, at: float) -> AgentRegistration:
+def create_registration(entry: ExternalAgent, at: float, source: str = API) -> AgentRegistration:
     slug = slug_from_name(entry.name)
-    id = str(uuid5(_SPACE, f"{ORG}/{slug}"))
+    id = uuid5(_SPACE, f"{ORG}/{slug}") if source == CONFIG else uuid4()
     return AgentRegistration(
-        id=id, org=ORG, slug=slug, source=CONFIG, created=at, updated=at, entry=entry
-    )
-
-
-def create_registration(entry: ExternalAgent, at: float) -> AgentRegistration:
-    slug = slug_from_name(entry.name)
-    id = str(uuid4())
-    return AgentRegistration(
-        id=id, org=ORG, slug=slug, source=API, created=at, updated=at, entry=entry
+        id=str(id), org=ORG, slug=slug, source=source, created=at, updated=at, entry=entry
     )
 
 
 # --- stored ---------------------------------------------------------------------------------------
 
 
+_STORED = ("id", "org", "slug", "created", "updated")
+
+
 def encode_registration(row: AgentRegistration) -> dict[str, Any]:
     entry = {name: getattr(row.entry, name) for name in row.entry.__struct_fields__}
-    return {
-        "id": row.id,
-        "org": row.org,
-        "slug": row.slug,
-        "created": row.created,
-        "updated": row.updated,
-        "entry": entry,
-    }
+    return {**{name: getattr(row, name) for name in _STORED}, "entry": entry}
 
 
 def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
@@ -103,15 +90,7 @@ def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
         if "wire" in values:
             values["wire"] = RENAMED_WIRES.get(values["wire"], values["wire"])
         entry = ExternalAgent(**values)
-        return AgentRegistration(
-            id=kept["id"],
-            org=kept["org"],
-            slug=kept["slug"],
-            source=API,
-            created=kept["created"],
-            updated=kept["updated"],
-            entry=entry,
-        )
+        return AgentRegistration(source=API, entry=entry, **{name: kept[name] for name in _STORED})
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"invalid registration in the registry: {error!r}") from None
 
@@ -138,15 +117,11 @@ def apply_change(entry: ExternalAgent, body: Mapping[str, Any]) -> ExternalAgent
     if not values:
         raise InvalidInput(f"say what to change: {', '.join(CHANGEABLE)}")
     fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    return _build_checked({**fields, **values})
+    return build_entry({**fields, **values}, entry.name)
 
 
 def build_entry(values: Mapping[str, Any], name: str) -> ExternalAgent:
-    return _build_checked({**values, "name": name})
-
-
-def _build_checked(values: Mapping[str, Any]) -> ExternalAgent:
-    entry = ExternalAgent(**values)
+    entry = ExternalAgent(**{**values, "name": name})
     names = {name.lower() for name in entry.headers} if isinstance(entry.headers, dict) else set()
     if entry.token is not None and "authorization" in names:
         raise InvalidInput("a token is sent as Authorization: give that or the header, not both")

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
@@ -34,7 +33,6 @@ from dragoman.a2a.remote.registration import (
     encode_registration,
     name_from_card,
     parse_request,
-    registration_from_config,
 )
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.background import Background
@@ -48,6 +46,7 @@ from dragoman.core.errors import (
     StorageFailed,
 )
 from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
@@ -67,13 +66,9 @@ class AgentStore(Protocol):
     """Stores registrations and cards. May raise `StorageFailed`."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
-
     def save_agent(self, row: Mapping[str, Any]) -> None: ...
-
     def delete_agent(self, id: str) -> None: ...
-
     def save_card(self, agent: str, digest: str, card: bytes, at: float) -> None: ...
-
     def list_cards(self, agent: str) -> list[tuple[str, float, int]]:
         """Lists digest, time and size of each, the newest first."""
 
@@ -127,7 +122,7 @@ class Registry:
         now = time.time()
         for entry in entries:
             self._bind(entry)
-            self._load(registration_from_config(entry, now))
+            self._load(create_registration(entry, now, CONFIG))
         for kept in self._store.list_agents():
             try:
                 row = decode_registration(kept)
@@ -324,7 +319,6 @@ class Registry:
             member.watch.start()
 
     async def _wait_for_first_check(self, member: RegisteredAgent, seconds: float) -> None:
-
         if member.watch is not None and self._running:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -161,9 +161,24 @@ class RegistryView:
         }
 
     def _render_state(self, member: RegisteredAgent) -> dict[str, Any]:
-        told = _render_state(member)
-        told["findings"] += self._catalog.list_remarks(member.name)
-        return told
+        watch, remarks = member.watch, self._catalog.list_remarks(member.name)
+        if watch is None:
+            nothing = dict.fromkeys(("latencyMs", "lastFetchedAt", "lastSeenAt", "dialect"))
+            reason = f"it is not used: {member.refusal}" if member.refusal else "it is disabled"
+            said = {"health": UNKNOWN, "reason": reason, "reachable": False, "held": ""}
+            return {**said, **nothing, "findings": list(remarks)}
+        health, probed = watch.health, watch.probed
+        return {
+            "health": health.state,
+            "reason": health.reason,
+            "reachable": health.state in REACHED,
+            "held": watch.quarantine_reason,
+            "latencyMs": round(health.latency * 1000, 1) if health.latency is not None else None,
+            "lastFetchedAt": render_time(watch.fetched_at),
+            "lastSeenAt": render_time(watch.seen_at),
+            "dialect": str(probed.endpoint) if probed is not None and probed.endpoint else None,
+            "findings": [*(probed.findings if probed is not None else ()), *remarks],
+        }
 
 
 def diff_cards(before: str, after: str) -> str:
@@ -212,24 +227,3 @@ def _find_approved(offered: Sequence[Tool]) -> dict[str, Any] | None:
             said = {"description": facts.description, "version": facts.version}
             return {"name": facts.name, **said, "skills": list(facts.skills)}
     return None
-
-
-def _render_state(member: RegisteredAgent) -> dict[str, Any]:
-    watch = member.watch
-    if watch is None:
-        nothing = dict.fromkeys(("latencyMs", "lastFetchedAt", "lastSeenAt", "dialect"))
-        reason = f"it is not used: {member.refusal}" if member.refusal else "it is disabled"
-        said = {"health": UNKNOWN, "reason": reason, "reachable": False, "held": ""}
-        return {**said, **nothing, "findings": []}
-    health, probed = watch.health, watch.probed
-    return {
-        "health": health.state,
-        "reason": health.reason,
-        "reachable": health.state in REACHED,
-        "held": watch.quarantine_reason,
-        "latencyMs": round(health.latency * 1000, 1) if health.latency is not None else None,
-        "lastFetchedAt": render_time(watch.fetched_at),
-        "lastSeenAt": render_time(watch.seen_at),
-        "dialect": str(probed.endpoint) if probed is not None and probed.endpoint else None,
-        "findings": list(probed.findings) if probed is not None else [],
-    }

@@ -41,6 +41,7 @@ from dragoman.a2a.remote.remote_task import (
     result_from_task,
 )
 from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, AgentTasks, TaskFollower
+from dragoman.core import errors
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
@@ -53,20 +54,7 @@ from dragoman.core.conversations import (
     find_context_in_meta,
     is_conversation_id,
 )
-from dragoman.core.errors import (
-    BadReply,
-    ConfigError,
-    Declined,
-    HubError,
-    NeedsInput,
-    RemoteA2AInvalidResponseError,
-    RemoteA2ATaskFailedError,
-    RemoteA2ATimeoutError,
-    RemoteA2ATransportError,
-    TimedOut,
-    Unreachable,
-    WorkFailed,
-)
+from dragoman.core.errors import HubError, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.question_handles import build_needs_input
 from dragoman.core.tool import (
@@ -83,6 +71,8 @@ from dragoman.wire.http import HttpClient
 from dragoman.wire.json import encode
 
 MAX_TAKEN = 10
+ANSWERS = (A2aError, errors.BadReply, errors.WorkFailed, errors.Declined, errors.NeedsInput)
+"""Errors that show that the agent is reachable."""
 AWAY = frozenset((502, 503, 504))
 """Statuses by which a proxy reports that the agent is unreachable."""
 SOURCES = {
@@ -138,7 +128,7 @@ class RemoteAgent:
             facts=facts,
             may_last=True,
             timeout=self.timeout,
-            timeout_error=RemoteA2ATimeoutError,
+            timeout_error=errors.RemoteA2ATimeoutError,
             ends_questions=True,
             is_published=entry.public,
         )
@@ -181,8 +171,8 @@ class RemoteAgent:
         self.reason = ""
         try:
             self._catalog.offer(self.name, tools)
-        except ConfigError as error:
-            raise ConfigError(self._describe_conflicts(tools) or str(error)) from None
+        except errors.ConfigError as error:
+            raise errors.ConfigError(self._describe_conflicts(tools) or str(error)) from None
 
     def withdraw(self, why: str) -> None:
         self._catalog.withdraw(self.name)
@@ -265,7 +255,7 @@ class RemoteAgent:
             self.breaker.release()
             if follower is None or not follower.take_timeout():
                 raise
-            raise RemoteA2ATimeoutError(self._describe_timeout(call)) from error
+            raise errors.RemoteA2ATimeoutError(self._describe_timeout(call)) from error
         except BaseException:
             self.breaker.release()
             raise
@@ -298,17 +288,17 @@ class RemoteAgent:
         if isinstance(error, Unreachable) or status in AWAY:
             if not isinstance(error, _NotTried):
                 self.breaker.record_failure()
-        elif isinstance(error, A2aError | BadReply | WorkFailed | Declined | NeedsInput):
+        elif isinstance(error, ANSWERS):
             self.breaker.record_success()
         else:
             self.breaker.release()
         if call.tool.bridged is not None:
-            if isinstance(error, TimedOut) and call.notes.remote_task is None:
-                return RemoteA2ATimeoutError(self._describe_timeout(call))
+            if isinstance(error, errors.TimedOut) and call.notes.remote_task is None:
+                return errors.RemoteA2ATimeoutError(self._describe_timeout(call))
             return convert_skill_error(error, self.name)
         if isinstance(error, HubError):
             return error
-        return WorkFailed(f'agent "{self.name}" answered: {error.message}')
+        return errors.WorkFailed(f'agent "{self.name}" answered: {error.message}')
 
     def _describe_timeout(self, call: Call) -> str:
         said = f'"{call.tool.name}" took longer than {self.timeout:g} s'
@@ -377,7 +367,7 @@ class RemoteAgent:
         answer = answers.get(name)
         if not isinstance(answer, Mapping) or answer.get("action", "accept") != "accept":
             follower.cancel(task_id)
-            raise WorkFailed(
+            raise errors.WorkFailed(
                 f'the task of agent "{self.name}" was cancelled: its question was not answered'
             )
         parts = parts_from_answer(answer.get("content"))
@@ -405,19 +395,19 @@ def convert_skill_error(error: HubError | A2aError, agent: str) -> HubError:
     """Returns the error under the name that it has for skills, if it has one."""
     if isinstance(error, A2aErrorStatus):
         message = f'agent "{agent}" answered with HTTP {error.status}: {error.message}'
-        return RemoteA2ATransportError(message)
+        return errors.RemoteA2ATransportError(message)
     if isinstance(error, A2aError):
-        return RemoteA2ATaskFailedError(f'agent "{agent}" answered: {error.message}')
+        return errors.RemoteA2ATaskFailedError(f'agent "{agent}" answered: {error.message}')
     if isinstance(error, AgentHttpStatus):
-        return RemoteA2ATransportError(str(error))
+        return errors.RemoteA2ATransportError(str(error))
     if isinstance(error, Unreachable):
-        return RemoteA2ATransportError(str(error), sent=error.sent)
-    if isinstance(error, TimedOut):
-        return RemoteA2ATimeoutError(str(error))
-    if isinstance(error, BadReply):
-        return RemoteA2AInvalidResponseError(str(error))
-    if isinstance(error, WorkFailed):
-        return RemoteA2ATaskFailedError(str(error), error.native)
+        return errors.RemoteA2ATransportError(str(error), sent=error.sent)
+    if isinstance(error, errors.TimedOut):
+        return errors.RemoteA2ATimeoutError(str(error))
+    if isinstance(error, errors.BadReply):
+        return errors.RemoteA2AInvalidResponseError(str(error))
+    if isinstance(error, errors.WorkFailed):
+        return errors.RemoteA2ATaskFailedError(str(error), error.native)
     return error
 
 
@@ -431,7 +421,7 @@ class _NotTried(Unreachable):
 def _build_trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrust:
     origin = parse_origin(entry.url)
     if origin is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             f'invalid address "{render_origin(entry.url)}" of agent "{entry.name}": use http:// or '
             "https://"
         )
@@ -443,17 +433,14 @@ MAX_EXTENSIONS = 32
 _VERSION = re.compile(r"[vV]?[0-9][0-9A-Za-z.+_-]{0,31}")
 
 
-def _read_version(said: Any) -> str:
-    """Reads a version. It is not pinned, since it changes with every release, so it must not carry
-    other text."""
-    return said if isinstance(said, str) and _VERSION.fullmatch(said) else "1.0.0"
-
-
 def _build_facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
+    # The version is not pinned, since it changes with every release: it must not carry other text.
+    version = card.get("version")
+    is_version = isinstance(version, str) and _VERSION.fullmatch(version)
     return AgentFacts(
         name=name,
         description=card.get("description") or f'The agent "{card.get("name")}".',
-        version=_read_version(card.get("version")),
+        version=str(version) if is_version else "1.0.0",
         skills=card.get("skills") or (),
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),

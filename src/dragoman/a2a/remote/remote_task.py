@@ -15,13 +15,15 @@ from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL
-from dragoman.a2a.protocol.dialects import operations, render_parts
+from dragoman.a2a.protocol.dialects import render_parts
+from dragoman.a2a.protocol.dialects.operations import RESPONSE
 from dragoman.a2a.protocol.parts import (
     block_from_part,
     find_structured_part,
     join_texts,
     part_from_block,
 )
+from dragoman.a2a.protocol.validation import AUTH_REQUIRED, COMPLETED, FAILED, REJECTED
 from dragoman.core.call import (
     ABSENT,
     FORM,
@@ -151,7 +153,7 @@ class RemoteTask:
         self.is_settled = self.is_over or state in INTERRUPTED
         self.status_message = message = status.get("message")
         self._update_metadata = update_metadata
-        completed = state == operations.COMPLETED
+        completed = state == COMPLETED
         self.lacks_result = completed and message is None and not self._artifacts
         if self.is_settled:
             return
@@ -218,7 +220,7 @@ class RemoteTask:
         if self.is_over:
             raise self._build_failure(text_from_parts(parts))
         text = join_texts(parts)[:MAX_TEXT]
-        login = self.state == operations.AUTH_REQUIRED
+        login = self.state == AUTH_REQUIRED
         questions = {AUTH: self._build_login(text)} if login else {REPLY: self._build_form(text)}
         return Result(
             questions=questions,
@@ -230,9 +232,9 @@ class RemoteTask:
     def _build_failure(self, text: str) -> HubError:
         why = f": {text}" if text else " without a reason"
         error: HubError
-        if self.state == operations.REJECTED:
+        if self.state == REJECTED:
             error = Declined(f'agent "{self.agent}" rejected the task{why}')
-        elif self.state == operations.FAILED:
+        elif self.state == FAILED:
             error = WorkFailed(f'agent "{self.agent}" failed{why}')
         else:
             error = WorkFailed(f'agent "{self.agent}" cancelled its task{why if text else ""}')
@@ -299,7 +301,7 @@ def result_from_task(task: RemoteTask, handle: str, dialect: str | None) -> Resu
     `dialect` is that of a skill's agent, whose parts its structured content repeats; None for the
     tool that takes messages. Raises for a task that failed."""
     answer = task.message
-    if answer is None and task.state != operations.COMPLETED:
+    if answer is None and task.state != COMPLETED:
         return task.build_question(handle)
     artifacts = task.list_artifacts() if answer is None else []
     if dialect is not None and not any(map(read_parts, artifacts)):
@@ -352,7 +354,7 @@ def _result_from_message(
             structured = _find_structured(blocks)
             content = [_render_block(each, dialect) for each in blocks]
             if direct:
-                name = operations.RESPONSE
+                name = RESPONSE
                 artifacts = [Artifact(id=name, name=name, content=blocks)]
             break
     if dialect is not None and not blocks:

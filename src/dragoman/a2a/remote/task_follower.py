@@ -18,9 +18,10 @@ from uuid import uuid4
 from dragoman.a2a.client.client import RETURN_IMMEDIATELY, A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import AgentHttpStatus
-from dragoman.a2a.client.event_stream import EventStream
-from dragoman.a2a.protocol.dialects.operations import AUTH_REQUIRED, SKILL, TASK_ID
+from dragoman.a2a.client.event_stream import AgentEventStream
+from dragoman.a2a.protocol.dialects.operations import SKILL, TASK_ID
 from dragoman.a2a.protocol.errors import A2aError
+from dragoman.a2a.protocol.validation import AUTH_REQUIRED
 from dragoman.a2a.remote.remote_task import RemoteTask
 from dragoman.core.background import Background
 from dragoman.core.backoff import Backoff
@@ -280,7 +281,7 @@ class TaskFollower:
             log.debug('agent "%s" does not resume its stream: %s', self._agent.name, error)
 
     async def _read_stream(
-        self, task: RemoteTask, stream: EventStream, answered: bool = False
+        self, task: RemoteTask, stream: AgentEventStream, answered: bool = False
     ) -> None:
         """`answered`: the first snapshot may still ask what was just answered (the JavaScript SDK
         sends it); the events after it count, or the end of the stream."""

@@ -7,6 +7,7 @@ key where one is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from email.utils import formatdate
 from itertools import islice
 from typing import Any
@@ -14,7 +15,6 @@ from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
 from dragoman.a2a.cards.build import (
-    AgentDescription,
     CardAddresses,
     build_card,
     build_etag,
@@ -79,15 +79,10 @@ class CardService:
         default = self._router.find_default_agent()
         url = base + self._settings.listen_path
         tenant = "" if default == ("" if facts is HUB_FACTS else facts.name) else facts.name
-        described = AgentDescription(
-            name=facts.name,
-            description=facts.description,
+        described = replace(
+            facts,
             version=__version__ if facts is HUB_FACTS else facts.version,
             skills=self._build_skills(facts, principal),
-            input_modes=facts.input_modes,
-            output_modes=facts.output_modes,
-            streaming=facts.streaming,
-            push=facts.push,
             extended=self.has_extended_card(facts),
             extensions=self._build_extensions(facts, principal),
         )
@@ -109,13 +104,7 @@ class CardService:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def encode_card(
-        self,
-        agent: str | None,
-        principal: Principal | None,
-        base: str,
-        version: str,
-        *,
-        grpc: bool = False,
+        self, agent: str | None, principal: Principal | None, base: str, version: str, grpc: bool
     ) -> tuple[bytes, str, str]:
         """Returns a card encoded in the shape of `version`, its ETag, and since when it is so.
         Raises for an agent that is unknown, or unknown to that principal. With `grpc` it lists
@@ -198,7 +187,7 @@ class CardService:
         for tool in islice(self._router.list_skills(principal), MAX_SKILLS):
             described = tool.description if tool.definition.get("description") else ""
             schema = tool.definition.get("inputSchema")
-            skills.append(skill_from_tool(tool.name, description=described, input_schema=schema))
+            skills.append(skill_from_tool(tool.name, described, schema))
         return skills
 
 

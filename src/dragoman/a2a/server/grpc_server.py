@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -29,8 +30,8 @@ from dragoman.a2a.server.request_context import (
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import ConfigError
-from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import parse_trace
 
@@ -96,8 +97,7 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
 
 
-@record(frozen=True, slots=True)
-class GrpcCall:
+class GrpcCall(Struct, frozen=True):
     service: GrpcService
     method: GrpcMethod
     ctx: RequestContext
@@ -348,7 +348,10 @@ async def _abort(service: GrpcService, context: Context, raised: Exception) -> N
     code = grpc.StatusCode[error.codes.grpc]
     words = _truncate(service.render_error(error), MAX_WORDS)
     details = encode_status(code.value[0], words, _build_details(error))
-    await context.abort(code, words, (("grpc-status-details-bin", details),))
+    trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", details)]
+    if error.retry_after:  # clients with a retry policy wait for that long
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after * 1000))))
+    await context.abort(code, words, tuple(trailers))
 
 
 def _build_details(error: A2aError) -> list[tuple[str, dict[str, Any]]]:

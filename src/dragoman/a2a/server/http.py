@@ -15,7 +15,8 @@ from urllib.parse import parse_qsl, unquote
 from dragoman.a2a.cards.build import build_card_headers
 from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.protocol import dialects, errors
-from dragoman.a2a.protocol.dialects import Dialect, RestRoutes, operations, v03, v10
+from dragoman.a2a.protocol.dialects import Dialect, operations, v03, v10
+from dragoman.a2a.protocol.dialects.operations import RestRoutes
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import http_v01
 from dragoman.a2a.server.card_service import CardService, reply_cached
@@ -29,12 +30,13 @@ from dragoman.a2a.server.request_context import (
 )
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.a2a.server.task_stream import TaskStream
+from dragoman.core.background import Work
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.core.trace import parse_trace
 from dragoman.wire import rpc, sse
-from dragoman.wire.http import JSON_HEADERS, HttpRequest
+from dragoman.wire.http import JSON_HEADERS, HttpRequest, build_retry_after
 from dragoman.wire.json import Malformed, decode, encode, has_duplicate_names
 
 log = logging.getLogger(__name__)
@@ -167,9 +169,9 @@ class JsonRpcExchange(Exchange):
         request = self.request
         as_event = self.dialect.TRAITS.streams_errors and self.op in operations.STREAMING
         if as_event and b"text/event-stream" in request.fields.get(b"accept", b"").lower():
-            request.reply(200, SSE_HEADERS, sse.encode_event(body))
+            request.reply(200, _add_retry_after(SSE_HEADERS, error), sse.encode_event(body))
         else:
-            request.reply(200, JSON_HEADERS, body)
+            request.reply(200, _add_retry_after(JSON_HEADERS, error), body)
 
 
 class RestExchange(Exchange):
@@ -214,7 +216,7 @@ class RestExchange(Exchange):
 
     def write_error(self, error: A2aError) -> None:
         status, out = self.rest.render_rest_error(error)
-        self.request.reply(status, self.headers, encode(out))
+        self.request.reply(status, _add_retry_after(self.headers, error), encode(out))
 
 
 class LegacyExchange(Exchange):
@@ -249,7 +251,13 @@ class LegacyExchange(Exchange):
     def write_error(self, error: A2aError) -> None:
         render = http_v01.render_failure if self.legacy is None else self.legacy.render_failure
         status, out = render(error)
-        self.request.reply(status, JSON_HEADERS, encode(out))
+        self.request.reply(status, _add_retry_after(JSON_HEADERS, error), encode(out))
+
+
+def _add_retry_after(
+    headers: list[tuple[bytes, bytes]], error: A2aError
+) -> list[tuple[bytes, bytes]]:
+    return [*headers, build_retry_after(error.retry_after)] if error.retry_after else headers
 
 
 class A2aHttpTransport:
@@ -272,12 +280,12 @@ class A2aHttpTransport:
     def is_rpc(self, path: str) -> bool:
         return self._split(path)[1] in _RPC_PATHS
 
-    def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
-        """The operation has started when this returns."""
+    def __call__(self, request: HttpRequest, principal: Principal | None) -> Work[None] | None:
+        """The operation has started when this returns; None for a request that was answered."""
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
         if rest in CARD_PATHS:
-            self._serve_cards(request, principal, agent)
+            self._serve_cards(request, principal, agent, listed=False)
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
         elif rest in _RPC_PATHS:
@@ -288,7 +296,7 @@ class A2aHttpTransport:
             return self._serve(LegacyExchange(self, request, principal, agent, rest))
         else:
             return self._serve(RestExchange(self, request, principal, agent, rest))
-        return _done()
+        return None
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """The agent that a path below ours names, and the rest of it."""
@@ -303,13 +311,13 @@ class A2aHttpTransport:
 
     # --- operations ------------------------------------------------------------------------------
 
-    def _serve(self, exchange: Exchange) -> Awaitable[None]:
+    def _serve(self, exchange: Exchange) -> Work[None] | None:
         """Starts the operation. Here and in `_finish` every error is answered in the binding and
         dialect of the request."""
         try:
             while (parsed := exchange.parse()) is not exchange:
                 if parsed is None:
-                    return _done()
+                    return None
                 exchange = parsed
             op, wanted, request = exchange.op, exchange.wanted, exchange.request
             fields = request.fields
@@ -329,13 +337,13 @@ class A2aHttpTransport:
             )
             if exchange.is_notification:  # no client waits for the outcome: nothing is done
                 request.reply(204, [], b"")
-                return _done()
+                return None
             answer = None
             if op not in operations.STREAMING:
                 answer = self.server.answer(ctx, op, wanted)
         except Exception as error:
             _fail(exchange, error)
-            return _done()
+            return None
         return self._finish(exchange, ctx, answer)
 
     async def _finish(
@@ -399,12 +407,7 @@ class A2aHttpTransport:
     # --- cards -----------------------------------------------------------------------------------
 
     def _serve_cards(
-        self,
-        request: HttpRequest,
-        principal: Principal | None,
-        agent: str | None,
-        *,
-        listed: bool = False,
+        self, request: HttpRequest, principal: Principal | None, agent: str | None, listed: bool
     ) -> None:
         """Serves the card of that agent, or the list of all."""
         if request.method not in ("GET", "HEAD"):
@@ -417,7 +420,7 @@ class A2aHttpTransport:
                 request.reply(200, JSON_HEADERS, body)
                 return
             grpc = read_query(request).get("binding", "").upper() == "GRPC"
-            body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc=grpc)
+            body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc)
         except A2aError as error:
             status = 404 if error.reason == "INVALID_PARAMS" else error.codes.http
             request.reply(status, JSON_HEADERS, encode({"error": {"message": error.message}}))
@@ -478,10 +481,6 @@ def read_json(request: HttpRequest) -> Any:
     if has_duplicate_names(body, message, rpc.ENVELOPE, ()):
         raise A2aError(errors.INVALID_REQUEST, "a member is named twice")
     return message
-
-
-async def _done() -> None:
-    """For a request that has been answered."""
 
 
 def _fail(exchange: Exchange, error: Exception) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from dragoman.a2a.protocol.dialects import operations, python_a2a, v01
 from dragoman.a2a.protocol.errors import A2aError, invalid
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.core.fast_dataclass import record
+from dragoman.core.structs import Struct
 from dragoman.wire import sse
 from dragoman.wire.json import encode
 
@@ -37,8 +37,7 @@ def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
     return status, {"error": error.message}
 
 
-@record(frozen=True, slots=True)
-class LegacyRequest:
+class LegacyRequest(Struct, frozen=True):
     op: str
     request: dict[str, Any]
     render_answer: Callable[[dict[str, Any]], Any]

@@ -11,7 +11,6 @@ import base64
 import binascii
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -32,6 +31,8 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.structs import replace
 from dragoman.core.tasks import WAITS, is_settled
 
 DIRECT_SECONDS = 0.02
@@ -61,6 +62,7 @@ class A2aServer:
         self.router = router
         self.cards = cards
         self.access = TaskAccess(hub, tasks, router)
+        self._limiter = hub.limiter
         self._push = push
         self._stream_seconds = stream_seconds
         self._sender = MessageSender(hub, tasks, router, self.access, push)
@@ -102,6 +104,8 @@ class A2aServer:
             ctx = self._resolve_tenant(ctx, request["tenant"])
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
+        if op != operations.CANCEL:  # what ends something must not be refused
+            self._limiter.charge(ctx.principal, REQUEST, op)
         self._check_requirements(ctx, op)
         return self._answer(ctx, op, request)
 
@@ -184,6 +188,7 @@ class A2aServer:
     ) -> TaskStream:
         """`last` is the number of the last event that the client has."""
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
+        self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
         self._check_requirements(ctx, operations.SUBSCRIBE)
         task = self.access.get(ctx, request["id"])
         facts = self.router.get_facts(task.record.header.agent or HUB)

@@ -21,7 +21,8 @@ from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.protocol.dialects import BY_VERSION, DialectTraits, find_traits
+from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.a2a.protocol.validation import validate_push_config
@@ -30,9 +31,9 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError, Overloaded, StorageFailed
-from dragoman.core.fast_dataclass import record
 from dragoman.core.ports import StoredPush, TaskStore
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.tasks import Entry
 from dragoman.core.urls import render_origin
 from dragoman.wire.http import HttpClient
@@ -374,8 +375,7 @@ class PushNotifier:
 # --- one webhook -----------------------------------------------------------------------------
 
 
-@record(frozen=True, slots=True)
-class DeliveryFailure:
+class DeliveryFailure(Struct, frozen=True):
     why: str
     final: bool = False
     wait: float = 0.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from dragoman.a2a.protocol.errors import INTERNAL, INVALID_REQUEST, A2aError, error_from_hub
 from dragoman.core.errors import HubError
-from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.trace import TraceContext
 
 log = logging.getLogger(__name__)
@@ -18,8 +18,7 @@ MAX_EXTENSIONS = 32
 MAX_KEY = 256
 
 
-@record(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(Struct, frozen=True):
     """Who sends a request, in which dialect, and to which agent."""
 
     principal: Principal

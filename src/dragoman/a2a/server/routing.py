@@ -12,9 +12,10 @@ from typing import Any
 
 from dragoman.a2a.config import HUB
 from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.parts import block_from_part, join_texts
-from dragoman.a2a.protocol.skill_tools import build_canonical_name, slug_from_name
+from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.server.form_answers import (
     SCALARS,
     find_properties,
@@ -23,15 +24,15 @@ from dragoman.a2a.server.form_answers import (
     parse_value,
 )
 from dragoman.core.agent_tool import MESSAGE, build_tool_name
-from dragoman.core.fast_dataclass import record
+from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import A2A_DISCOVER
 from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
 from dragoman.core.tool import AgentFacts, Nowhere, Tool, build_unknown_tool
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import build_identity
 
-SKILL = "urn:dragoman:a2a:skill:v1"
-"""The extension by which a message names its skill."""
 DOOR = "a2a"
 MAX_NAMED = 20
 """How many skills the question for a skill lists."""
@@ -58,8 +59,7 @@ HUB_FACTS = AgentFacts(
 )
 
 
-@record(frozen=True, slots=True)
-class Destination:
+class Destination(Struct, frozen=True):
     agent: str
     """Empty for the hub itself."""
     facts: AgentFacts
@@ -171,11 +171,19 @@ class MessageRouter:
         if there.agent and not is_assumed:
             return Destination(there.agent, there.facts, there.tool, skill, True)
         tool = self._hub.find(skill, EVERYTHING)
-        if there.agent and isinstance(tool.target, Nowhere):
+        if there.agent and self._is_unknown(skill, tool):
             return Destination(there.agent, there.facts, there.tool, skill, True)
         if tool.agent is not None:
             return Destination(tool.agent.name, tool.agent, tool.name, "", True)
         return Destination("", HUB_FACTS, skill, skill, False)
+
+    def _is_unknown(self, skill: str, tool: Tool) -> bool:
+        """Quarantined and ambiguous names, and those of a server or agent that is not connected
+        yet, are known: a message for one must not reach another target."""
+        if not isinstance(tool.target, Nowhere) or not isinstance(tool.target.error, NotFound):
+            return False
+        startup = self._hub.startup
+        return startup is None or startup.find_absent(skill) is None
 
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not tool.target.traits.is_published:
@@ -209,7 +217,7 @@ class MessageRouter:
         for one in self._hub.catalog.list_offered(agent):
             if one.bridged is not None and one.bridged.skill_id == skill:
                 return tool if self._hub.authorizer.can_see(principal, one, DOOR) else one.name
-        return build_canonical_name(slug_from_name(agent), skill)
+        return build_identity(slug_from_name(agent), skill)
 
     @property
     def version(self) -> tuple[int, int]:

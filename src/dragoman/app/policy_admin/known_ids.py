@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,11 @@ from dragoman.core.errors import HubError
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
-from dragoman.policy.folder import PolicyFolder
 from dragoman.policy.ids import id_from_tool, split_id
 from dragoman.policy.lint import EntityLookup
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
 from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
-
-
-def open_folder(home: Path) -> PolicyFolder:
-    return PolicyFolder(home / load(home / "config.toml").policy.folder)
 
 
 def principal_from_key(record: KeyRecord) -> Principal:
@@ -147,11 +143,8 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
     config = load(home / "config.toml")
     records: tuple[KeyRecord, ...] = ()
     if (home / DATABASE).exists():
-        store = KeyStore(home)
-        try:
+        with closing(KeyStore(home)) as store:
             records = store.list()
-        finally:
-            store.close()
     principals = list_principals(config, records, now)
     return KnownIds(config, principals, list_registered_agents(home)).is_known
 
@@ -174,10 +167,7 @@ def list_registered_agents(home: Path) -> list[str]:
     if not (home / REGISTRY).exists():
         return []
     try:
-        store = RegistryStore(home)
-        try:
+        with closing(RegistryStore(home)) as store:
             return [str(row["entry"]["name"]) for row in store.list_agents()]
-        finally:
-            store.close()
     except (HubError, KeyError, TypeError):
         return []

@@ -7,6 +7,7 @@ import difflib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,9 @@ class RecordedCalls:
         """Whether the period has further calls, which were not read."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        reader = AuditReader(self._home)
         deadline = time.monotonic() + REPLAY_SECONDS
         left, before = self._limit, None
-        try:
+        with closing(AuditReader(self._home)) as reader:
             while not self._is_closed():
                 page = reader.list_records(PAGE, before=before)
                 for record in page:
@@ -62,8 +62,6 @@ class RecordedCalls:
                 if len(page) < PAGE:
                     return
                 before = page[-1].seq
-        finally:
-            reader.close()
 
 
 class CurrentNames:
@@ -218,32 +216,29 @@ def render_headline(found: Mapping[str, Any], caller: str, tool: str) -> str:
 
 def describe_need(found: Mapping[str, Any]) -> dict[str, str]:
     """Says what would turn a denial into a permit."""
+    guardrails = [rule["id"] for rule in found["forbids"] if rule["guardrail"]]
+    example = ""
     if found["decision"] == "permit":
-        return {"needed": "", "example": ""}
-    if found["errors"]:
+        words = ""
+    elif found["errors"]:
         words = "the decision failed, which denies: fix the errors"
-        return {"needed": words, "example": ""}
-    if guardrails := [rule["id"] for rule in found["forbids"] if rule["guardrail"]]:
+    elif guardrails:
         words = (
             f"guardrails cannot be changed: the call must not meet the condition of {guardrails[0]}"
         )
-        return {"needed": words, "example": ""}
-    if found["forbids"]:
-        rules = ", ".join(
-            f"{rule['id']} ({rule['file']}:{rule['line']})" for rule in found["forbids"]
-        )
-        return {
-            "needed": f"add an exception to the forbidding policy, or remove it: {rules}",
-            "example": "",
-        }
-    if found["nearly"]:
-        rules = ", ".join(
-            f"{rule['id']} ({rule['file']}:{rule['line']})" for rule in found["nearly"]
-        )
-        words = f"the conditions of a permit for it must hold: {rules}; or add another policy"
+    elif found["forbids"]:
+        rules = _render_rules(found["forbids"])
+        words = f"add an exception to the forbidding policy, or remove it: {rules}"
     else:
-        words = "add a policy that permits it, such as"
-    return {"needed": words, "example": _render_example(found)}
+        example, words = _render_example(found), "add a policy that permits it, such as"
+        if found["nearly"]:
+            rules = _render_rules(found["nearly"])
+            words = f"the conditions of a permit for it must hold: {rules}; or add another policy"
+    return {"needed": words, "example": example}
+
+
+def _render_rules(rules: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{rule['id']} ({rule['file']}:{rule['line']})" for rule in rules)
 
 
 def _render_example(found: Mapping[str, Any]) -> str:

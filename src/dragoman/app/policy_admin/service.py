@@ -1,4 +1,5 @@
-"""Policy administration: reloads the folder when it changes, makes changes, answers questions.
+"""Policy administration: loads the policies of a home and reloads the folder when it changes, makes
+changes, answers questions.
 
 Knows neither the hub nor the API: it is given the engine, the folder and the catalogs.
 """
@@ -9,12 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.app.config_watch import LiveConfig
-from dragoman.app.policy_admin.loaded_policies import LoadedPolicies
+from dragoman.app.policy_admin.known_ids import LiveKnownIds
 from dragoman.app.policy_admin.queries import (
     PROPOSED,
     CurrentNames,
@@ -28,6 +30,7 @@ from dragoman.app.policy_admin.queries import (
     render_verdict,
 )
 from dragoman.config import Config
+from dragoman.core.admin_audit import list_changes, record_done
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
@@ -35,12 +38,20 @@ from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, Shutting
 from dragoman.core.events import PolicyChanged
 from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import Nowhere, TargetFacts, Tool
 from dragoman.policy import loader, queries
-from dragoman.policy.folder import parse_name, render_checked, render_finding, run_tests
+from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.folder import (
+    PolicyFolder,
+    parse_name,
+    render_checked,
+    render_finding,
+    run_tests,
+)
 from dragoman.policy.loader import CheckedPolicies, PolicyError
 from dragoman.policy.policy_set import WARNING, PolicyFinding, PolicySet
 from dragoman.policy.reloader import PolicyReloader
+from dragoman.stores.keys import KeyStore
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +64,35 @@ BATCH = 200
 """Tools that are decided on in one turn of the loop."""
 CHANGE_SECONDS = 1.0
 """How long a change in progress may take when the hub stops."""
-MAX_IDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicies:
+    folder: PolicyFolder
+    known_ids: LiveKnownIds
+    engine: PolicyEngine
+
+
+def load_policies(
+    home: Path,
+    live: LiveConfig,
+    keys: KeyStore,
+    catalogs: Mapping[str, Catalog],
+    find_facts: Callable[[str], TargetFacts | None],
+) -> LoadedPolicies:
+    config = live.config
+    folder = PolicyFolder(home / config.policy.folder)
+    folder.clean()
+    known_ids = LiveKnownIds(home, live, keys, catalogs)
+    engine = PolicyEngine(
+        loader.load_policies(folder.path, known_ids.is_known),
+        facts=find_facts,
+        # A tool that differs from what was approved is not in the catalog: it leads nowhere.
+        intact=lambda tool: not isinstance(tool.target, Nowhere),
+        mode=config.policy.mode,
+        depth=config.limits.chain_depth,
+    )
+    return LoadedPolicies(folder, known_ids, engine)
 
 
 class PolicyChange(NamedTuple):
@@ -69,7 +108,6 @@ class PolicyService:
     def __init__(
         self,
         home: Path,
-        live: LiveConfig,
         audit: AuditLog,
         bus: Bus,
         catalogs: Mapping[str, Catalog],
@@ -78,7 +116,6 @@ class PolicyService:
     ) -> None:
         """`find_tool` resolves a name as a call would."""
         self._home = home
-        self._live = live
         self._audit = audit
         self._bus = bus
         self._catalogs = catalogs
@@ -140,48 +177,31 @@ class PolicyService:
     def _on_reload(self, old: PolicySet, new: PolicySet) -> None:
         before = {each.id: each.text for each in old.policies}
         after = {each.id: each.text for each in new.policies}
-        both = before.keys() & after.keys()
-        self._record(
-            {
-                "outcome": "completed",
-                "was": old.hash,
-                "policy_set": new.hash,
-                "added": sorted(after.keys() - before.keys())[:MAX_IDS],
-                "removed": sorted(before.keys() - after.keys())[:MAX_IDS],
-                "changed": sorted(id for id in both if before[id] != after[id])[:MAX_IDS],
-                "duration_ms": 0,
-            }
-        )
-        log.info("policies %s are in force, by %s", new.hash, self._author)
+        details = {"was": old.hash, "policy_set": new.hash, **list_changes(before, after)}
+        author, door = self._author, FILES if self._author == FILES else "api"
+        try:
+            record_done(self._audit, CHANGE, CHANGE, author, door, details)
+        except (StorageFailed, ShuttingDown) as error:  # the files are in force all the same
+            log.error("a change of the policies is not in the audit log: %s", error)
+        log.info("policies %s are in force, by %s", new.hash, author)
         for warning in new.warnings:
             log.warning("%s", warning)
         self._bus.emit(PolicyChanged(new.hash, ""))
         self._touch_catalogs()
 
-    def _record(self, conclusion: Mapping[str, Any]) -> None:
-        author = self._author
-        door = FILES if author == FILES else "api"
-        entry = {"verb": CHANGE, "asked_as": CHANGE, "caller": author, "door": door, "depth": 0}
-        try:
-            self._audit.conclude(self._audit.intend(entry), conclusion)
-        except (StorageFailed, ShuttingDown) as error:  # the files are in force all the same
-            log.error("a change of the policies is not in the audit log: %s", error)
-
     # --- changes ---------------------------------------------------------------------------------
 
     async def write(self, name: str, text: str, by: Principal, *, force: bool) -> dict[str, Any]:
-        plan = partial(self.folder.plan_write, name, text)
-        return await self._change(
-            PolicyChange(plan, partial(self.folder.write, name, text), name, by, force)
-        )
+        folder = self.folder
+        plan, make = partial(folder.plan_write, name, text), partial(folder.write, name, text)
+        return await self._change(PolicyChange(plan, make, name, by, force))
 
     async def enable(
         self, name: str, enabled: bool, by: Principal, *, force: bool
     ) -> dict[str, Any]:
         plan = partial(self.folder.plan_enable, name, enabled)
-        return await self._change(
-            PolicyChange(plan, partial(self.folder.enable, name, enabled), name, by, force)
-        )
+        make = partial(self.folder.enable, name, enabled)
+        return await self._change(PolicyChange(plan, make, name, by, force))
 
     async def remove(self, name: str, by: Principal, *, force: bool) -> dict[str, Any]:
         plan, make = partial(self.folder.plan_remove, name), partial(self.folder.remove, name)

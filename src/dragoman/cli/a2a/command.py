@@ -87,8 +87,7 @@ def discover(target: str, options: ConnectionOptions, as_json: bool) -> None:
     async def work(agent: AgentConnection) -> None:
         found = await agent.client.discover(agent.url)
         if as_json:
-            print_json(found.raw)
-            return
+            return print_json(found.raw)
         peer = await agent.client.find_agent(agent.url)
         endpoint = "unknown"
         try:
@@ -114,19 +113,7 @@ def discover(target: str, options: ConnectionOptions, as_json: bool) -> None:
 @click.option("--stream", is_flag=True, help="Print artifacts as they arrive.")
 @add_connection_options
 @json_option
-def send(
-    target: str,
-    text: str,
-    data: tuple[str, ...],
-    files: tuple[str, ...],
-    skill: str | None,
-    context: str | None,
-    task: str | None,
-    no_wait: bool,
-    stream: bool,
-    options: ConnectionOptions,
-    as_json: bool,
-) -> None:
+def send(target: str, text: str, options: ConnectionOptions, as_json: bool, **given: Any) -> None:
     """Send TEXT to TARGET and print the answer; status messages go to stderr.
 
     \b
@@ -138,10 +125,12 @@ def send(
 
     On a terminal the agent's questions are asked here; otherwise the command prints how to answer.
     """
+    no_wait, stream = given["no_wait"], given["stream"]
     if no_wait and stream:
         fail("--no-wait and --stream exclude each other", USAGE)
-    message = build_message(_build_parts(text, data, files), context, task)
-    if skill:
+    parts = _build_parts(text, given["data"], given["files"])
+    message = build_message(parts, given["context"], given["task"])
+    if skill := given["skill"]:
         message["metadata"] = {SKILL: {"skillId": skill}}
         options = options._replace(extensions=(SKILL,))
 

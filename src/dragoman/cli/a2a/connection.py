@@ -21,7 +21,7 @@ from dragoman.cli.base.hub_client import (
     suggest,
 )
 from dragoman.core.errors import BadReply, ConfigError
-from dragoman.wire.http import NO_HEADERS, HttpClient, Reply
+from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply
 
 if TYPE_CHECKING:
     from dragoman.a2a.client.client import A2aClient
@@ -174,7 +174,7 @@ class HubHttpClient:
         *,
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Reply:
+    ) -> HttpReply:
         parts = urlsplit(url)
         own = f"{self._origin}{parts.path}" + (f"?{parts.query}" if parts.query else "")
         return await self._http.request(

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 from dragoman.cli.a2a.connection import AgentConnection
@@ -56,7 +56,9 @@ class ObservedTask:
             self.message = event
         elif isinstance(task := event.get("task"), dict):
             if self._is_own(task.get("id")):
-                self._merge_snapshot(task)
+                kept = {name: self._task[name] for name in _KEPT if self._task.get(name)}
+                said = {name: value for name, value in task.items() if name not in kept or value}
+                self._task = {**self._task, **kept, **said}
         elif isinstance(update := event.get("statusUpdate"), dict):
             if self._is_own(update.get("taskId")):
                 self._update(status=update.get("status"), contextId=update.get("contextId"))
@@ -76,11 +78,6 @@ class ObservedTask:
                 return False
             self.id = id
         return True
-
-    def _merge_snapshot(self, task: Mapping[str, Any]) -> None:
-        kept = {name: self._task[name] for name in _KEPT if self._task.get(name)}
-        said = {name: value for name, value in task.items() if name not in kept or value}
-        self._task = {**self._task, **kept, **said}
 
     def _update(self, **members: Any) -> None:
         self._task.setdefault("id", self.id)
@@ -250,7 +247,9 @@ class AgentConversation:
             if state == "completed" and not task.get("artifacts"):
                 print_parts(list_status_parts(task), sys.stdout)
         if state != "completed":
-            _fail_task(task, state)
+            words = join_text(list_status_parts(task))
+            ended = state if state == "failed" else f"was {state}"
+            fail(f"the task {ended}" + (f": {words}" if words else " without a reason"), FAILED)
 
 
 def _build_question(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,9 +263,3 @@ def _build_question(task: Mapping[str, Any]) -> dict[str, Any]:
             return {"kind": "form", "message": words, "requestedSchema": said["schema"]}
     schema = {"properties": {"reply": {"type": "string", "title": "answer"}}, "required": ["reply"]}
     return {"kind": "form", "message": words, "requestedSchema": schema}
-
-
-def _fail_task(task: Mapping[str, Any], state: str) -> NoReturn:
-    words = join_text(list_status_parts(task))
-    ended = state if state == "failed" else f"was {state}"
-    fail(f"the task {ended}" + (f": {words}" if words else " without a reason"), FAILED)

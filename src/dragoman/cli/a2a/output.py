@@ -166,16 +166,13 @@ class ProgressPrinter:
     def handle_event(self, event: Mapping[str, Any]) -> None:
         for member in ("task", "statusUpdate"):
             if isinstance(said := event.get(member), dict):
-                self._print_status(said)
+                state, words = read_state(said), join_text(list_status_parts(said))
+                if words and words != self._words and state not in (*ENDED, *WAITING):
+                    say(words)
+                    self._words = words
         update = event.get("artifactUpdate")
         if self._streams and isinstance(update, dict):
             self._print_artifact(update)
-
-    def _print_status(self, said: Mapping[str, Any]) -> None:
-        state, words = read_state(said), join_text(list_status_parts(said))
-        if words and words != self._words and state not in (*ENDED, *WAITING):
-            say(words)
-            self._words = words
 
     def _print_artifact(self, update: Mapping[str, Any]) -> None:
         """Prints an artifact update; text chunks continue the line of the previous one."""

@@ -352,13 +352,18 @@ def find_running_hub(place: str) -> home.DaemonRecord | None:
     return found[1]
 
 
+def connect_running(place: str) -> HubClient | None:
+    """Connects to the hub that runs on the home, if one does."""
+    daemon = find_running_hub(place)
+    return HubClient(place, daemon.socket) if daemon is not None else None
+
+
 @contextlib.contextmanager
 def connect_hub(given: str | None) -> Iterator[HubClient]:
     """Connects to the running hub, or runs a temporary one for the duration."""
     place = resolve_home(given)
-    daemon = find_running_hub(place)
-    if daemon is not None:
-        yield HubClient(place, daemon.socket)
+    if (running := connect_running(place)) is not None:
+        yield running
         return
     with _run_temporary_hub(place) as client:
         yield client

@@ -142,8 +142,7 @@ def print_table(
     room = get_terminal_width()
     left = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if room - left < LEAST_ROOM < widths[-1]:
-        _print_narrow(headers, texts, widths[:-1], room)
-        return
+        return _print_narrow(headers, texts, widths[:-1], room)
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         wrapped = textwrap.wrap(row[-1], max(room - left, 20)) if whole else [row[-1]]
@@ -158,7 +157,6 @@ def print_table(
 def _print_narrow(
     headers: Sequence[str], rows: list[list[str]], widths: list[int], room: int
 ) -> None:
-    """Prints the last column below the others, indented."""
     for number, row in enumerate([list(headers), *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
         for line in textwrap.wrap("  ".join(cells).rstrip(), max(room, 20)) or [""]:

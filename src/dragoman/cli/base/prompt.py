@@ -35,13 +35,13 @@ def ask_questions(questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _ask_question(question: Mapping[str, Any]) -> dict[str, Any]:
-    say(f"the tool asks: {clean(question.get('message', ''))}")
+    asked = clean(question.get("message", ""))
+    say(f"the tool asks: {asked}")
     try:
         if question.get("kind") == "url":
             say(f"visit {clean(question.get('url', ''))}")
             click.prompt("Press Enter when done, Ctrl-D to decline", default="", **_ON_STDERR)
             return {"action": "accept"}
-        asked = clean(question.get("message", ""))
         return {"action": "accept", "content": _ask_form(question.get("requestedSchema"), asked)}
     except click.Abort:
         if _is_interrupted():

@@ -74,7 +74,9 @@ def _render_members(
         about, below = _resolve(root, written, seen)
         needed = "required" if name in required else "optional"
         kind = describe_type(root, about, below)
-        words = f"{clean(name)}  {kind}, {needed}{_describe_default(about)}"
+        words = f"{clean(name)}  {kind}, {needed}"
+        if "default" in about:
+            words += f", default {clean(json.dumps(about['default'], ensure_ascii=False))}"
         if about.get("description"):
             words += f"  {clean(about['description'])}"
         yield from wrap(words, depth * STEP + 2 * STEP, depth * STEP)
@@ -148,9 +150,3 @@ def describe_type(
     if kind is None:
         kind = "object" if get_properties(about) else "any"
     return clean(" or ".join(map(str, kind)) if isinstance(kind, list) else kind)
-
-
-def _describe_default(about: Mapping[str, Any]) -> str:
-    if "default" not in about:
-        return ""
-    return f", default {clean(json.dumps(about['default'], ensure_ascii=False))}"

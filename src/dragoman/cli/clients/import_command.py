@@ -32,7 +32,7 @@ from dragoman.cli.clients.import_plan import (
 from dragoman.cli.clients.install import build_unknown_client_error
 from dragoman.cli.clients.known_clients import CLIENTS, KnownClient, find_config_file, find_servers
 from dragoman.cli.completion import complete_clients
-from dragoman.cli.configure import FIRST_CONFIG, remove_server
+from dragoman.cli.configure import FIRST_CONFIG, list_servers, remove_server
 from dragoman.config import read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import HomeUnusable, find_home, prepare
@@ -127,14 +127,9 @@ class ImportJob:
             raise CommandFailed(
                 f'cannot read "{self.config_path}": {error}. Nothing was changed; correct the file.'
             ) from None
-        listed = document.get("mcp_servers", [])
-        known = (
-            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        )
-        listed_names = [str(server.get("name")) for server in known]
-        taken = {
-            _normalize_name(name): "config.toml" for name in listed_names if name != self.replaces
-        }
+        known = list_servers(document)
+        names = [str(server.get("name")) for server in known]
+        taken = {_normalize_name(name): "config.toml" for name in names if name != self.replaces}
         values = read_env(self.env)
         for server in found:
             try:
@@ -142,8 +137,8 @@ class ImportJob:
                 self._note_present(server, plan, known)
                 self._check_conflicts(plan, taken, values)
             except SkipServer as reason:
-                names = {"name": clean(server.name), "from": server.source}
-                self.skipped.append({**names, "reason": clean(reason)})
+                skipped = {"name": clean(server.name), "from": server.source}
+                self.skipped.append({**skipped, "reason": clean(reason)})
                 continue
             taken[_normalize_name(plan.name)] = plan.source
             values |= plan.values
@@ -329,15 +324,7 @@ def _confirm(job: ImportJob) -> bool:
 @common_options
 @click.pass_context
 def import_command(
-    ctx: click.Context,
-    source: str | None,
-    printed: bool,
-    everything: bool,
-    only: str | None,
-    moves: bool,
-    undo: bool,
-    home: str | None,
-    as_json: bool,
+    ctx: click.Context, /, source: str | None, home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Import the MCP servers that other clients already have.
 
@@ -363,19 +350,19 @@ def import_command(
 
     Exit codes: 0 done or nothing to do, 1 failed, 2 invalid usage.
     """
-    if undo:
-        _undo(source, home, as_json)
-        return
+    if options["undo"]:
+        return _undo(source, home, as_json)
+    only, printed = options["only"], options["printed"]
     try:
         job = ImportJob(Path(find_home(home)))
         found = _find_servers(source, job)
         job.plan_servers(_select_servers(found, only) if only is not None else found)
         if not as_json and not printed:
             _print_plans(job)
-        explicit = everything or source is not None or only is not None
+        explicit = options["everything"] or source is not None or only is not None
         done = not printed and bool(job.plans) and (explicit or (not as_json and _confirm(job)))
         backup = job.write() if done else None
-        wanted = [*job.added, *job.present] if moves and (done or not job.plans) else []
+        wanted = [*job.added, *job.present] if options["moves"] and (done or not job.plans) else []
         moved = move_servers(job.home, wanted) if wanted and not printed else None
     except (click.ClickException, UnreadableFile, HomeUnusable, ConfigError, OSError) as error:
         message = str(error).rstrip(".") + "."

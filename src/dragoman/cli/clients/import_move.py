@@ -18,7 +18,7 @@ from typing import Any
 from dragoman.cli.base import toml_edit
 from dragoman.cli.base.errors import CommandFailed, UnreadableFile
 from dragoman.cli.base.files import decode_text, read_bytes, replace_file
-from dragoman.cli.base.hub_client import HubClient, connect_hub, find_running_hub
+from dragoman.cli.base.hub_client import connect_hub, connect_running
 from dragoman.cli.clients import jsonc
 from dragoman.cli.clients.edit import parse_document
 from dragoman.cli.clients.import_plan import FoundServer
@@ -80,17 +80,13 @@ def move_servers(home: Path, wanted: Iterable[tuple[FoundServer, str]]) -> MoveR
 
 
 def _connect_servers(home: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    daemon = find_running_hub(str(home)) if names else None
-    if daemon is not None:
-        hub = HubClient(str(home), daemon.socket)
-        problem = hub.send("POST", "/api/reload")["problem"]
-        if problem:
-            return {name: {"reason": f"the hub rejected config.toml: {problem}"} for name in names}
-        return {name: hub.wait_for_server(name) for name in names}
     if not names:
         return {}
-    with connect_hub(str(home)) as own:
-        return {name: own.wait_for_server(name) for name in names}
+    running = connect_running(str(home))
+    if running is not None and (problem := running.send("POST", "/api/reload")["problem"]):
+        return {name: {"reason": f"the hub rejected config.toml: {problem}"} for name in names}
+    with connect_hub(str(home)) as hub:
+        return {name: hub.wait_for_server(name) for name in names}
 
 
 def _remove_from_file(home: Path, path: Path, servers: list[FoundServer]) -> FileMove:

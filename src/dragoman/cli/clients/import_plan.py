@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +22,11 @@ from dragoman.cli.base.toml_edit import render_value
 from dragoman.cli.clients.known_clients import KnownClient, is_hub_entry
 from dragoman.config import parse as check_config
 from dragoman.core.errors import ConfigError
+from dragoman.core.package_runners import (
+    explain_unpinned,
+    find_unpinned_package,
+    is_container_command,
+)
 
 NOT_HERE = {"workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "pathSeparator", "cwd"}
 
@@ -199,6 +205,11 @@ def _plan_stdio(entry: dict[str, Any], found: FoundServer, plan: ServerPlan) -> 
         if isinstance(name, str) and VARIABLE.fullmatch(name) and name not in plan.env:
             plan.env.append(name)
     _keep_surroundings(found, plan)
+    if client.name == COMMAND_LINE:
+        _choose_sandbox(plan)
+    package = find_unpinned_package(plan.transport["command"], plan.transport["args"])
+    if package is not None and client.name == COMMAND_LINE:
+        plan.notes.append("; ".join(explain_unpinned(plan.transport["command"], package)))
 
 
 def _keep_surroundings(found: FoundServer, plan: ServerPlan) -> None:
@@ -217,6 +228,22 @@ def _keep_surroundings(found: FoundServer, plan: ServerPlan) -> None:
     if given:
         plan.env += given
         plan.notes.append(f"it receives {', '.join(given)} from this shell")
+
+
+def _choose_sandbox(plan: ServerPlan) -> None:
+    """A new server starts in a sandbox, if it is not in a container anyway."""
+    if "sandbox" in plan.settings or sys.platform != "linux":
+        return
+    if is_container_command(plan.transport["command"]):
+        plan.notes.append(
+            "its container is its sandbox; bubblewrap would hide the container engine"
+        )
+        return
+    plan.settings["sandbox"] = "net"
+    plan.notes.append(
+        'it runs in a sandbox without your home and secrets (sandbox = "net"); paths in its '
+        "arguments are visible to it"
+    )
 
 
 def _make_absolute(plan: ServerPlan, base: Path) -> None:
@@ -282,10 +309,10 @@ def _plan_remote(entry: dict[str, Any], client: KnownClient, plan: ServerPlan) -
     except ValueError:
         raise SkipServer("its url is invalid") from None
     kind = str(entry.get("type") or entry.get("transport") or "").lower()
-    if kind == "sse" or (not kind and _is_sse(url, key, client)):
-        plan.transport = {"type": "sse", "url": url}
-    else:
-        plan.transport = {"type": "http", "url": url}
+    if not kind:
+        is_sse = urlsplit(url).path.rstrip("/").endswith("/sse")
+        kind = "sse" if is_sse or (key == "url" and client.plain_url == "sse") else "http"
+    plan.transport = {"type": "sse" if kind == "sse" else "http", "url": url}
     if re.search(r"(?i)[?&][^=]*(key|token|secret)[^=]*=.|://[^/]*@", url):
         plan.notes.append("its url seems to contain a secret, which is now in config.toml too")
     headers = {**get_object(entry, "headers"), **get_object(entry, "http_headers")}
@@ -309,11 +336,6 @@ def get_object(entry: Any, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SkipServer(f'its "{key}" is not an object')
     return value
-
-
-def _is_sse(url: str, key: str, client: KnownClient) -> bool:
-    path = urlsplit(url).path.rstrip("/")
-    return path.endswith("/sse") or (key == "url" and client.plain_url == "sse")
 
 
 def _is_private(url: str) -> bool:

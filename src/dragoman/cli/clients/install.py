@@ -61,13 +61,6 @@ def _is_below(path: str, folder: str | None) -> bool:
     return bool(folder) and Path(path).absolute().is_relative_to(os.path.abspath(str(folder)))
 
 
-def _build_hub_entry(client: KnownClient, home: str | None) -> dict[str, Any]:
-    command, args = find_hub_command(gui=client.gui)
-    home = home or os.environ.get("DRAGOMAN_HOME")
-    env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
-    return build_entry(client, command, args, env)
-
-
 def render_snippet(client: KnownClient, name: str, entry: dict[str, Any]) -> str:
     """Renders the text to add by hand, in the client's format."""
     if client.format == "yaml":  # Goose
@@ -211,7 +204,9 @@ def run_install(
     if client not in CLIENTS:
         raise build_unknown_client_error(client)
     known = CLIENTS[client]
-    entry = _build_hub_entry(known, home)
+    home = home or os.environ.get("DRAGOMAN_HOME")
+    env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
+    entry = build_entry(known, *find_hub_command(gui=known.gui), env)
     path = find_config_file(known, project.absolute() if project else None)
     if path is None:
         raise click.UsageError(f"{known.title} has no project file; omit --project.")
@@ -255,15 +250,7 @@ def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
 @common_options
 @click.pass_context
 def install(
-    ctx: click.Context,
-    client: str | None,
-    printed: bool,
-    project: Path | None,
-    name: str,
-    remove: bool,
-    dry_run: bool,
-    home: str | None,
-    as_json: bool,
+    ctx: click.Context, /, client: str | None, home: str | None, as_json: bool, **options: Any
 ) -> None:
     """Add the hub to CLIENT, an IDE or agent, or list the known clients.
 
@@ -284,9 +271,10 @@ def install(
     Exit codes: 0 done or nothing to do, 1 failed, 2 invalid usage, 8 the file cannot be edited
     (Goose's YAML) and the entry was printed.
     """
+    printed, remove, dry_run = (options[name] for name in ("printed", "remove", "dry_run"))
     try:
         if client is None:
-            if printed or remove or dry_run or project:
+            if printed or remove or dry_run or options["project"]:
                 raise click.UsageError("These options need a CLIENT; see: dragoman install.")
             return _list_clients(as_json)
         if printed and remove:
@@ -294,7 +282,7 @@ def install(
         named = ctx.get_parameter_source("name") is not click.core.ParameterSource.DEFAULT
         verb = "print" if printed else "remove" if remove else "dry" if dry_run else "add"
         verb = "remove-dry" if remove and dry_run else verb
-        done = run_install(client, project, name, named, verb, home)
+        done = run_install(client, options["project"], options["name"], named, verb, home)
     except click.ClickException as error:
         if not as_json:
             raise

@@ -29,6 +29,7 @@ from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.cli.hub import read_lock_pid
 from dragoman.config import Config
 from dragoman.config_layers import find_near_misses
+from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import HubError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 
@@ -292,8 +293,7 @@ def check_descriptors(_: DoctorContext) -> Iterator[Finding]:
         yield Finding("open files", "ok", limit)
 
 
-def check_isolation(_: DoctorContext) -> Iterator[Finding]:
-    installed = "installed" if shutil.which("bwrap") else "not installed"
+def check_isolation(found: DoctorContext) -> Iterator[Finding]:
     sockets = (
         "the hub does not mistake them for you on its sockets"
         if sys.platform == "linux"
@@ -303,10 +303,27 @@ def check_isolation(_: DoctorContext) -> Iterator[Finding]:
         "isolation",
         "info",
         "servers run with a cleared environment, in their own session and with a private home "
-        f'unless their entry has home = "user"; {sockets}; there is no sandbox yet (bubblewrap is '
-        f"{installed}), so a stdio server can read and write your files, including pins.db and "
-        "config.toml",
+        f'unless their entry has home = "user"; {sockets}',
     )
+    try:
+        find_bubblewrap()
+        usable = ""
+    except NoBubblewrap as error:
+        usable = str(error)
+    servers = found.config.mcp_servers if found.config else []
+    local = [one for one in servers if one.enabled and hasattr(one.transport, "command")]
+    free = [one.name for one in local if usable or one.sandbox == "off"]
+    if not free:
+        works = "bubblewrap works" if not usable else f"none is available: {usable}"
+        yield Finding("sandbox", "info" if usable else "ok", works)
+        return
+    said = (
+        f"{len(free)} of {len(local)} programs run without one ({', '.join(free[:5])}"
+        f"{', …' * (len(free) > 5)}): each can read and write your files, including pins.db and "
+        "config.toml"
+    )
+    fix = usable or f'try one in a sandbox: dragoman servers harden "{free[0]}"'
+    yield Finding("sandbox", "info", said, fix)
 
 
 def check_clock(found: DoctorContext) -> Iterator[Finding]:

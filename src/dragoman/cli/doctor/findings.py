@@ -9,15 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dragoman.cli.base import hub_client
 from dragoman.cli.base.errors import UnreadableFile
 from dragoman.cli.base.files import read_bytes
-from dragoman.cli.base.hub_client import (
-    ANSWER_SECONDS,
-    HubProblem,
-    HubUnavailable,
-    find_running_hub,
-    request_json,
-)
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import DaemonRecord, read_daemon
@@ -79,7 +73,7 @@ def gather_context(place: Path, deep: bool) -> DoctorContext:
     except (ConfigError, OSError, UnreadableFile) as error:
         found.env_problem = str(error)
     found.record = read_daemon(str(place))
-    found.daemon = find_running_hub(str(place))
+    found.daemon = hub_client.find_running_hub(str(place))
     if found.daemon is not None:
         _gather_from_hub(found, found.daemon.socket)
     return found
@@ -87,14 +81,15 @@ def gather_context(place: Path, deep: bool) -> DoctorContext:
 
 def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
     def get(path: str) -> Any:
-        return request_json(socket_path, "GET", path, None, ANSWER_SECONDS)
+        return hub_client.request_json(socket_path, "GET", path, None, hub_client.ANSWER_SECONDS)
 
     try:
         servers = get("/api/mcp/servers")["connected"]
         found.servers = {server["name"]: server for server in servers}
         found.agents = get("/api/status").get("agents", {})
-    except (HubUnavailable, HubProblem) as error:
+    except (hub_client.HubUnavailable, hub_client.HubProblem) as error:
         found.hub_problem = str(error)
-    with contextlib.suppress(HubUnavailable, HubProblem):  # the policies may not permit it
+    # The policies may not permit it.
+    with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         for state in ("held", "new"):
             found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]

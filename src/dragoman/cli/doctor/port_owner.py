@@ -10,15 +10,13 @@ _LISTEN = "0A"
 
 def find_listener(port: int) -> str | None:
     """Returns the process and its command, or None if unknown (another user's, or no /proc)."""
-    inodes = _list_inodes(port)
-    if not inodes:
-        return None
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for process in Path("/proc").glob("[0-9]*"):
+    wanted = {f"socket:[{inode}]" for inode in _list_inodes(port)}
+    for process in Path("/proc").glob("[0-9]*") if wanted else ():
         try:
             links = (os.readlink(link) for link in (process / "fd").iterdir())
             if any(link in wanted for link in links):
-                return f"process {process.name} ({_read_name(process)})"
+                words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                return f"process {process.name} ({' '.join(words).strip()[:120] or 'no name'})"
         except OSError:
             continue
     return None
@@ -38,8 +36,3 @@ def _list_inodes(port: int) -> set[str]:
             if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
                 found.add(columns[9])
     return found
-
-
-def _read_name(process: Path) -> str:
-    words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    return " ".join(words).strip()[:120] or "no name"

@@ -14,7 +14,9 @@ from typing import Any
 
 from dragoman.cli.base.output import clean
 from dragoman.cli.doctor.findings import DoctorContext, Finding
+from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import HubError
+from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
 
 MANY_RESTARTS = 3
 _SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
@@ -82,6 +84,7 @@ def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Findin
     if hasattr(transport, "command"):
         yield from _check_program(found, transport, name)
         yield from _check_arguments(found, entry, name)
+        yield from _check_sandbox(entry, name)
         if entry.has_user_home:
             said = 'it can use the settings and credentials in your home folder (home = "user")'
             yield Finding(name, "info", said)
@@ -101,6 +104,28 @@ def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Findin
             f"{limit:g} is shorter"
         )
         yield Finding(name, "warning", said, "raise the one or lower the other")
+
+
+def _check_sandbox(entry: Any, name: str) -> Iterator[Finding]:
+    if entry.sandbox == "off":
+        yield Finding(name, "ok", "no sandbox")
+        return
+    try:
+        find_bubblewrap()
+    except NoBubblewrap as error:
+        if entry.sandbox == "strict":
+            said = f'it does not start, since its sandbox is "strict": {error}'
+            yield Finding(name, "problem", said, "see: dragoman docs sandbox")
+        else:
+            said = f'it runs without its sandbox "net": {error}'
+            yield Finding(name, "warning", said, "see: dragoman docs sandbox")
+        return
+    package = find_unpinned_package(entry.transport.command, entry.transport.args)
+    if package is not None and entry.sandbox == "strict":
+        said, fix = explain_unpinned(entry.transport.command, package)
+        yield Finding(name, "problem", f'it does not start in the sandbox "strict": {said}', fix)
+    else:
+        yield Finding(name, "ok", f'in the sandbox "{entry.sandbox}"')
 
 
 def _check_program(found: DoctorContext, transport: Any, name: str) -> Iterator[Finding]:
@@ -136,6 +161,9 @@ def _check_arguments(found: DoctorContext, entry: Any, name: str) -> Iterator[Fi
     if word == "npx" and not {"-y", "--yes"} & set(args):
         said = "npx without -y asks before it installs, and the server cannot answer"
         yield Finding(name, "warning", said, 'put "-y" first in args')
+    if (package := find_unpinned_package(transport.command, args)) is not None:
+        said, fix = explain_unpinned(transport.command, package)
+        yield Finding(name, "warning", said, fix)
     if word in ("docker", "podman") and "run" in args:
         yield from _check_container(args, name)
 

@@ -42,27 +42,20 @@ class ListKind(NamedTuple):
     """The capability that a server with this list declares."""
     method: str
     member: str
-    changed: str
-    """The notification of a change."""
     id: str
     """The member that identifies an entry."""
 
+    @property
+    def changed(self) -> str:
+        """The notification of a change."""
+        return f"notifications/{self.feature}/list_changed"
+
 
 KINDS = {
-    TOOL: ListKind("tools", "tools/list", "tools", "notifications/tools/list_changed", "name"),
-    PROMPT: ListKind(
-        "prompts", "prompts/list", "prompts", "notifications/prompts/list_changed", "name"
-    ),
-    RESOURCE: ListKind(
-        "resources", "resources/list", "resources", "notifications/resources/list_changed", "uri"
-    ),
-    TEMPLATE: ListKind(
-        "resources",
-        "resources/templates/list",
-        "resourceTemplates",
-        "notifications/resources/list_changed",
-        "uriTemplate",
-    ),
+    TOOL: ListKind("tools", "tools/list", "tools", "name"),
+    PROMPT: ListKind("prompts", "prompts/list", "prompts", "name"),
+    RESOURCE: ListKind("resources", "resources/list", "resources", "uri"),
+    TEMPLATE: ListKind("resources", "resources/templates/list", "resourceTemplates", "uriTemplate"),
 }
 
 
@@ -358,19 +351,14 @@ WAIT_SECONDS = 3.0
 """How long a request waits for lists that are read again for it."""
 
 
-class _ListAge:
-    __slots__ = ("is_announced", "next_at", "read_at", "ttl")
-
-    def __init__(
-        self, read_at: float, next_at: float, ttl: float | None, is_announced: bool
-    ) -> None:
-        self.read_at = read_at
-        self.next_at = next_at
-        """When it is read in the background, if at all."""
-        self.ttl = ttl
-        """Seconds that it is valid, as the server declared."""
-        self.is_announced = is_announced
-        """Whether the server declares that it announces changes."""
+class _ListAge(NamedTuple):
+    read_at: float
+    next_at: float
+    """When it is read in the background, if at all."""
+    ttl: float | None
+    """Seconds that it is valid, as the server declared."""
+    is_announced: bool
+    """Whether the server declares that it announces changes."""
 
 
 class ListFreshness:

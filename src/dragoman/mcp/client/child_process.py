@@ -19,6 +19,8 @@ from typing import NamedTuple
 from dragoman.core.errors import Unreachable
 from dragoman.core.file_modes import make_private_folder
 from dragoman.mcp.client.descendants import DESCENDANTS
+from dragoman.mcp.client.process_limits import set_limits
+from dragoman.mcp.config import ProcessLimits
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +188,15 @@ class _Pipes(NamedTuple):
             end.close()
 
 
+class Confined(NamedTuple):
+    command: Sequence[str]
+    limits: ProcessLimits | None = None
+    """To be set after the start; None if the command sets them itself."""
+
+
+Confine = Callable[[Sequence[str]], Confined]
+
+
 class ChildProcess:
     """One running program. `exited` is done, with a description, when it has exited or closed a
     pipe."""
@@ -219,8 +230,10 @@ class ChildProcess:
         received: Callable[[bytes], None],
         stderr: OutputRing,
         server: str = "",
+        confine: Confine = lambda command: Confined(command),
     ) -> ChildProcess:
-        """Starts the program; `received` is called with its stdout."""
+        """Starts the program; `received` is called with its stdout. `confine` returns the command
+        that is run in its place."""
         program = shutil.which(command, path=env["PATH"])
         if program is None:
             raise Unreachable(
@@ -229,9 +242,12 @@ class ChildProcess:
                 sent=False,
             )
         try:
-            process, pipes = _spawn([program, *args], env, cwd)
+            confined = confine([os.path.abspath(program), *args])
+            process, pipes = _spawn(confined.command, env, cwd)
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
+        if confined.limits is not None:
+            set_limits(process.pid, confined.limits)
         child = cls(process, pipes, env[MARK], stderr)
         DESCENDANTS.add(process.pid, env[MARK], server)
         try:
@@ -269,13 +285,8 @@ class ChildProcess:
     def write(self, data: bytes) -> None:
         """Asks the system first whether the child still runs: the hub may not have noticed its exit
         yet, and what is written to it then would count as sent."""
-        stdin = self._stdin
-        if (
-            stdin is None
-            or stdin.is_closing()
-            or self.exited.done()
-            or self.process.poll() is not None
-        ):
+        stdin, process = self._stdin, self.process  # not `is_over`: every call comes through here
+        if stdin is None or stdin.is_closing() or self.exited.done() or process.poll() is not None:
             reason = self.exited.result() if self.exited.done() else self._describe_exit()
             raise Unreachable(reason, sent=False)
         if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
@@ -285,13 +296,9 @@ class ChildProcess:
     @property
     def is_over(self) -> bool:
         """Whether it has exited or its stdin is closed."""
-        stdin = self._stdin
-        return (
-            self.exited.done()
-            or stdin is None
-            or stdin.is_closing()
-            or self.process.poll() is not None
-        )
+        if self._stdin is None or self._stdin.is_closing() or self.exited.done():
+            return True
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         """Kills it and its group at once; `terminate` must still be awaited."""

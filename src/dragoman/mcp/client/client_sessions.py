@@ -330,10 +330,11 @@ class ClientSessions:
         verb = "subscribe" if after else "unsubscribe"
         for own in [own for own in self._sessions.values() if own.owner == owner]:
             if own.session is not None:
-                with contextlib.suppress(HubError):
-                    params = {"uri": uri}
-                    seconds = self._upstream.answer_secs
-                    await own.session.request(f"resources/{verb}", params, seconds)
+                await self._send_quietly(own.session, f"resources/{verb}", uri)
+
+    async def _send_quietly(self, session: UpstreamSession, method: str, uri: str) -> None:
+        with contextlib.suppress(HubError):
+            await session.request(method, {"uri": uri}, self._upstream.answer_secs)
 
     async def subscribe_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
         """Subscribes on the client's own session only, which is opened for that. False if the
@@ -432,10 +433,7 @@ class ClientSessions:
                     await session.request("ping", {}, PING_SECONDS)
                 await questions.wait_answered(ROOTS_SECONDS)
             for uri in list(self._subscriptions.get(owner, ())):
-                with contextlib.suppress(HubError):
-                    params = {"uri": uri}
-                    seconds = self._upstream.answer_secs
-                    await session.request("resources/subscribe", params, seconds)
+                await self._send_quietly(session, "resources/subscribe", uri)
         except BaseException:  # cancelled: only this task knows of the session yet
             await session.close()
             raise

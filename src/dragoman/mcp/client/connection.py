@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.background import Background, start_task
+from dragoman.core.background import Background, resolve, start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.events import ServerChanged
@@ -131,10 +131,6 @@ class UpstreamConnection:
             f'server "{self._upstream.name}" is not connected: {self.reason}', sent=False
         )
 
-    def _settle(self) -> None:
-        if not self._settled.done():
-            self._settled.set_result(None)
-
     def note_unreachable(self, session: UpstreamSession, error: Unreachable) -> bool:
         """Notes that a call on `session` failed; returns whether it may be made again, on another
         session. A connection that was lost during a request says nothing about the server: the
@@ -224,14 +220,10 @@ class UpstreamConnection:
         self._wake.clear()
         self.restarts += 1
         self._set_state("connected", "")
-        self._settle()
-        log.info(
-            'server "%s" is connected: %s, %d tools; %d tools in all',
-            upstream.name,
-            session.revision.name,
-            len(upstream.catalog.list_offered(TOOL)),
-            upstream.catalog.count_total(TOOL),
-        )
+        resolve(self._settled, None)
+        own, total = len(upstream.catalog.list_offered(TOOL)), upstream.catalog.count_total(TOOL)
+        state = f"{session.revision.name}, {own} tools; {total} tools in all"
+        log.info('server "%s" is connected: %s', upstream.name, state)
         return session
 
     async def _serve(self, session: UpstreamSession) -> str | None:
@@ -278,7 +270,7 @@ class UpstreamConnection:
         if is_failure:
             self._failed_at = monotonic()
         self._set_state("failed", reason)
-        self._settle()
+        resolve(self._settled, None)
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.delay(failures)):
@@ -400,7 +392,7 @@ class UpstreamConnection:
 
     def mark_stopped(self) -> None:
         self._set_state("stopped", "it was stopped")
-        self._settle()
+        resolve(self._settled, None)
         self._stopping = True
 
     def cancel(self) -> None:

@@ -6,24 +6,42 @@ that works is used.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
+from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
+from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
 from dragoman.core.variables import expand_variables
-from dragoman.mcp.client.child_process import build_environment
+from dragoman.mcp.client.child_process import Confined, build_environment
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
+from dragoman.mcp.client.sandbox import (
+    SandboxFolders,
+    SandboxSpec,
+    build_sandbox_command,
+    describe_loose_files,
+)
 from dragoman.mcp.client.session import BothErasAnswered, SessionSpec, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
 from dragoman.mcp.client.upstream import Upstream
-from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, parse_headers
+from dragoman.mcp.config import (
+    HttpTransport,
+    SseTransport,
+    StdioTransport,
+    parse_headers,
+)
 from dragoman.wire.http import HttpClient
+
+log = logging.getLogger(__name__)
 
 OTHER_TRANSPORT = frozenset({200, 400, 404, 405, 406, 415, 501})
 """Statuses with which a server of one HTTP transport may answer a request of the other: a POST of
@@ -33,6 +51,9 @@ HTTP_WIRES: dict[type[SseTransport], tuple[HttpWireType, HttpWireType]] = {
     SseTransport: (SseWire, HttpWire),
 }
 """The wires to try for a configured transport, in order."""
+
+_OUTSIDE = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
+"""Variables that lead to folders outside of every sandbox."""
 
 Reach = Callable[[str, bool], HttpClient]
 """Returns the HTTP client for a configured URL, which may or may not lead to private addresses."""
@@ -45,6 +66,8 @@ class Connector:
         self.lookup = lookup
         """The values of `env` names and `${NAME}` references."""
         self._reach = reach
+        self._warned: set[tuple[str, str]] = set()
+        """Servers and the warnings that have been logged for each."""
 
     async def __call__(
         self, upstream: Upstream, seconds: float, spec: SessionSpec
@@ -57,7 +80,7 @@ class Connector:
             first, second = second, first
         if (
             not spec.is_main and upstream.connection.http_wire is not None
-        ):  # found by the shared session
+        ):  # found by the shared one
             return await self._connect_http(first, upstream, transport, seconds, spec)
         try:
             return await self._connect_http(first, upstream, transport, seconds, spec)
@@ -79,19 +102,23 @@ class Connector:
         mark = f"{self.mark}:{upstream.name}"
         if not spec.is_main:  # all processes with the same mark are killed together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
-        env = build_environment(
-            upstream.entry.env,
-            self.lookup,
-            folder,
-            self.home / "cache",
-            mark,
-            with_user_home=upstream.entry.has_user_home,
-        )
+        names, users = upstream.entry.env, upstream.entry.has_user_home
+        self._check_package(upstream, transport)
+        bubblewrap = await self._find_sandbox(upstream)
+        # What one server puts into a shared cache, another would run.
+        caches = folder / "cache" if bubblewrap else self.home / "cache"
+        env = build_environment(names, self.lookup, folder, caches, mark, with_user_home=users)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
+        if bubblewrap:
+            for name in _OUTSIDE - set(names) if users else ():
+                env.pop(name, None)
+        confine = partial(self._confine, upstream, bubblewrap, folder, env, cwd)
 
         async def start(modern: bool | None) -> UpstreamSession:
             wire = StdioWire(upstream.name, spec.sink, upstream.stderr)
-            await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
+            await wire.start(
+                os.path.expanduser(transport.command), transport.args, env, cwd, confine
+            )
             return await self._open(upstream, wire, seconds, modern, spec)
 
         try:
@@ -99,6 +126,62 @@ class Connector:
         except BothErasAnswered:
             upstream.connection.modern = True
             return await start(True)
+
+    def _check_package(self, upstream: Upstream, transport: StdioTransport) -> None:
+        """Logs a package without a version; refuses it where the sandbox is strict."""
+        package = find_unpinned_package(transport.command, transport.args)
+        if package is None:
+            return
+        reason = "; ".join(explain_unpinned(transport.command, package))
+        if upstream.entry.sandbox == "strict":
+            raise Unreachable(f'{reason} (sandbox = "strict" requires it)', sent=False)
+        self._warn_once(upstream.name, reason)
+
+    async def _find_sandbox(self, upstream: Upstream) -> str | None:
+        """Finds bubblewrap for a server that needs it; None if it runs without a sandbox."""
+        level = upstream.entry.sandbox
+        upstream.sandbox, upstream.sandbox_problem, upstream.sandbox_remarks = level, "", []
+        if level == "off":
+            return None
+        try:
+            return await asyncio.to_thread(find_bubblewrap, self.lookup.get("PATH"))
+        except NoBubblewrap as error:
+            if level == "strict":
+                raise Unreachable(
+                    f'it was not started: sandbox = "strict", but {error}', sent=False
+                ) from None
+            upstream.sandbox, upstream.sandbox_problem = "off", str(error)
+            self._warn_once(upstream.name, f'it runs without its sandbox "net": {error}')
+            return None
+
+    def _confine(
+        self,
+        upstream: Upstream,
+        bubblewrap: str | None,
+        folder: Path,
+        env: Mapping[str, str],
+        cwd: str,
+        command: Sequence[str],
+    ) -> Confined:
+        entry = upstream.entry
+        if bubblewrap is None:
+            return Confined(command, entry.limits)
+        user = Path(self.lookup.get("HOME") or os.path.expanduser("~"))
+        spec = SandboxSpec(
+            entry.sandbox,
+            SandboxFolders(self.home, folder, user),
+            entry.has_user_home,
+            tuple(entry.sandbox_paths),
+        )
+        upstream.sandbox_remarks = describe_loose_files(spec, command, env, entry.env)
+        return Confined(
+            build_sandbox_command(bubblewrap, spec, command, env, entry.env, cwd, entry.limits)
+        )
+
+    def _warn_once(self, server: str, reason: str) -> None:
+        if (server, reason) not in self._warned:
+            self._warned.add((server, reason))
+            log.warning('server "%s": %s', server, reason)
 
     async def _connect_http(
         self,

@@ -21,7 +21,7 @@ from dragoman.mcp.client.notifications import (
     NotificationSink,
     PendingServerRequests,
     RequestListener,
-    ServerRequest,
+    UpstreamRequest,
 )
 from dragoman.mcp.protocol.framing import PREFIX, OversizedFrame, find_id, find_id_at_end
 from dragoman.mcp.protocol.notifications import (
@@ -32,21 +32,13 @@ from dragoman.mcp.protocol.notifications import (
     PROGRESS,
 )
 from dragoman.mcp.protocol.revisions import SUBSCRIPTION_KEY, Revision
+from dragoman.mcp.protocol.translate import METHODS
 from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply
 
 log = logging.getLogger(__name__)
 
-CALLS = frozenset(
-    {
-        "tools/call",
-        "prompts/get",
-        "resources/read",
-        "completion/complete",
-        "tasks/get",
-        "tasks/result",
-    }
-)
+CALLS = frozenset({*METHODS.values(), "tasks/get", "tasks/result"})
 """Requests on behalf of a client; the hub sends all others for itself."""
 MAX_BATCH = 1_000
 """Messages read from one batch."""
@@ -123,7 +115,7 @@ def failure_from_error(server: str, method: str, native: Any) -> WorkFailed:
 
 
 def deliver_request(
-    request: ServerRequest, listener: RequestListener | None, sink: NotificationSink
+    request: UpstreamRequest, listener: RequestListener | None, sink: NotificationSink
 ) -> bool:
     """Passes a server's request to the call that it belongs to. Refuses it, and returns False,
     where there is no such call or its client cannot be asked this."""
@@ -139,13 +131,13 @@ def deliver_request(
 class UnansweredQuestion(WorkFailed):
     """A call that failed after its question was refused, most likely because of that."""
 
-    def __init__(self, message: str, native: dict[str, Any] | None, asked: ServerRequest) -> None:
+    def __init__(self, message: str, native: dict[str, Any] | None, asked: UpstreamRequest) -> None:
         super().__init__(message, native)
         self.asked = asked
 
 
 def build_unanswered(
-    server: str, method: str, message: Mapping[str, Any], asked: ServerRequest
+    server: str, method: str, message: Mapping[str, Any], asked: UpstreamRequest
 ) -> UnansweredQuestion:
     """For a response that reports a failure, in an error or in a result."""
     native = message.get("error")
@@ -171,7 +163,7 @@ class CallInFlight:
     def __init__(self, listener: RequestListener | None, id: int | None = None) -> None:
         self.listener = listener
         self.id = id
-        self.refused: ServerRequest | None = None
+        self.refused: UpstreamRequest | None = None
         """The server's question about this request that was refused."""
 
 

@@ -17,7 +17,7 @@ from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
 from dragoman.wire import sse
-from dragoman.wire.http import HttpClient, Reply
+from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import MAX_BYTES
 
 UNSENT_BYTES = 16 * 1024 * 1024
@@ -125,7 +125,7 @@ class SseWire(JsonRpcChannel):
         if reply.status >= 300:
             self.mark_lost(f"it answered a message with HTTP {reply.status}")
 
-    async def _read(self, reply: Reply, endpoint: asyncio.Future[str]) -> None:
+    async def _read(self, reply: HttpReply, endpoint: asyncio.Future[str]) -> None:
         parser = sse.SseParser(MAX_BYTES)
         pace = Pace()
         reason = "it ended the stream"

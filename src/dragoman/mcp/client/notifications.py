@@ -27,7 +27,7 @@ NotificationSink = Callable[[str, Mapping[str, Any]], None]
 SEVERITY = {level: number for number, level in enumerate(LEVELS)}
 
 
-class ServerRequest:
+class UpstreamRequest:
     """A request of the server, answered once unless the server cancels it."""
 
     __slots__ = ("_id", "_reply", "method", "on_cancel", "on_complete", "on_reply", "params")
@@ -37,7 +37,7 @@ class ServerRequest:
     ) -> None:
         self.method = method
         self.params = params
-        self.on_cancel: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], object] | None = None
         """Called when the server cancels the request: it then expects no response."""
         self.on_complete: Callable[[], None] | None = None
         """Called when the server reports that the user has finished the URL elicitation."""
@@ -68,9 +68,9 @@ class PendingServerRequests:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._open: dict[Any, ServerRequest] = {}
+        self._open: dict[Any, UpstreamRequest] = {}
 
-    def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> ServerRequest:
+    def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> UpstreamRequest:
         key = rpc.build_key(id)
 
         def reply(message: bytes) -> None:
@@ -78,7 +78,7 @@ class PendingServerRequests:
                 del self._open[key]
                 self._send(message)
 
-        request = self._open[key] = ServerRequest(id, method, params, reply)
+        request = self._open[key] = UpstreamRequest(id, method, params, reply)
         return request
 
     def cancel(self, params: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class RequestListener:
         progress: bool = False,
         log_level: str | None = None,
         client: str = "",
-        ask: Callable[[ServerRequest], bool] | None = None,
+        ask: Callable[[UpstreamRequest], bool] | None = None,
         acknowledged: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.updates = updates

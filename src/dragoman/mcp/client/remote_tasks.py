@@ -27,7 +27,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.question_handles import build_needs_input
 from dragoman.mcp.client.client_sessions import build_not_open
 from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
-from dragoman.mcp.protocol.elicitation import question_from_request
+from dragoman.mcp.protocol.elicitation import parse_input_request
 from dragoman.mcp.protocol.revisions import RELATED_KEY, TASKS
 from dragoman.mcp.protocol.translate import result_from_mcp
 
@@ -52,7 +52,7 @@ SendTaskRequest = Callable[[str, dict[str, Any], float], Awaitable[tuple[Any, in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLimits:
+class RemoteTaskLimits:
     question_secs: float = 600.0
     shortest_poll: float = 0.1
     """Seconds between two polls at least, whatever the server suggests."""
@@ -128,7 +128,7 @@ class SuspendedTask(NamedTuple):
 class UpstreamTasks:
     """The tasks of one server that are being followed."""
 
-    def __init__(self, server: str, limits: TaskLimits) -> None:
+    def __init__(self, server: str, limits: RemoteTaskLimits) -> None:
         self.server = server
         self._limits = limits
         self._suspended: dict[str, SuspendedTask] = {}
@@ -242,18 +242,10 @@ class UpstreamTasks:
         if not isinstance(requests, dict):
             return {}
         return {
-            name: self._parse_question(request)
+            name: parse_input_request(request, self.server)
             for name, request in requests.items()
             if name not in task.answered
         }
-
-    def _parse_question(self, request: Any) -> Question:
-        fields = request if isinstance(request, dict) else {}
-        question = question_from_request(fields.get("method"), fields.get("params"))
-        if question is None:
-            method = str(fields.get("method"))[:100]
-            raise errors.BadReply(f'server "{self.server}" asks for "{method}", which is unknown')
-        return question
 
     def _suspend(
         self, task: UpstreamTask, questions: dict[str, Question], call: Call, send: SendTaskRequest

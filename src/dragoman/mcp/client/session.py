@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from dragoman import __version__
@@ -35,7 +36,8 @@ PROBE_SECONDS = 2.0
 """How long a child may leave `server/discover` unanswered before `initialize` is sent as well: some
 servers of the handshake era never answer an unknown method."""
 PING_SECONDS = 30.0
-MODERN_ERRORS = (-32020, -32021, -32022)
+UNSUPPORTED_VERSION = -32022
+MODERN_ERRORS = (-32020, -32021, UNSUPPORTED_VERSION)
 """Codes that only servers of the modern era use."""
 
 STREAM_SECONDS = 1.0
@@ -49,12 +51,15 @@ NO_STREAM = frozenset({400, 404, 405, 406, 501})
 """Statuses of servers that offer no push stream."""
 
 CLIENT_INFO = {"name": "dragoman", "title": "Dragoman", "version": __version__}
-MODERN_META: dict[str, Any] = {
-    revisions.MODERN_KEY: revisions.MODERN[-1],
-    revisions.CAPABILITIES_KEY: {},
-    revisions.CLIENT_KEY: CLIENT_INFO,
+OWN_META: dict[str, dict[str, Any]] = {
+    name: {
+        revisions.MODERN_KEY: name,
+        revisions.CAPABILITIES_KEY: {},
+        revisions.CLIENT_KEY: CLIENT_INFO,
+    }
+    for name in revisions.MODERN
 }
-"""In the `_meta` of each request of the modern era that the hub sends for itself."""
+"""By version: in the `_meta` of each request of the modern era that the hub sends for itself."""
 
 
 class BothErasAnswered(errors.BadReply):
@@ -90,6 +95,7 @@ class UpstreamSession:
         if spec.questions is not None:
             wire.set_session_listener(spec.questions)
         self.revision: revisions.Revision = revisions.LATEST
+        self.own_meta: Mapping[str, Any] = OWN_META[revisions.LATEST.name]
         self.modern = True
         """Whether it is of the modern era, in which requests carry their revision."""
         self.features: dict[str, Any] = {}
@@ -146,23 +152,34 @@ class UpstreamSession:
                 elif task is not None and not task.cancelled():
                     task.exception()
 
-    async def _discover(self, timeout: float) -> bool:
-        """Returns whether the server is of the modern era."""
-        self.wire.set_revision(revisions.LATEST)
+    async def _discover(self, timeout: float, named: revisions.Revision | None = None) -> bool:
+        """Returns whether the server is of the modern era. Asks it in the latest revision, or in
+        `named`, which the server has named when it refused the latest."""
+        asked = named or revisions.LATEST
+        self.wire.set_revision(asked)
+        result: Any = {}
+        revision: revisions.Revision | None = asked
         try:
-            params = {"_meta": {**MODERN_META, **new_trace().build_context()}}
+            params = {"_meta": {**OWN_META[asked.name], **new_trace().build_context()}}
             result, _ = await self.wire.request("server/discover", params, timeout)
+            supported = result.get("supportedVersions") if isinstance(result, dict) else None
+            # Some servers of the handshake era answer any method with an empty result.
+            revision = revisions.choose_modern(supported)
         except errors.WorkFailed as error:
-            if error.native is None or error.native.get("code") not in MODERN_ERRORS:
+            native = error.native or {}
+            if native.get("code") not in MODERN_ERRORS:
                 return False
-            result = {"supportedVersions": revisions.MODERN}
+            data = native.get("data")
+            supported = data.get("supported") if isinstance(data, dict) else None
+            if native["code"] == UNSUPPORTED_VERSION and isinstance(supported, list):
+                revision = revisions.choose_modern(supported)
+                if revision is not None and named is None and revision != asked:
+                    return await self._discover(timeout, revision)
         except (UpstreamHttpError, errors.TimedOut):
             return False
-        versions = result.get("supportedVersions") if isinstance(result, dict) else None
-        # Some servers of the handshake era answer any method with an empty result.
-        if not isinstance(versions, list | tuple) or revisions.MODERN[-1] not in versions:
+        if revision is None:
             return False
-        self._set_revision(revisions.LATEST)
+        self._set_revision(revision)
         meta = result.get("_meta")
         self._read_server_info(
             result, meta.get(revisions.SERVER_KEY) if isinstance(meta, dict) else None
@@ -200,6 +217,8 @@ class UpstreamSession:
     def _set_revision(self, revision: revisions.Revision) -> None:
         self.revision = revision
         self.modern = not revision.has_sessions
+        if self.modern:
+            self.own_meta = OWN_META[revision.name]
         self.wire.set_revision(revision)
 
     def _read_server_info(self, result: dict[str, Any], info: Any) -> None:
@@ -218,26 +237,22 @@ class UpstreamSession:
         timeout: float,
         listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
-        meta: Mapping[str, Any] = MODERN_META,
+        meta: Mapping[str, Any] | None = None,
     ) -> Awaitable[tuple[Any, int]]:
         """Sends a request in the session's era; returns the result and its size in bytes. `meta`
-        is added in the modern era."""
+        (by default the hub's own) is added in the modern era."""
         given = params.get("_meta")
         if given is None:  # a request of the hub's own
             given = params["_meta"] = new_trace().build_context()
         if self.modern:
-            params["_meta"] = {**given, **meta}
+            params["_meta"] = {**given, **(meta or self.own_meta)}
         elif self.wire.supports_sessions:
-            return self._request_in_session(method, params, timeout, listener, headers)
+            send = partial(self.wire.request, method, params, timeout, listener, headers)
+            return self._request_in_session(send, timeout)
         return self.wire.request(method, params, timeout, listener, headers)
 
     async def _request_in_session(
-        self,
-        method: str,
-        params: dict[str, Any],
-        timeout: float,
-        listener: RequestListener | None,
-        headers: Mapping[str, str] | None,
+        self, send: Callable[[], Awaitable[tuple[Any, int]]], timeout: float
     ) -> tuple[Any, int]:
         """Opens an expired session again and repeats the request: a server that has forgotten the
         session has not executed it."""
@@ -245,23 +260,23 @@ class UpstreamSession:
             await self._reopen(timeout)
         opening = self.openings
         try:
-            return await self.wire.request(method, params, timeout, listener, headers)
+            return await send()
         except SessionExpired:
             if opening == self.openings:  # else another request has opened it meanwhile
                 await self._reopen(timeout)
-            return await self.wire.request(method, params, timeout, listener, headers)
+            return await send()
 
     def build_meta(self, features: Mapping[str, Any], log_level: str | None) -> Mapping[str, Any]:
         """Builds the `_meta` of a modern request for a client with these features that wants log
         messages from level `log_level` up. Omits extensions that the server does not declare."""
         if not features and log_level is None:
-            return MODERN_META
+            return self.own_meta
         declared = dict(features)
         if declared.pop("extensions", None) is not None:
             shared = self.find_shared_extensions(features)
             if shared:
                 declared["extensions"] = shared
-        meta = {**MODERN_META, revisions.CAPABILITIES_KEY: declared}
+        meta = {**self.own_meta, revisions.CAPABILITIES_KEY: declared}
         if log_level is not None:
             meta[revisions.LOG_LEVEL_KEY] = log_level
         return meta
@@ -313,7 +328,7 @@ class UpstreamSession:
         self.spec.missed()
 
     async def list_entries(
-        self, method: str, member: str, timeout: float, meta: Mapping[str, Any] = MODERN_META
+        self, method: str, member: str, timeout: float, meta: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Reads all pages of a list, unchanged."""
         found: list[Any] = []
@@ -338,14 +353,9 @@ class UpstreamSession:
                 break
             seen.add(following)
             cursor = following
-        log.warning(
-            'the list of %s of server "%s" does not end, or has more than %d entries or %d bytes; '
-            "the rest is ignored",
-            member,
-            self.server,
-            MAX_ENTRIES,
-            MAX_LIST_BYTES,
-        )
+        limits = f"{MAX_ENTRIES} entries or {MAX_LIST_BYTES} bytes"
+        problem = f"does not end, or has more than {limits}; the rest is ignored"
+        log.warning('the list of %s of server "%s" %s', member, self.server, problem)
         return found[:MAX_ENTRIES]
 
     def _note_ttl(self, method: str, ttl: Any) -> None:
@@ -571,7 +581,7 @@ class NotificationStream:
                 wanted: dict[str, Any] = {**lists}
                 if uris:
                     wanted["resourceSubscriptions"] = sorted(uris)
-                meta = {**MODERN_META, **new_trace().build_context()}
+                meta = {**session.own_meta, **new_trace().build_context()}
                 params = {"notifications": wanted, "_meta": meta}
                 listener = RequestListener(acknowledged=acknowledge)
                 await session.wire.listen(LISTEN, params, note_opened, listener)

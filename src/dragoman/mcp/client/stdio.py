@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.read_pacing import Pace
-from dragoman.mcp.client.child_process import ChildProcess, OutputRing
+from dragoman.mcp.client.child_process import ChildProcess, Confine, OutputRing
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.protocol.framing import Deframer, Frame, OversizedFrame, Unrecoverable
@@ -26,9 +26,11 @@ class StdioWire(JsonRpcChannel):
         self._stderr = stderr
         self._child: ChildProcess | None = None
 
-    async def start(self, command: str, args: list[str], env: dict[str, str], cwd: str) -> None:
+    async def start(
+        self, command: str, args: list[str], env: dict[str, str], cwd: str, confine: Confine
+    ) -> None:
         self._child = await ChildProcess.start(
-            command, args, env, cwd, self._receive_data, self._stderr, self.server
+            command, args, env, cwd, self._receive_data, self._stderr, self.server, confine
         )
         self._child.exited.add_done_callback(self._note_exit)
 

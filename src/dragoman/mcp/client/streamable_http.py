@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from time import thread_time
 from typing import Any, NoReturn
 
-from dragoman.core.background import Background
+from dragoman.core.background import Background, resolve
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
@@ -35,12 +35,11 @@ from dragoman.mcp.protocol.notifications import ACKNOWLEDGED, CANCELLED, PROGRES
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
-    MODERN,
     MODERN_KEY,
     Revision,
 )
 from dragoman.wire import rpc, sse
-from dragoman.wire.http import FixedHeaders, HttpClient, Reply
+from dragoman.wire.http import FixedHeaders, HttpClient, HttpReply
 from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
 
 log = logging.getLogger(__name__)
@@ -146,16 +145,16 @@ class HttpWire(IncomingRouter):
             reply = await self._http.request(
                 "POST", self.url, sent, message, timeout=timeout, extra_headers=extra
             )
+            if method == "initialize":
+                self._session = reply.headers.get(SESSION)
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
-                if method == "initialize":
-                    self._note_session(reply)
                 data = await reply.body.read(MAX_BYTES)  # as nearly always
                 return self._parse_answer(data, id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._read_answer(reply, id, method, in_session, params)
             async with asyncio.timeout_at(deadline) as clock:  # reading a stream has no timeout
                 call = call or CallInFlight(listener, id)
-                return await self._read_stream_answer(reply, id, method, call, clock, timeout)
+                return await self._read_stream_answer(reply, method, call, clock, timeout)
         except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no response within {timeout:g} s")
             raise build_timed_out(self.server, method, timeout) from None
@@ -169,8 +168,7 @@ class HttpWire(IncomingRouter):
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         message = rpc.encode_notification(method, params)
         async with asyncio.timeout(10):
-            reply = await self._post(self._build_own_headers(method), message, 10)
-            reply.body.close()
+            await self._post(method, message)
 
     async def listen(
         self,
@@ -219,8 +217,7 @@ class HttpWire(IncomingRouter):
         self.mark_lost("it was closed")
 
     def mark_lost(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
+        resolve(self.lost, reason)
 
     suspect_lost = mark_lost
 
@@ -232,8 +229,10 @@ class HttpWire(IncomingRouter):
 
     # --- sending -------------------------------------------------------------------------------
 
-    def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Awaitable[Reply]:
-        return self._http.request("POST", self.url, headers, message, timeout=timeout)
+    async def _post(self, method: str, message: bytes) -> None:
+        headers = self._build_own_headers(method)
+        reply = await self._http.request("POST", self.url, headers, message, timeout=10)
+        reply.body.close()
 
     def _find_headers(self, method: str, name: Any) -> FixedHeaders:
         if type(name) is not str:
@@ -282,10 +281,8 @@ class HttpWire(IncomingRouter):
     # --- receiving -----------------------------------------------------------------------------
 
     async def _read_answer(
-        self, reply: Reply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
+        self, reply: HttpReply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
     ) -> tuple[Any, int]:
-        if method == "initialize":
-            self._note_session(reply)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
             return self._parse_answer(data, id, method), len(data)
@@ -300,13 +297,13 @@ class HttpWire(IncomingRouter):
             and method != "server/discover"
             and reply.status == 400
             and _is_era_refusal(data, id)
-            and not await self._is_still_modern(params.get("_meta", NOTHING))
+            and not await self._still_speaks(revision, params.get("_meta", NOTHING))
         ):
             self.mark_lost(f"it no longer speaks {revision.name}")
             raise WrongEra(f'server "{self.server}" does not speak {revision.name}', sent=False)
         self._raise_status(reply, data, method)
 
-    async def _is_still_modern(self, meta: Mapping[str, Any]) -> bool:
+    async def _still_speaks(self, revision: Revision, meta: Mapping[str, Any]) -> bool:
         """Asks a server whose error reads like one of the other era: a text alone must not end a
         connection that others use."""
         own = {key: meta[key] for key in (MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY) if key in meta}
@@ -315,13 +312,10 @@ class HttpWire(IncomingRouter):
         except HubError:
             return False
         versions = result.get("supportedVersions") if isinstance(result, dict) else None
-        return isinstance(versions, list) and MODERN[-1] in versions
+        return isinstance(versions, list) and revision.name in versions
 
     def _build_expired(self) -> SessionExpired:
         return SessionExpired(f'server "{self.server}" has ended the session', sent=False)
-
-    def _note_session(self, reply: Reply) -> None:
-        self._session = reply.headers.get(SESSION)
 
     def _parse_answer(self, data: bytes, id: int, method: str) -> Any:
         try:
@@ -357,7 +351,7 @@ class HttpWire(IncomingRouter):
     def _hide_secrets(self, text: str) -> str:
         return hide_secrets(text, self.url, self._fixed.values())
 
-    def _raise_status(self, reply: Reply, data: bytes, method: str) -> NoReturn:
+    def _raise_status(self, reply: HttpReply, data: bytes, method: str) -> NoReturn:
         status = reply.status
         text = self._hide_secrets(data[:300].decode("utf-8", "replace"))
         if reply.headers.get("content-type", "").startswith(JSON_TYPE):
@@ -387,15 +381,12 @@ class HttpWire(IncomingRouter):
 
     async def _read_stream_answer(
         self,
-        reply: Reply,
-        id: int,
+        reply: HttpReply,
         method: str,
         call: CallInFlight,
         clock: asyncio.Timeout,
         timeout: float,
     ) -> tuple[Any, int]:
-        if method == "initialize":
-            self._note_session(reply)
         position, fruitless = StreamPosition(), 0
         while True:
             last_id = position.id
@@ -404,10 +395,10 @@ class HttpWire(IncomingRouter):
                     if "method" in message:
                         if self._handle_incoming(message, call):
                             clock.reschedule(self._loop.time() + timeout)
-                    elif message.get("id") == id:
+                    elif message.get("id") == call.id:
                         if call.refused is not None and is_failure(message):
                             raise build_unanswered(self.server, method, message, call.refused)
-                        return self._extract_result(message, id, method), size
+                        return self._extract_result(message, message["id"], method), size
             except Unreachable:
                 if not self._is_resumable(position, method):
                     raise
@@ -426,7 +417,7 @@ class HttpWire(IncomingRouter):
         can_resume = revision is not None and revision.has_resumable_streams
         return can_resume and position.id is not None and method != "initialize"
 
-    async def _resume(self, position: StreamPosition, method: str) -> Reply:
+    async def _resume(self, position: StreamPosition, method: str) -> HttpReply:
         """Opens the rest of a stream that ended early, within the time of the request."""
         headers = self._build_own_headers("")
         headers["accept"] = STREAM_TYPE
@@ -451,7 +442,7 @@ class HttpWire(IncomingRouter):
         )
 
     async def _read_messages(
-        self, reply: Reply, position: StreamPosition
+        self, reply: HttpReply, position: StreamPosition
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
         """Yields the messages of a stream, each with its size in bytes."""
         parser = sse.SseParser(MAX_BYTES)
@@ -497,11 +488,7 @@ class HttpWire(IncomingRouter):
         return stream
 
     def _reply(self, message: bytes) -> None:
-        self._send_later(self._deliver(message))
-
-    async def _deliver(self, message: bytes) -> None:
-        reply = await self._post(self._build_own_headers(""), message, 10)
-        reply.body.close()
+        self._send_later(self._post("", message))
 
 
 def _is_session_refusal(data: bytes, id: int) -> bool:
@@ -529,5 +516,5 @@ def _is_era_refusal(data: bytes, id: int) -> bool:
     return isinstance(error, dict) and "error" in error and error.get("id") != id
 
 
-def _is_stream(reply: Reply) -> bool:
+def _is_stream(reply: HttpReply) -> bool:
     return reply.headers.get("content-type", "").startswith(STREAM_TYPE)

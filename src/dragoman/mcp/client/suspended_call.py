@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dragoman.core.background import start_task
+from dragoman.core.background import resolve, start_task
 from dragoman.core.call import (
     ROOTS,
     AnswerError,
@@ -28,7 +28,7 @@ from dragoman.core.call import (
 from dragoman.core.errors import TimedOut
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.question_handles import MAX_QUESTIONS
-from dragoman.mcp.client.notifications import RequestListener, ServerRequest, listener_from_call
+from dragoman.mcp.client.notifications import RequestListener, UpstreamRequest, listener_from_call
 from dragoman.mcp.protocol.elicitation import build_answer, is_answerable, question_from_request
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE, Revision
 from dragoman.wire.json import encode
@@ -45,7 +45,7 @@ LEAST_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 """For the answer to a question outside of calls; servers made with the SDKs wait no longer."""
 
-SendRequest = Callable[[RequestListener], Awaitable[tuple[Any, int]]]
+SendRequest = Callable[[RequestListener], Coroutine[Any, Any, tuple[Any, int]]]
 """Sends the request of a call; the listener receives its questions."""
 
 
@@ -74,7 +74,7 @@ class QuestionBudget:
 
 class OpenQuestion(NamedTuple):
     question: Question
-    request: ServerRequest
+    request: UpstreamRequest
     size: int
 
 
@@ -107,11 +107,8 @@ class SuspendedCall:
         listener.ask = self.ask
         self._updates = call.updates
         listener.updates = self._update
-        self._task = start_task(self._run(send, listener))
+        self._task = start_task(send(listener))
         self._task.add_done_callback(self._finish)
-
-    async def _run(self, send: SendRequest, listener: RequestListener) -> tuple[Any, int]:
-        return await send(listener)
 
     @property
     def questions(self) -> dict[str, Question]:
@@ -190,7 +187,7 @@ class SuspendedCall:
         self._open.clear()
         self._task.cancel()
 
-    def release_roots(self) -> list[ServerRequest]:
+    def release_roots(self) -> list[UpstreamRequest]:
         """Releases the open requests for the client's roots: a server may ask for them at any time,
         whatever call is in flight."""
         keys = [key for key, open in self._open.items() if open.question.kind == ROOTS]
@@ -201,7 +198,7 @@ class SuspendedCall:
 
     # --- used by the server --------------------------------------------------------------------
 
-    def ask(self, request: ServerRequest) -> bool:
+    def ask(self, request: UpstreamRequest) -> bool:
         """Takes a question; False if it cannot be put to the client."""
         question = question_from_request(request.method, request.params)
         if question is None or self._ended or len(self._open) >= MAX_QUESTIONS:
@@ -217,10 +214,9 @@ class SuspendedCall:
         question = replace(
             question, withdrawn=self._loop.create_future(), completed=self._loop.create_future()
         )
-        request.on_complete = partial(_set, question.completed)
+        request.on_complete = partial(resolve, question.completed, None)
         self._open[key] = OpenQuestion(question, request, size)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        resolve(self._arrived, None)
         return True
 
     def _withdraw(self, key: str) -> None:
@@ -228,11 +224,11 @@ class SuspendedCall:
         open = self._open.pop(key, None)
         if open is not None:
             self._budget.release(open.size)
-            _set(open.question.withdrawn)
+            resolve(open.question.withdrawn, None)
 
     def _withdraw_all(self) -> None:
         for open in self._open.values():
-            _set(open.question.withdrawn)
+            resolve(open.question.withdrawn, None)
 
     def _finish(self, task: asyncio.Task[tuple[Any, int]]) -> None:
         """The server has answered the call and needs no more answers. The result, or the error, is
@@ -265,16 +261,16 @@ class SessionQuestions:
         self.revision: Revision = LATEST_HANDSHAKE
         """The revision that the server speaks."""
         self.has_asked = False
-        self._pending: list[ServerRequest] = []
+        self._pending: list[UpstreamRequest] = []
         self._answering: set[asyncio.Task[None]] = set()
         self.listener = RequestListener(client=viewer.client, ask=self._ask)
 
-    def take_pending(self) -> list[ServerRequest]:
+    def take_pending(self) -> list[UpstreamRequest]:
         """Removes and returns the questions to ask with the client's next call."""
         pending, self._pending = self._pending, []
         return pending
 
-    def adopt(self, request: ServerRequest) -> None:
+    def adopt(self, request: UpstreamRequest) -> None:
         """Takes a question that the call in flight turned out not to depend on."""
         if not self._ask(request):
             request.refuse(REFUSED, "the question cannot be put to the client")
@@ -290,7 +286,7 @@ class SessionQuestions:
         for task in self._answering:
             task.cancel()
 
-    def _ask(self, request: ServerRequest) -> bool:
+    def _ask(self, request: UpstreamRequest) -> bool:
         self.has_asked = True
         question = question_from_request(request.method, request.params)
         if question is None or not is_answerable(question, self._features):
@@ -301,23 +297,25 @@ class SessionQuestions:
             task = start_task(self._answer(self._asker, request, question))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
-            request.on_cancel = partial(_cancel, task)
+            request.on_cancel = task.cancel
         else:
             self._pending.append(request)
             request.on_cancel = partial(self._withdraw, request)
         return True
 
-    def _withdraw(self, request: ServerRequest) -> None:
+    def _withdraw(self, request: UpstreamRequest) -> None:
         if request in self._pending:
             self._pending.remove(request)
 
-    async def _answer(self, asker: ClientAsker, request: ServerRequest, question: Question) -> None:
+    async def _answer(
+        self, asker: ClientAsker, request: UpstreamRequest, question: Question
+    ) -> None:
         answer = await asker.ask_client(self._client, question, ANSWER_SECONDS)
         send_answer(request, question, answer, self.revision)
 
 
 def send_answer(
-    request: ServerRequest, question: Question, answer: Any, revision: Revision
+    request: UpstreamRequest, question: Question, answer: Any, revision: Revision
 ) -> None:
     """Sends the client's answer to the server, or refuses the question."""
     if isinstance(answer, AnswerError):
@@ -328,12 +326,3 @@ def send_answer(
         request.refuse(REFUSED, "the question was not answered")
     else:
         request.answer(result)
-
-
-def _set(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()

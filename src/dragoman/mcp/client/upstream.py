@@ -33,42 +33,22 @@ from dragoman.core.tool import (
     TargetFacts,
     TargetTraits,
 )
-from dragoman.mcp.client import client_sessions
+from dragoman.mcp.client import client_sessions, remote_tasks
 from dragoman.mcp.client.catalog_sync import KINDS, CatalogSync, find_changed_kinds
 from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.connection import Connect, UpstreamConnection
 from dragoman.mcp.client.jsonrpc_channel import FOREVER, UnansweredQuestion
 from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.notifications import RequestListener, listener_from_call
-from dragoman.mcp.client.remote_tasks import (
-    TASK,
-    SendTaskRequest,
-    TaskLimits,
-    UpstreamTasks,
-    is_task,
-    is_task_handle,
-    makes_tasks,
-    wants_task,
-)
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.client.server_logs import ServerLogs
-from dragoman.mcp.client.session import MODERN_META, UpstreamSession, announces_resources
+from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.client.session_choice import SessionChoice
 from dragoman.mcp.client.upstream_lists import UpstreamLists
 from dragoman.mcp.client.url_elicitations import UrlElicitations
 from dragoman.mcp.config import ServerEntry
-from dragoman.mcp.protocol.elicitation import (
-    AGAIN,
-    ASKING,
-    NO_STATE,
-    PARKED,
-    STATE,
-    TASKS_ONLY,
-    add_task_support,
-    question_from_request,
-    questions_from_result,
-    questions_from_url_error,
-)
+from dragoman.mcp.protocol import elicitation
+from dragoman.mcp.protocol.elicitation import AGAIN, TASKS_ONLY
 from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH, build_param_headers
 from dragoman.mcp.protocol.notifications import COMPLETED, MESSAGE, UPDATED
 from dragoman.mcp.protocol.revisions import REVISIONS, is_modern, unwrap_result
@@ -119,6 +99,9 @@ class Upstream:
         """Whether a shared session may answer a call with a task."""
         self.stderr = OutputRing()
         """What the child wrote there, and log messages that belong to no call."""
+        self.sandbox = self.sandbox_problem = ""
+        """The sandbox of a stdio server that was started, and why it is not the configured one."""
+        self.sandbox_remarks: list[str] = []
         self._catalogs = catalogs
         self._logs = ServerLogs(self.name, self.stderr, bus)
         self._url_elicitations = UrlElicitations()
@@ -131,7 +114,9 @@ class Upstream:
         self.subscriptions = ResourceSubscriptions(
             self.name, self._announce_update, self.answer_secs
         )
-        self.tasks = UpstreamTasks(self.name, TaskLimits(question_secs=limits.question_secs))
+        self.tasks = remote_tasks.UpstreamTasks(
+            self.name, remote_tasks.RemoteTaskLimits(question_secs=limits.question_secs)
+        )
 
     def start(self) -> None:
         self.connection.start()
@@ -178,7 +163,7 @@ class Upstream:
         self, features: Mapping[str, Any], *, is_main: bool = False, is_shared: bool = False
     ) -> None:
         """Notes the capabilities of a new session: whether calls may become tasks."""
-        may_last = makes_tasks(features) or (self.traits.may_last and not is_main)
+        may_last = remote_tasks.makes_tasks(features) or (self.traits.may_last and not is_main)
         if is_main or is_shared:
             self.makes_tasks = may_last
         if may_last != self.traits.may_last:
@@ -188,7 +173,7 @@ class Upstream:
 
     def handle_shared_notification(self, method: str, params: Mapping[str, Any]) -> None:
         """Handles what belongs to no call on a shared session."""
-        if method in ASKING:
+        if method in elicitation.ASKING:
             self.choice.learn(ASKS)
         else:
             self.handle_notification(method, params)
@@ -276,13 +261,13 @@ class Upstream:
                 if call.client and call.client not in choice.sharing:
                     choice.note_shared(call.client)
                 return self._call_shared(session, call)
-        elif is_task_handle(call.handle):
+        elif remote_tasks.is_task_handle(call.handle):
             return self.tasks.resume(call, self._build_task_sender(call))
         return self._choose_session(session, call)
 
     async def _choose_session(self, session: UpstreamSession, call: Call) -> Result:
         handle = call.handle
-        if handle is not None and handle.startswith(PARKED):
+        if handle is not None and handle.startswith(elicitation.PARKED):
             return await self._finish_own(call, self.client_sessions.resume(call))
         if handle is not None and not handle.startswith(AGAIN):
             if session.modern:  # the state is the server's, whichever session returns it
@@ -340,7 +325,7 @@ class Upstream:
             if not await self._has_other_headers(session, call, error):
                 return self._ask_to_visit(call, error)
             value, size = await self._send(session, call, params)
-        if self.makes_tasks and kind == TOOL and is_task(value):
+        if self.makes_tasks and kind == TOOL and remote_tasks.is_task(value):
             return await self._follow_task(session, call, value)
         is_complete = type(value) is dict and value.get("resultType", "complete") == "complete"
         is_plain = is_complete and kind == TOOL and "outputSchema" not in call.tool.definition
@@ -354,7 +339,7 @@ class Upstream:
         """Sends a call with what it has beside its arguments."""
         listener = listener_from_call(call)
         log_level = listener.log_level if listener is not None else None
-        meta: Mapping[str, Any] = MODERN_META
+        meta: Mapping[str, Any] | None = None
         headers: Mapping[str, str] | None = None
         if session.modern:
             meta = session.build_meta(call.features, log_level)
@@ -397,11 +382,15 @@ class Upstream:
             params = request_from_call(call, own.revision)
             self._request_task(params, own, call)
             value, size = await own.request(METHODS[kind], params, FOREVER, listener)
-            if kind == TOOL and makes_tasks(own.features) and is_task(value):
+            if (
+                kind == TOOL
+                and remote_tasks.makes_tasks(own.features)
+                and remote_tasks.is_task(value)
+            ):
                 send = _build_own_task_sender(own, listener, call)
-                is_watched = call.wanted_updates.progress
+                watched = call.wanted_updates.progress
                 return await self.tasks.wait_result(
-                    value, listener.updates, send, is_watched=is_watched
+                    value, listener.updates, send, is_watched=watched
                 )
             return value, size
 
@@ -445,7 +434,7 @@ class Upstream:
                 raise errors.BadReply(
                     f'server "{self.name}" requires input for a call that cannot ask'
                 )
-            questions, handle = questions_from_result(value, self.name)
+            questions, handle = elicitation.questions_from_result(value, self.name)
             return Result(questions=questions, handle=handle)
         if kind == "task" or not session.find_shared_extensions(call.features):
             raise build_unknown_result_error(kind, self.name)
@@ -455,7 +444,8 @@ class Upstream:
         """A server of 2025-11-25 that requires a user to visit URLs first answers with an error.
         Clients of that revision get the error unchanged. Others that can be asked are asked, and
         the call is made again after their answer. For all others it stays an error."""
-        questions = questions_from_url_error(error.native) if can_answer(URL, call.features) else {}
+        may_ask = can_answer(URL, call.features)
+        questions = elicitation.questions_from_url_error(error.native) if may_ask else {}
         revision = REVISIONS.get(call.revision)
         if questions and revision is not None and revision.has_elicitation_ids:
             self._url_elicitations.note(call.client, error.native)
@@ -466,7 +456,7 @@ class Upstream:
     def _explain_unanswered(self, call: Call, error: UnansweredQuestion) -> errors.HubError:
         """Explains a call that failed because its question was refused. A client that can be asked
         was not, since the shared session declares nothing."""
-        question = question_from_request(error.asked.method, error.asked.params)
+        question = elicitation.question_from_request(error.asked.method, error.asked.params)
         problem = build_needs_input({"": question}, call) if question is not None else None
         if problem is not None:
             return problem
@@ -480,8 +470,8 @@ class Upstream:
     # --- tasks ---------------------------------------------------------------------------------
 
     def _request_task(self, params: dict[str, Any], session: UpstreamSession, call: Call) -> None:
-        if call.tool.kind == TOOL and wants_task(session.features, call):
-            params["task"] = TASK
+        if call.tool.kind == TOOL and remote_tasks.wants_task(session.features, call):
+            params["task"] = remote_tasks.TASK
 
     async def _follow_task(self, session: UpstreamSession, call: Call, created: Any) -> Result:
         """Waits for the result of a call that the server has made a task of."""
@@ -489,21 +479,19 @@ class Upstream:
             return await self.tasks.follow(created, call, self._build_task_sender(call))
         is_main = session is not self.connection.handshake_session
         send = self._build_task_sender(call, None if is_main else session)
-        is_watched = call.wanted_updates.progress
+        watched = call.wanted_updates.progress
         try:
-            outcome = await self.tasks.wait_result(
-                created, call.updates, send, is_watched=is_watched
-            )
+            outcome = await self.tasks.wait_result(created, call.updates, send, is_watched=watched)
         except UnansweredQuestion as error:
             raise self._explain_unanswered(call, error) from error
         return result_from_mcp(*outcome, self.name)
 
     def _build_task_sender(
         self, call: Call, fixed: UpstreamSession | None = None
-    ) -> SendTaskRequest:
+    ) -> remote_tasks.SendTaskRequest:
         """Builds what sends the requests about a task: over the current shared session, or over the
         session `fixed` that the task was created in."""
-        features = add_task_support(call.features)
+        features = elicitation.add_task_support(call.features)
         carried = call.trace.build_context()
 
         async def send(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
@@ -570,7 +558,7 @@ class Upstream:
 
 def _build_own_task_sender(
     own: UpstreamSession, listener: RequestListener, call: Call
-) -> SendTaskRequest:
+) -> remote_tasks.SendTaskRequest:
     """Builds what sends the requests about a task of a client's own session. The task's questions
     come while its result is awaited."""
     carried = call.trace.build_context()
@@ -595,9 +583,9 @@ def _add_state(params: dict[str, Any], call: Call) -> None:
     handle = call.handle or ""
     if call.answers is None:  # there will be no answer, and the server holds nothing for one
         raise client_sessions.build_not_open(call)
-    if handle.startswith(STATE):
-        params["requestState"] = handle.removeprefix(STATE)
-    elif not handle.startswith(NO_STATE):
+    if handle.startswith(elicitation.STATE):
+        params["requestState"] = handle.removeprefix(elicitation.STATE)
+    elif not handle.startswith(elicitation.NO_STATE):
         raise client_sessions.build_not_open(call)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dragoman.core.background import Background, start_task
+from dragoman.core.background import Background, resolve, start_task
 from dragoman.core.call import Call
 from dragoman.core.errors import HubError, NotFound
 from dragoman.core.events import ClientListChanged, ListAnnounced
@@ -35,7 +35,7 @@ from dragoman.mcp.client.catalog_sync import (
 from dragoman.mcp.client.client_sessions import ClientSession, Key, SessionNotOpened
 from dragoman.mcp.client.session import MAX_ENTRIES, UpstreamSession
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_askable
-from dragoman.mcp.protocol.revisions import LATEST, Revision
+from dragoman.mcp.protocol.revisions import Revision
 
 if TYPE_CHECKING:
     from dragoman.mcp.client.upstream import Upstream
@@ -189,7 +189,7 @@ class UpstreamLists:
             self._announce(announced)
         finally:
             self._reading = frozenset()
-            _set(refreshing)
+            resolve(refreshing, None)
         size = sum(session.sizes.get(KINDS[kind].method, 0) for kind in dirty | stale)
         return pause_after_list(size, self._upstream.catalog.spent)
 
@@ -200,7 +200,7 @@ class UpstreamLists:
     def end_reading(self) -> None:
         """The shared session has ended."""
         self.freshness.clear()
-        _set(self._refreshing)
+        resolve(self._refreshing, None)
         self._refreshing = None
 
     async def _read_both(
@@ -431,7 +431,7 @@ class UpstreamLists:
         has_handshake = upstream.connection.handshake_session is not None
         if has_handshake and upstream.choice.prefers_handshake(viewer):
             return ListView(HANDSHAKE_OWNER, PLAIN)
-        askable = select_askable(viewer.features, LATEST)
+        askable = select_askable(viewer.features, shared.revision)
         return ListView(None, build_profile(askable, modern=True))
 
     def list_hidden(self, kind: str, view: ListView) -> frozenset[str]:
@@ -532,7 +532,7 @@ class UpstreamLists:
                     lists = await upstream.catalog.fetch_lists(session, KINDS)
                     has_asked = own.questions.has_asked
             else:
-                features = select_askable(viewer.features, LATEST)
+                features = select_askable(viewer.features, shared.revision)
                 lists = await upstream.catalog.fetch_lists(shared, KINDS, features)
             await self._learn_profile(shared, profile, lists)
         except SessionNotOpened as problem:
@@ -556,11 +556,6 @@ class UpstreamLists:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._background.close(grace=self._upstream.limits.stop_secs)
-
-
-def _set(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)
 
 
 def _name(kind: str, entry: Any) -> str:

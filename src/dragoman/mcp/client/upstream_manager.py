@@ -14,10 +14,10 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.ports import Viewer
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
+from dragoman.core.tool import PROMPT, TOOL
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
-from dragoman.mcp.client.catalog_sync import WAIT_SECONDS
+from dragoman.mcp.client.catalog_sync import KINDS, WAIT_SECONDS
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport, parse_headers
 
@@ -186,34 +186,30 @@ class UpstreamManager:
         upstream = self._running.get(entry.name)
         if upstream is None:
             reason = "it is disabled (enabled = false)" if not entry.enabled else "it is stopped"
-            return {
-                "name": entry.name,
-                "tools_count": 0,
-                "connected": False,
-                "state": "off",
-                "reason": reason,
-            }
+            off = {"name": entry.name, "tools_count": 0, "connected": False, "state": "off"}
+            return {**off, "reason": reason}
         connection = upstream.connection
         session = connection.session
         state: dict[str, Any] = {
             "name": entry.name,
-            "tools_count": len(self._catalogs[TOOL].list_offered(entry.name)),
-            "prompts_count": len(self._catalogs[PROMPT].list_offered(entry.name)),
-            "resources_count": len(self._catalogs[RESOURCE].list_offered(entry.name)),
-            "templates_count": len(self._catalogs[TEMPLATE].list_offered(entry.name)),
+            **{f"{kind}s_count": len(upstream.catalog.list_offered(kind)) for kind in KINDS},
             "connected": session is not None,
             "state": connection.state,
             "era": {None: None, True: "modern", False: "legacy"}[connection.modern],
             "protocol_version": connection.version,
             "restarts": max(0, connection.restarts),
         }
+        if upstream.sandbox:
+            state["sandbox"] = upstream.sandbox
+        if upstream.sandbox_problem:
+            state["sandbox_problem"] = upstream.sandbox_problem
         if session is None:
             state["reason"] = connection.reason or "it is being connected"
         elif session.server_info:
             state["server_info"] = session.server_info
         if problems := upstream.catalog.problems:
             state["problems"] = problems
-        if remarks := upstream.lists.describe_differences():
+        if remarks := [*upstream.sandbox_remarks, *upstream.lists.describe_differences()]:
             state["remarks"] = remarks
         if len(upstream.client_sessions):
             state["own_sessions"] = len(upstream.client_sessions)

@@ -47,14 +47,18 @@ def questions_from_result(value: Mapping[str, Any], server: str) -> tuple[dict[s
         raise BadReply(f'server "{server}" sent an invalid input_required result')
     if requests is None and state is None:
         raise BadReply(f'server "{server}" sent an input_required result without requests or state')
-    questions = {}
-    for key, request in (requests or {}).items():
-        asked = request if isinstance(request, dict) else {}
-        question = question_from_request(asked.get("method"), asked.get("params"))
-        if question is None:
-            raise BadReply(f'server "{server}" asks for "{str(asked.get("method"))[:100]}"')
-        questions[key] = question
+    questions = {key: parse_input_request(one, server) for key, one in (requests or {}).items()}
     return questions, NO_STATE if state is None else STATE + state
+
+
+def parse_input_request(request: Any, server: str) -> Question:
+    """Returns the question in one of the `inputRequests` of a result or a task."""
+    asked = request if isinstance(request, dict) else {}
+    question = question_from_request(asked.get("method"), asked.get("params"))
+    if question is None:
+        method = str(asked.get("method"))[:100]
+        raise BadReply(f'server "{server}" asks for "{method}", which is unknown')
+    return question
 
 
 def questions_from_url_error(native: Mapping[str, Any] | None) -> dict[str, Question]:

@@ -12,12 +12,12 @@ from dragoman.core.call import URL
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
-from dragoman.mcp.protocol.revisions import R2024, R2511, R2607
+from dragoman.mcp.protocol.revisions import LATEST, R2024, R2511, R2607
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
 
-NEVER = R2607 + 1
+NEVER = LATEST + 1
 ERROR_KEY = "dragoman.hub/error"
 MISSING_CAPABILITY = -32021
 RESOURCE_NOT_FOUND = -32002
@@ -32,7 +32,7 @@ class ErrorRow:
     """The code up to 2025-11-25."""
     modern: int = rpc.INTERNAL_ERROR
     """The code from 2026-07-28 on, which reserves a range for itself."""
-    result_until: int = R2607
+    result_until: int = LATEST
     """The last revision with such a result."""
     bridge: bool = False
     """Whether `[bridge] errors` decides; its results have the code in `_meta`."""
@@ -46,6 +46,7 @@ TABLE: dict[type[errors.HubError], ErrorRow] = {
     errors.AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
     errors.Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
     errors.ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    errors.RateLimited: ErrorRow(NEVER, legacy=-32000, modern=42900),
     errors.NotFound: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
     # 2025-11-25, SEP-1303: a model should see what was wrong with its arguments
     errors.InvalidInput: ErrorRow(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
@@ -124,6 +125,11 @@ def encode_error(
         code = code if revision >= R2607 else RESOURCE_NOT_FOUND
     if isinstance(error, errors.NeedsInput):
         data["requiredCapabilities"] = error.missing
+    if isinstance(error, errors.RateLimited):
+        data["retryAfter"] = error.retry_after
+        encoded = rpc.encode_error(id, code, render_message(error), data)
+        encoded.retry_after = error.retry_after
+        return encoded
     return rpc.encode_error(id, code, render_message(error), data)
 
 
@@ -136,13 +142,11 @@ def _as_native(
         data = {"uri": uri}
     if revision >= R2607:
         code = RETIRED_CODES.get(code, code)
-    elif uri is not None and code == rpc.INVALID_PARAMS and _names_resource(data):
+    elif (
+        code == rpc.INVALID_PARAMS and uri is not None and isinstance(data, dict) and "uri" in data
+    ):
         code = RESOURCE_NOT_FOUND  # as a server of 2026-07-28 says it
     return rpc.encode_error(id, code, str(native.get("message", error)), data)
-
-
-def _names_resource(data: Any) -> bool:
-    return isinstance(data, dict) and "uri" in data
 
 
 def _kind(error: errors.HubError) -> dict[str, Any]:

@@ -18,9 +18,7 @@ NAMED = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
+    **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
 }
 """The methods with an `Mcp-Name`, and the parameter it repeats (the last three: SEP-2663)."""
 PREFIX = "mcp-param-"

@@ -1,4 +1,4 @@
-"""The five revisions of MCP: what each can do, and how definitions and results are shaped for each.
+"""The revisions of MCP: what each can do, and how definitions and results are shaped for each.
 
 Standard library only and cheap to import: the relay answers `initialize` from here before anything
 else is loaded. Knows nothing of transports, sessions or the hub.
@@ -77,11 +77,11 @@ class Revision(int):
 
 
 NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
-R2024, R2503, R2506, R2511, R2607 = ORDERED = tuple(Revision(number) for number in range(5))
+R2024, R2503, R2506, R2511, R2607 = ORDERED = tuple(map(Revision, range(len(NAMES))))
 REVISIONS = dict(zip(NAMES, ORDERED, strict=True))
 HANDSHAKE = NAMES[:R2607]
 MODERN = NAMES[R2607:]
-OLDEST, LATEST, LATEST_HANDSHAKE = R2024, R2607, R2511
+OLDEST, LATEST, LATEST_HANDSHAKE = R2024, ORDERED[-1], R2511
 ASSUMED = R2503
 """The revision of an HTTP client that names none (2025-06-18, transports)."""
 
@@ -89,6 +89,12 @@ ASSUMED = R2503
 def is_modern(version: str) -> bool:
     """Whether a client that speaks this version needs no handshake; False for no version."""
     return version in MODERN
+
+
+def choose_modern(supported: object) -> Revision | None:
+    """Returns the newest revision without a handshake among the versions that a server supports."""
+    versions = supported if isinstance(supported, list) else ()
+    return next((REVISIONS[name] for name in reversed(MODERN) if name in versions), None)
 
 
 MODERN_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -106,25 +112,25 @@ SERVER_NAME = "dragoman"
 # --- methods -----------------------------------------------------------------------------------
 
 METHODS = {
-    # method: (first revision that has it, last one)
+    # method: (first revision that has it, last one; LATEST if it was not removed)
     "initialize": (R2024, R2511),
     "ping": (R2024, R2511),
-    "server/discover": (R2607, R2607),
-    "tools/list": (R2024, R2607),
-    "tools/call": (R2024, R2607),
-    "prompts/list": (R2024, R2607),
-    "prompts/get": (R2024, R2607),
-    "resources/list": (R2024, R2607),
-    "resources/templates/list": (R2024, R2607),
-    "resources/read": (R2024, R2607),
+    "server/discover": (R2607, LATEST),
+    "tools/list": (R2024, LATEST),
+    "tools/call": (R2024, LATEST),
+    "prompts/list": (R2024, LATEST),
+    "prompts/get": (R2024, LATEST),
+    "resources/list": (R2024, LATEST),
+    "resources/templates/list": (R2024, LATEST),
+    "resources/read": (R2024, LATEST),
     "resources/subscribe": (R2024, R2511),
     "resources/unsubscribe": (R2024, R2511),
-    "subscriptions/listen": (R2607, R2607),
-    "completion/complete": (R2024, R2607),
+    "subscriptions/listen": (R2607, LATEST),
+    "completion/complete": (R2024, LATEST),
     "logging/setLevel": (R2024, R2511),
-    "tasks/get": (R2511, R2607),
-    "tasks/cancel": (R2511, R2607),
-    "tasks/update": (R2607, R2607),
+    "tasks/get": (R2511, LATEST),
+    "tasks/cancel": (R2511, LATEST),
+    "tasks/update": (R2607, LATEST),
     "tasks/result": (R2511, R2511),
     "tasks/list": (R2511, R2511),
 }
@@ -164,7 +170,7 @@ def build_capabilities(revision: int) -> dict[str, Any]:
         able["completions"] = {}
     if revision == R2511:
         able["tasks"] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
-    elif revision == R2607:
+    elif revision >= R2607:
         able["extensions"] = {TASKS: {}}
     return able
 
@@ -179,14 +185,14 @@ def build_initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_discover_result() -> dict[str, Any]:
+def build_discover_result(revision: int) -> dict[str, Any]:
     return {
         "supportedVersions": list(NAMES),
-        "capabilities": build_capabilities(R2607),
+        "capabilities": build_capabilities(revision),
         "resultType": "complete",
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {SERVER_KEY: build_server_info(R2607)},
+        "_meta": {SERVER_KEY: build_server_info(revision)},
     }
 
 
@@ -361,7 +367,7 @@ def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False
     """Returns a tool's result with the members that `revision` knows; does not change `result`.
     `wrapped` is what `is_wrapped` says of the tool's outputSchema."""
     shaped = shape_members(result, revision)
-    if revision == R2607:
+    if revision >= R2607:
         return shaped
     if "structuredContent" in shaped:
         structured = shaped["structuredContent"]
@@ -377,7 +383,7 @@ def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False
 
 def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
     """Adds or removes the members that results of every kind have."""
-    if revision == R2607:
+    if revision >= R2607:
         shaped = dict(result)
         meta = shaped.get("_meta")
         shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if isinstance(meta, dict) else _OWN_META
@@ -393,7 +399,7 @@ def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
 
 
 _MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
-_INFO = build_server_info(R2607)
+_INFO = build_server_info(LATEST)
 _OWN_META = {SERVER_KEY: _INFO}
 
 

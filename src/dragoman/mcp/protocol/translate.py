@@ -13,7 +13,13 @@ from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.resource_uris import MAX_URI
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
-from dragoman.mcp.protocol.revisions import R2506
+from dragoman.mcp.protocol.revisions import (
+    CAPABILITIES_KEY,
+    CLIENT_KEY,
+    LOG_LEVEL_KEY,
+    MODERN_KEY,
+    R2506,
+)
 from dragoman.mcp.protocol.tool_names import build_alias, build_canonical_name, build_other_names
 from dragoman.wire.json import encode
 
@@ -268,10 +274,13 @@ def mcp_from_result(result: Result) -> dict[str, Any]:
     return value
 
 
+_USUAL_META = {MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY, LOG_LEVEL_KEY, "progressToken"}
+
+
 def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `_meta` of the request without what belongs to this hop."""
     meta = params.get("_meta")
-    if not isinstance(meta, dict):
+    if not isinstance(meta, dict) or meta.keys() <= _USUAL_META:  # as with most requests
         return {}
     return {
         key: value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dragoman.core.background import Background
@@ -24,6 +23,8 @@ from dragoman.core.call import (
 )
 from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.rate_limiter import RateBudget
+from dragoman.core.structs import replace
 from dragoman.core.tasks import Task
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Nowhere, Tool
 from dragoman.core.trace import TraceContext
@@ -51,12 +52,14 @@ METHODS = {
     "resources/read": RESOURCE,
     "completion/complete": COMPLETION,
 }
+RATE_LIMIT_KEY = "dragoman.hub/rate-limit"
 MAX_VALUES = 100
 """Values of one completion, in every revision."""
 
 _NAMED = frozenset({TOOL, PROMPT})
 Outcome = tuple[Tool, Result]
-Arguments = Mapping[str, Any]
+ParsedCall = tuple[str, dict[str, Any]]
+"""The name and the arguments of a call."""
 
 
 class CallHandler:
@@ -83,36 +86,39 @@ class CallHandler:
                 (revision.has_task_extension and "extensions" in options.features)
                 or (revision.has_task_requests and "task" in request.params)
             ):
-                outcome = await self._call_as_task(request, name, arguments, options)
+                outcome = await self._call_as_task(request, parsed, options)
                 if isinstance(outcome, bytes):
                     return outcome
                 tool, result = outcome
             else:
-                tool, result = await self.hub.call(
-                    request.client.principal, name, arguments, options
-                )
+                principal = request.client.principal
+                tool, result = await self.hub.call(principal, name, arguments, options)
             if result.questions is not None:
                 if lack := client_questions.find_lack(result.questions, options.features):
                     raise lack
                 if revision.asks_by_result and kind != COMPLETION:
                     asks = client_questions.render_questions(
-                        result.questions, result.handle, options.features
+                        result.questions, result.handle, revision, options.features
                     )
                     return rpc.encode_result(request.id, asks)
-                tool, result = await self._ask(request, name, arguments, options, tool, result)
+                tool, result = await self._ask(request, parsed, options, (tool, result))
             if kind == TOOL:
-                return rpc.encode_result(request.id, render_tool_result(result, tool, revision))
-            is_answer = options.answers is not None
-            return rpc.encode_result(request.id, _render(kind, result, revision, name, is_answer))
+                shown = render_tool_result(result, tool, revision)
+            else:
+                is_answer = options.answers is not None
+                shown = _render(kind, result, revision, name, is_answer)
+            low = self.hub.limiter.find_low_budget(request.client.principal)
+            return rpc.encode_result(request.id, shown if low is None else _add_budget(shown, low))
         except HubError as error:
             return self._encode_failure(request, kind, name, error, options.handle is not None)
 
     async def _call_as_task(
-        self, request: McpRequest, name: str, arguments: Arguments, options: CallOptions
+        self, request: McpRequest, parsed: ParsedCall, options: CallOptions
     ) -> Outcome | bytes:
         """Returns the outcome of a call that may become a task, or the response that names the task
         which it became."""
         client, revision, features = request.client, request.revision, options.features
+        name, arguments = parsed
         if revision.has_task_extension and not declares_tasks(features):
             return await self.hub.call(client.principal, name, arguments, options)
         if revision.has_task_requests and client.client:
@@ -141,23 +147,17 @@ class CallHandler:
         record = ToolTaskRecord(name, render, features, options.updates)
         task: ToolTask = Task(client.principal, work, record)
         if revision.has_task_extension:
-            made = await self._tasks.run_call(task, options.answers, options.handle)
+            made = await self._tasks.run_call(task, revision, options.answers, options.handle)
             return rpc.encode_result(request.id, made) if isinstance(made, dict) else (tool, made)
         if isinstance(tool.target, Nowhere):
             return await work(task, discard_update, None, None)
-        return self._tasks.create_task(request.id, request.params, task, client, revision)
+        return self._tasks.start_requested(request, task)
 
     async def _ask(
-        self,
-        request: McpRequest,
-        name: str,
-        arguments: Arguments,
-        options: CallOptions,
-        tool: Tool,
-        result: Result,
+        self, request: McpRequest, parsed: ParsedCall, options: CallOptions, asked: Outcome
     ) -> Outcome:
         """Asks a client with a session all questions, until there is a result."""
-        client, push = request.client, request.push
+        client, push, name, (tool, result) = request.client, request.push, parsed[0], asked
         if push is None or options.kind == COMPLETION:
             raise WorkFailed(f'"{name[:200]}" asks a question where none can be asked')
         visited: list[str] = []
@@ -174,12 +174,12 @@ class CallHandler:
                     # A call with the handle and without answers tells the target not to wait.
                     again = replace(options, updates=discard_update, wanted_updates=NO_UPDATES)
                     again = replace(again, answers=None, handle=result.handle)
-                    work = self.hub.call(client.principal, name, arguments, again)
+                    work = self.hub.call(client.principal, *parsed, again)
                     self._background.spawn(_ignore_errors(work))
                 raise
             visited += went
             again = replace(options, answers=answers, handle=result.handle)
-            tool, result = await self.hub.call(client.principal, name, arguments, again)
+            tool, result = await self.hub.call(client.principal, *parsed, again)
             if result.questions is None:
                 for one in visited:
                     push(client_questions.encode_elicitation_complete(one))
@@ -207,10 +207,8 @@ async def _ignore_errors(work: Awaitable[Any]) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-def parse_call(
-    kind: str, params: Mapping[str, Any], revision: Revision
-) -> tuple[str, dict[str, Any]] | str:
-    """Returns the name and the arguments of a call, or what is wrong with them."""
+def parse_call(kind: str, params: Mapping[str, Any], revision: Revision) -> ParsedCall | str:
+    """Returns the call that a request is for, or what is wrong with it."""
     if kind in _NAMED:
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str):
@@ -226,9 +224,7 @@ def parse_call(
     return _parse_completion(params, revision)
 
 
-def _parse_completion(
-    params: Mapping[str, Any], revision: Revision
-) -> tuple[str, dict[str, Any]] | str:
+def _parse_completion(params: Mapping[str, Any], revision: Revision) -> ParsedCall | str:
     ref, argument, context = (params.get(key) for key in ("ref", "argument", "context"))
     member = {"ref/prompt": "name", "ref/resource": "uri"}
     kind = ref.get("type") if isinstance(ref, dict) else None
@@ -274,27 +270,14 @@ def _parse_options(
             if isinstance(parsed, str):
                 return parsed
             answers, handle = parsed
-    updates, wanted = (
-        build_updates(params, level, revision, push)
-        if has_updates
-        else (discard_update, NO_UPDATES)
-    )
+    updates: Updates = discard_update
+    wanted = NO_UPDATES
+    if has_updates:
+        updates, wanted = build_updates(params, level, revision, push)
     return CallOptions(  # by position: by name it takes half as long again
-        client.door,
-        client.view,
-        kind,
-        carried,
-        select_meta(params),
-        session,
-        None,
-        updates,
-        wanted,
-        client.client,
-        revision.name,
-        features,
-        answers,
-        handle,
-    )
+        client.door, client.view, kind, carried, select_meta(params), session, None, updates,
+        wanted, client.client, revision.name, features, answers, handle,
+    )  # fmt: skip
 
 
 # --- results -------------------------------------------------------------------------------------
@@ -317,6 +300,18 @@ def _render(
     if kind == RESOURCE:
         return _render_resource(result, revision, name, is_answer)
     return _render_completion(result, revision, name)
+
+
+def _add_budget(shown: Mapping[str, Any], low: RateBudget) -> dict[str, Any]:
+    """Tells a client that less than a quarter of its budget is left."""
+    budget = {
+        "scope": low.scope,
+        "remaining": low.remaining,
+        "limit": low.rate.burst,
+        "perMinute": low.rate.per_minute,
+        "fullInSeconds": low.full_in,
+    }
+    return {**shown, "_meta": {**shown.get("_meta", {}), RATE_LIMIT_KEY: budget}}
 
 
 def _render_prompt(result: Result, revision: Revision) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
+from dragoman.core.background import resolve
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, AnswerError, Question
 from dragoman.core.errors import NeedsInput, Overloaded, TimedOut
 from dragoman.mcp.protocol.notifications import COMPLETED
@@ -77,14 +78,17 @@ _WITH_TOOLS = frozenset({"tools", "toolChoice"})
 
 
 def render_questions(
-    questions: Mapping[str, Question], handle: str | None, features: Mapping[str, Any]
+    questions: Mapping[str, Question],
+    handle: str | None,
+    revision: Revision,
+    features: Mapping[str, Any],
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"resultType": "input_required", "_meta": _OWN_META}
     if questions:
         result["inputRequests"] = {
             key: {
                 "method": METHOD[question.kind],
-                "params": _build_body(question, LATEST, features),
+                "params": _build_body(question, revision, features),
             }
             for key, question in questions.items()
         }
@@ -143,8 +147,7 @@ class ClientRequest:
 
     def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
         self.cancel()
-        if not self.answer.done():
-            self.answer.set_result(_WITHDRAWN)
+        resolve(self.answer, _WITHDRAWN)
 
     def cancel(self) -> None:
         """Cancels the request at the client, unless it has answered."""
@@ -207,16 +210,13 @@ async def ask(
 
 def deliver_response(message: Mapping[str, Any], client: ClientState) -> None:
     """Delivers the client's response to a pushed request."""
-    future = client.pending.pop(rpc.build_key(message.get("id")), None)
-    if future is not None and not future.done():
-        future.set_result(message)
+    resolve(client.pending.pop(rpc.build_key(message.get("id")), None), message)
 
 
 def drop_pending(client: ClientState) -> None:
     """Ends all pending questions of a client that has disconnected."""
     for future in client.pending.values():
-        if not future.done():
-            future.set_result(None)
+        resolve(future, None)
     client.pending.clear()
 
 

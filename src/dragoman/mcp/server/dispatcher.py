@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from dragoman.core.call import LEVELS
+from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import Viewer
+from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.trace import parse_trace
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
-from dragoman.mcp.protocol.errors import encode_crash
+from dragoman.mcp.protocol.errors import encode_crash, encode_error
 from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
-    LATEST,
     MODERN_KEY,
     NAMES,
     REVISIONS,
+    Revision,
     build_discover_result,
     build_initialize_result,
     find_version,
@@ -46,6 +49,9 @@ INITIALIZED = "notifications/initialized"
 ROOTS_CHANGED = "notifications/roots/list_changed"
 MAX_CLIENT_NAME = 200
 MAX_BATCH = 100
+FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"})
+"""Requests that are not charged: those that end something must not be refused, and a subscription
+is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
@@ -74,6 +80,7 @@ class McpServer:
         name to the naming style of its lists. After `task_after` seconds a call becomes a task if
         the client supports tasks. `instructions` returns the limits for servers' instructions."""
         self.hub = hub
+        self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         tasks = build_task_registry() if tasks is None else tasks
         self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits)
@@ -145,6 +152,11 @@ class McpServer:
             kind = CALLS.get(method)
             if kind is not None:
                 return await self.call_handler.answer(request, kind, parse_trace(fields, meta))
+            if method not in FREE:
+                try:
+                    self._limiter.charge(client.principal, REQUEST, method)
+                except RateLimited as refusal:
+                    return encode_error(id, refusal, revision)
             work = self._methods[method](request)
             del message, params, meta, request  # a request to listen may last for days
             return await work
@@ -163,7 +175,8 @@ class McpServer:
         """Like `answer`, for a message or a batch of a client that can cancel its requests:
         `running` holds how to cancel each one that is running, by the key of its id."""
         if isinstance(message, list):
-            return await self._answer_batch(message, client, push, running, fields)
+            batch = partial(self.answer_tracked, client=client, push=push, running=running)
+            return await _answer_batch(message, client.revision, partial(batch, fields=fields))
         id = rpc.find_id(message)
         if id is None or "method" not in message:
             cancel_request(message, running)
@@ -179,49 +192,6 @@ class McpServer:
             if running.get(key) is cancel:
                 del running[key]
 
-    async def _answer_batch(
-        self,
-        messages: list[Any],
-        client: ClientState,
-        push: Push | None,
-        running: Running,
-        fields: Mapping[bytes, bytes],
-    ) -> bytes | None:
-        if not client.revision.has_batches or not messages:
-            return rpc.encode_error(
-                None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list"
-            )
-        if len(messages) > MAX_BATCH:
-            problem = f"batch too large: at most {MAX_BATCH} messages"
-            return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
-        answers = await asyncio.gather(
-            *(self._answer_item(item, client, push, running, fields) for item in messages),
-            return_exceptions=True,  # the cancellation of single requests
-        )
-        due = [answer for answer in answers if isinstance(answer, bytes)]
-        return b"[" + b",".join(due) + b"]" if due else None
-
-    async def _answer_item(
-        self,
-        message: Any,
-        client: ClientState,
-        push: Push | None,
-        running: Running,
-        fields: Mapping[bytes, bytes],
-    ) -> bytes | None:
-        if isinstance(message, list):
-            problem = "a message is a JSON object"
-            return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
-        if isinstance(message, dict) and "id" in message and "method" in message:
-            if message["method"] == "initialize":
-                problem = "initialize must not be part of a batch; send it by itself"
-                return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-            if find_version(message) is not None:
-                # Its headers would have to repeat the body, and a batch has no headers of its own.
-                problem = "2026-07-28 has no batches; send this request by itself"
-                return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-        return await self.answer_tracked(message, client, push, running, fields)
-
     def _receive(self, message: Mapping[str, Any], client: ClientState) -> None:
         """Handles a notification, or the client's response to a pushed request."""
         if "method" not in message:
@@ -229,7 +199,7 @@ class McpServer:
         elif not client.client:
             pass  # without a session nothing is kept
         elif message["method"] == INITIALIZED:
-            self.join(client)
+            self.subscriptions.join(client)
         elif message["method"] == ROOTS_CHANGED:
             self.hub.bus.emit(RootsChanged(client.client))
 
@@ -243,12 +213,16 @@ class McpServer:
             client_questions.parse_capabilities(params.get("capabilities"), client.revision)
         )
         client.client_name = _find_name(params.get("clientInfo"))
-        return await self._introduce(request, result)
+        return await self._introduce(request, client.revision, result)
 
     async def _discover(self, request: McpRequest) -> bytes:
-        return await self._introduce(request, build_discover_result())
+        return await self._introduce(
+            request, request.revision, build_discover_result(request.revision)
+        )
 
-    async def _introduce(self, request: McpRequest, result: dict[str, Any]) -> bytes:
+    async def _introduce(
+        self, request: McpRequest, revision: Revision, result: dict[str, Any]
+    ) -> bytes:
         """Adds the instructions and extensions of the servers behind the hub. A client reads them
         once, so this waits until the servers have started, as its first list does anyway."""
         startup, client = self.hub.startup, request.client
@@ -257,7 +231,6 @@ class McpServer:
         viewer = client.principal, client.view, client.door
         if text := self._introduction.render_instructions(*viewer):
             result["instructions"] = text
-        revision = REVISIONS[result.get("protocolVersion", LATEST.name)]
         extensions = self._introduction.merge_extensions(*viewer)
         if extensions and revision.has_extensions:
             able = result["capabilities"]
@@ -283,10 +256,7 @@ class McpServer:
         name = client.client_name
         if not revision.has_sessions:
             name = _find_name(params["_meta"].get(CLIENT_KEY))
-        page = self.lists.find_page(
-            *(kind, cursor, client.principal, client.view, revision),
-            *(self._style_of(name), client.door, hidden),
-        )
+        page = self.lists.find_page(kind, cursor, client, revision, self._style_of(name), hidden)
         if page is None:
             problem = "invalid cursor: use the nextCursor of the previous page"
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)
@@ -296,30 +266,48 @@ class McpServer:
         features = request.client.features
         if not request.revision.has_sessions:
             features = request.params["_meta"][CAPABILITIES_KEY]
-        answer = self.tasks.handle(
-            *(request.id, request.method, request.params, request.client, request.revision),
-            *(features, request.push),
-        )
+        answer = self.tasks.handle(request, features)
         return answer if isinstance(answer, bytes) else await answer
-
-    # --- sessions ----------------------------------------------------------------------------
-
-    def join(self, client: ClientState) -> None:
-        """Starts to notify a client of changes; its handshake is complete."""
-        self.subscriptions.join(client)
-
-    def leave(self, client: ClientState) -> None:
-        """Forgets a client whose session has ended, joined or not."""
-        self.subscriptions.leave(client)
-
-    def close(self) -> None:
-        """Ends every `subscriptions/listen` with its result and sends no more notifications."""
-        self.subscriptions.close()
 
 
 ID_IN_USE = "a request with this id is still running"
 
 # --- requests -----------------------------------------------------------------------------------
+
+
+async def _answer_batch(
+    messages: list[Any], revision: Revision, answer: Callable[[Any], Awaitable[bytes | None]]
+) -> bytes | None:
+    problem = (
+        None if revision.has_batches and messages else "a message is a JSON object, not a list"
+    )
+    if len(messages) > MAX_BATCH:
+        problem = problem or f"batch too large: at most {MAX_BATCH} messages"
+    if problem is not None:
+        return rpc.encode_error(None, rpc.INVALID_REQUEST, problem)
+
+    async def answer_item(message: Any) -> bytes | None:
+        problem = _find_batch_flaw(message)
+        if problem is not None:
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
+        return await answer(message)
+
+    # Exceptions are the cancellation of single requests.
+    answers = await asyncio.gather(*map(answer_item, messages), return_exceptions=True)
+    due = [answer for answer in answers if isinstance(answer, bytes)]
+    return b"[" + b",".join(due) + b"]" if due else None
+
+
+def _find_batch_flaw(message: Any) -> str | None:
+    if isinstance(message, list):
+        return "a message is a JSON object"
+    if isinstance(message, dict) and "id" in message and "method" in message:
+        if message["method"] == "initialize":
+            return "initialize must not be part of a batch; send it by itself"
+        if find_version(message) is not None:
+            # Its headers would have to repeat the body, and a batch has no headers of its own.
+            return "from 2026-07-28 on there are no batches; send this request by itself"
+    return None
 
 
 def cancel_request(message: Any, running: Running) -> None:

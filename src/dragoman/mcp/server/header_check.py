@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.core.call import NOTHING
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
@@ -43,17 +44,19 @@ class HeaderCheck:
         if "id" not in message:  # notifications need no headers
             return None if sent is None or sent == method.encode() else _METHOD
         params = message.get("params")
-        meta = params.get("_meta") if isinstance(params, dict) else None
+        if not isinstance(params, dict):
+            params = NOTHING
+        meta = params.get("_meta")
         version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
-        header = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
-        if version is not None and header != version:
+        header = fields.get(b"mcp-protocol-version", b"")
+        if version is not None and header.decode("latin-1") != version:
             return f'MCP-Protocol-Version and "{MODERN_KEY}" must be the same'
         if sent != method.encode():
             return _METHOD
         member = NAMED.get(method)
         if member is None:
             return None
-        name = params.get(member) if isinstance(params, dict) else None
+        name = params.get(member)
         if name is not None and not isinstance(name, str):
             return None  # parsing the request says what is wrong
         if not _says(fields.get(b"mcp-name"), name):
@@ -66,7 +69,7 @@ class HeaderCheck:
         mirrored = self._params.get(name)
         if mirrored is None:
             mirrored = self._find_params(name)
-        return _find_wrong_param(mirrored, fields, message["params"]) if mirrored else None
+        return _find_wrong_param(mirrored, fields, params) if mirrored else None
 
     def _find_params(self, name: str) -> dict[str, Path]:
         tool = self._hub.find(name, EVERYTHING)

@@ -7,6 +7,8 @@ from collections.abc import Awaitable
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession
@@ -18,7 +20,7 @@ from dragoman.mcp.server.replay_streams import (
     KeepaliveMember,
 )
 from dragoman.wire import rpc
-from dragoman.wire.http import JSON_HEADERS, HttpRequest
+from dragoman.wire.http import JSON_HEADERS, HttpRequest, build_retry_after
 
 CANCELLED = -32800
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
@@ -39,7 +41,7 @@ def parse_accept(accept: bytes) -> AcceptedTypes:
     )
 
 
-class HttpResponder:
+class HttpResponder(msgspec.Struct, eq=False):
     """The response to one request.
 
     A request that is answered soon and sends nothing before starts no stream. A request that runs
@@ -47,31 +49,18 @@ class HttpResponder:
     that accepts streams gets comments that keep it from timing out.
     """
 
-    __slots__ = (
-        "_deadline", "_keepalive", "_left", "_slot", "_task", "cancelled", "client", "may_stream",
-        "must_stream", "reason", "request", "stream",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        client: ClientState,
-        accepted: AcceptedTypes,
-        request: HttpRequest,
-        keepalive: Keepalive,
-    ) -> None:
-        self.client = client
-        self.request = request
-        self.may_stream = accepted.stream
-        self.must_stream = not accepted.json
-        self.stream: EventStream | None = None
-        self.cancelled = False
-        self.reason = "the request was cancelled"
-        self._left = False
-        self._keepalive = keepalive
-        self._slot: set[KeepaliveMember] | None = None
-        """The members that are kept alive together with it; None until it is watched."""
-        self._task: asyncio.Task[None] | None = None
-        self._deadline = 0
+    client: ClientState
+    accepted: AcceptedTypes
+    request: HttpRequest
+    _keepalive: Keepalive
+    stream: EventStream | None = None
+    cancelled: bool = False
+    reason: str = "the request was cancelled"
+    _left: bool = False
+    _slot: set[KeepaliveMember] | None = None
+    """The members that are kept alive together with it; None until it is watched."""
+    _task: asyncio.Task[None] | None = None
+    _deadline: int = 0
 
     async def run(self, work: Awaitable[bytes | None], id: rpc.Id) -> None:
         """Responds with the result of `work`."""
@@ -94,7 +83,7 @@ class HttpResponder:
             if self._slot is not None:
                 self._slot.discard(self)
                 self.request.gone.remove_done_callback(self._disconnected)
-        if self.stream is None and type(answer) is bytes and not self.must_stream:
+        if self.stream is None and type(answer) is bytes and self.accepted.json:
             self.request.reply(200, JSON_HEADERS, answer)
         else:
             await self.finish(answer)
@@ -125,7 +114,9 @@ class HttpResponder:
                 self.request.reply(202, headers or [], b"")
                 return
             status = find_status(answer, self.client.revision)
-            if not self.must_stream or status != 200:
+            if isinstance(answer, rpc.EncodedError) and answer.retry_after:
+                headers = [*(headers or ()), build_retry_after(answer.retry_after)]
+            if self.accepted.json or status != 200:
                 send_json(self.request, status, answer, headers)
                 return
             self._start(headers)
@@ -141,7 +132,7 @@ class HttpResponder:
         self._slot = self._keepalive.add(self, self.request.loop)
         self.request.gone.add_done_callback(self._disconnected)
         is_primed = isinstance(self.client, HttpSession) and self.client.revision.has_priming_events
-        if self.stream is None and self.may_stream and is_primed:
+        if self.stream is None and self.accepted.stream and is_primed:
             self._start(None)  # so that the client can resume it
 
     def _disconnected(self, _: object) -> None:
@@ -150,7 +141,7 @@ class HttpResponder:
             self._task.cancel()
 
     def send_keepalive(self) -> None:
-        if self.stream is None and self.may_stream:
+        if self.stream is None and self.accepted.stream:
             self._start(None)
         if self.stream is not None:
             self.stream.send_keepalive()
@@ -174,6 +165,8 @@ def find_status(answer: bytes, revision: Revision) -> int:
         return 400
     if not revision.has_error_statuses:
         return 200
+    if answer.retry_after:
+        return 429
     if answer.code == rpc.METHOD_NOT_FOUND:
         return 404
     return 400 if answer.code in BAD_REQUEST_CODES else 200

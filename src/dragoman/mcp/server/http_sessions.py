@@ -102,7 +102,7 @@ class HttpSession(ClientState):
 
 
 class SessionObserver(Protocol):
-    """Learns of sessions that begin and end: the MCP server."""
+    """Learns of sessions that begin and end: `Subscriptions`."""
 
     def join(self, client: ClientState) -> None: ...
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.background import start_task
+from dragoman.core.background import Work, resolve, start_task
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import find_version
@@ -50,19 +50,15 @@ class SseClient(ClientState):
         self._unsent: dict[bytes, None] = {}
 
     async def wait_closed(self) -> None:
-        self.request.gone.add_done_callback(lambda _: self._end())
+        self.request.gone.add_done_callback(lambda _: resolve(self._ended, None))
         await self._ended
-
-    def _end(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)
 
     def close(self) -> None:
         """Ends the stream after the running requests."""
         self.closing = True
         if not self.tasks:
             self.request.end()
-            self._end()
+            resolve(self._ended, None)
 
     def revoke(self, why: str) -> None:
         """Ends the stream and cancels the running requests at once."""
@@ -70,7 +66,7 @@ class SseClient(ClientState):
         for task in tasks:
             task.cancel(why)
         self.request.end()
-        self._end()
+        resolve(self._ended, None)
 
     # --- to the client -------------------------------------------------------------------------
 
@@ -120,7 +116,7 @@ class LegacySseTransport:
         return len(self._clients)
 
     @property
-    def mounts(self) -> Mapping[str, Callable[[HttpRequest, Principal], Awaitable[None]]]:
+    def mounts(self) -> Mapping[str, Callable[[HttpRequest, Principal], Work[None]]]:
         return {"/sse": self.open, MESSAGES: self.post, MESSAGES.rstrip("/"): self.post}
 
     def close(self) -> None:
@@ -159,7 +155,7 @@ class LegacySseTransport:
             del self._clients[id]
             for task in tuple(client.tasks):
                 task.cancel()
-            self.server.leave(client)
+            self.server.subscriptions.leave(client)
 
     async def post(self, request: HttpRequest, principal: Principal) -> None:
         if request.method != "POST":
@@ -176,9 +172,8 @@ class LegacySseTransport:
             problem = "too many running requests, or the client does not read its stream"
             refuse(request, 503, problem, rpc.find_id(message))
             return
-        fields = request.fields
+        work = self._answer(message, client, request.fields)  # the reply drops the fields
         request.reply(202, [(b"content-type", b"text/plain")], b"Accepted")
-        work = self._answer(message, client, fields)
         client.start(work)
 
     async def _answer(

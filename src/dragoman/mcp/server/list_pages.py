@@ -27,6 +27,7 @@ from dragoman.mcp.protocol.revisions import (
     shape_tool,
 )
 from dragoman.mcp.protocol.translate import replace_ui_addresses
+from dragoman.mcp.server.client_state import ClientState
 from dragoman.wire.json import encode
 
 PAGE_BYTES = 8 * 1024 * 1024
@@ -84,34 +85,14 @@ class ListPages:
         self,
         kind: str,
         cursor: Any,
-        caller: Principal,
-        view: View,
+        client: ClientState,
         revision: Revision,
         style: str,
-        door: str = "",
         hidden: frozenset[str] = frozenset(),
     ) -> bytes | None:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
         are not listed to this client."""
-        pages = self.build_pages(kind, caller, view, revision, style, door, hidden)
-        if cursor is None:
-            return pages[0][1]
-        after = self._open_cursor(cursor, kind)
-        if after is None:
-            return None
-        return next((page for last, page in pages if last > after), pages[-1][1])
-
-    def build_pages(
-        self,
-        kind: str,
-        caller: Principal,
-        view: View,
-        revision: Revision,
-        style: str,
-        door: str = "",
-        hidden: frozenset[str] = frozenset(),
-    ) -> Pages:
-        judge = self._hub.authorizer
+        judge, caller, door, view = self._hub.authorizer, client.principal, client.door, client.view
         version = self._version(kind), judge.version
         kept = self._kept[kind]
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
@@ -128,11 +109,17 @@ class ListPages:
             ]
             pages = self._split_pages(kind, entries, build_list_tail(revision))
             found = kept[key] = pages, tuple(tool.name for tool in tools)
+        pages, names = found
         sights = self._sights[kind]
-        sights[caller, door, view] = found[1]
+        sights[caller, door, view] = names
         if len(sights) > MAX_SIGHTS:
             sights.popitem(last=False)
-        return found[0]
+        if cursor is None:
+            return pages[0][1]
+        after = self._open_cursor(cursor, kind)
+        if after is None:
+            return None
+        return next((page for last, page in pages if last > after), pages[-1][1])
 
     def _version(self, kind: str) -> Hashable:
         """Returns the version of all that a list depends on. The address of a tool's user interface

@@ -21,6 +21,7 @@ from dragoman.core.call import (
     WantedUpdates,
     discard_update,
 )
+from dragoman.mcp.protocol.notifications import PROGRESS
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import Push
 from dragoman.wire import rpc
@@ -60,7 +61,7 @@ def build_updates(
                 reached = sent.progress
                 if pieces:  # progress only ever increases
                     sent = replace(sent, progress=reached + pieces, total=None)
-                push(_encode_progress(token, sent, revision))
+                push(rpc.encode_notification(PROGRESS, build_progress(token, sent, revision)))
         elif isinstance(sent, LogMessage) and level is not None and is_wanted(sent, level):
             push(encode_note(sent))
         elif isinstance(sent, Artifact):
@@ -70,7 +71,7 @@ def build_updates(
                 if piece is not None and piece.id == sent.id:
                     pieces += 1
                     words = Progress(progress=reached + pieces, message=_find_text(piece))
-                    push(_encode_progress(token, words, revision))
+                    push(rpc.encode_notification(PROGRESS, build_progress(token, words, revision)))
             first = None if sent.append else sent
 
     return update, wanted
@@ -88,13 +89,14 @@ def _find_text(piece: Artifact) -> str | None:
     return "".join(texts)[:MAX_WORDS] or piece.name or None
 
 
-def _encode_progress(token: Any, update: Progress, revision: Revision) -> bytes:
+def build_progress(token: Any, update: Progress, revision: Revision) -> dict[str, Any]:
+    """Builds the parameters of `notifications/progress`."""
     params: dict[str, Any] = {"progressToken": token, "progress": update.progress}
     if update.total is not None:
         params["total"] = update.total
     if update.message is not None and revision.has_progress_messages:
         params["message"] = update.message
-    return rpc.encode_notification("notifications/progress", params)
+    return params
 
 
 def encode_note(update: LogMessage) -> bytes:

@@ -13,6 +13,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Protocol
 
+from dragoman.core.background import resolve
 from dragoman.core.deadlines import Deadlines
 from dragoman.wire import sse
 from dragoman.wire.http import HttpRequest
@@ -70,18 +71,12 @@ class EventStream:
     async def wait_closed(self, request: HttpRequest) -> None:
         """Waits until the client disconnects, or the stream ends or moves to another connection."""
         ended = self._ended = request.loop.create_future()
-        request.gone.add_done_callback(lambda _: _settle(ended))
+        request.gone.add_done_callback(lambda _: resolve(ended, None))
         await ended
 
     def end(self) -> None:
         self.request.end()
-        if self._ended is not None:
-            _settle(self._ended)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+        resolve(self._ended, None)
 
 
 class ReplayStream(EventStream):

@@ -99,7 +99,7 @@ class SocketConnection(asyncio.Protocol):
             self._retry_timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
-        self.server.leave(self.client)
+        self.server.subscriptions.leave(self.client)
 
     def pause_writing(self) -> None:
         self._hold(1)
@@ -130,7 +130,8 @@ class SocketConnection(asyncio.Protocol):
     def _write(self, message: bytes, framing: Framing) -> bool:
         if self._transport is None or self._transport.is_closing():
             return False
-        self._transport.write(frame(message, framing))
+        line = framing == LINE  # as nearly always: without a call
+        self._transport.write(message + b"\n" if line else frame(message, framing))
         return True
 
     def _is_unread(self) -> bool:

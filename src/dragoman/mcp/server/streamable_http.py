@@ -5,10 +5,10 @@ Requests come here authenticated.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 from dragoman.core.access import WhyEnded
+from dragoman.core.background import Work
 from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
@@ -43,7 +43,7 @@ UNLIMITED = frozenset(
 class StreamableHttpTransport:
     def __init__(self, server: McpServer, key: bytes) -> None:
         self.server = server
-        self.sessions = HttpSessions(key, EVERYTHING, server)
+        self.sessions = HttpSessions(key, EVERYTHING, server.subscriptions)
         self.keepalive = Keepalive()
         self._find_mismatch = HeaderCheck(server.hub).find_mismatch
         self._closed = False
@@ -62,7 +62,7 @@ class StreamableHttpTransport:
                 one.cancel(why)
         self.sessions.end_principals(why_ended)
 
-    def __call__(self, request: HttpRequest, principal: Principal) -> Awaitable[None] | None:
+    def __call__(self, request: HttpRequest, principal: Principal) -> Work[None] | None:
         if request.method == "POST":
             return self._post(request, principal)
         if request.method == "GET":
@@ -75,7 +75,7 @@ class StreamableHttpTransport:
 
     # --- POST --------------------------------------------------------------------------------
 
-    def _post(self, request: HttpRequest, principal: Principal) -> Awaitable[None] | None:
+    def _post(self, request: HttpRequest, principal: Principal) -> Work[None] | None:
         """Returns what sends the response; None if the request was refused."""
         fields = request.fields
         accepted = parse_accept(fields.get(b"accept", b"*/*"))
@@ -85,20 +85,20 @@ class StreamableHttpTransport:
         client: ClientState | None
         version = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
         revision = REVISIONS.get(version) if version else ASSUMED
-        is_modern = (revision is not None and not revision.has_sessions) or find_version(
-            message
-        ) is not None
-        if is_modern:
-            client = ClientState(principal, "mcp-http", EVERYTHING, LATEST)
-        elif revision is None:
+        if (revision is None or revision.has_sessions) and find_version(message) is not None:
+            revision = LATEST  # a request is refused then: its header must name the revision, too
+        if revision is None:
             send_json(request, 400, encode_unsupported(rpc.find_id(message), version))
             return None
+        is_modern = not revision.has_sessions
+        if is_modern:
+            client = ClientState(principal, "mcp-http", EVERYTHING, revision)
         else:
             client = self._find_client(request, message, principal, revision)
         if client is None:
             return None
         responder = HttpResponder(client, accepted, request, self.keepalive)
-        push = responder.push if responder.may_stream else None
+        push = responder.push if accepted.stream else None
         if not isinstance(message, dict):  # a batch
             running = client.running if isinstance(client, HttpSession) else {}
             work = self.server.answer_tracked(message, client, push, running, fields)

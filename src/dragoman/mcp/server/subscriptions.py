@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core import events
-from dragoman.core.background import Background
+from dragoman.core.background import Background, resolve
 from dragoman.core.errors import HubError, Overloaded, ShuttingDown
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
@@ -38,9 +38,11 @@ from dragoman.mcp.server.progress import DEFAULT_LEVEL, encode_note, is_wanted
 from dragoman.mcp.server.tasks import (
     McpTasks,
     TaskSubscription,
+    ToolTask,
     declares_tasks,
     find_task_ids_error,
     missing_extension_error,
+    render_detailed,
 )
 from dragoman.wire import rpc
 
@@ -87,8 +89,8 @@ class ListenStream:
     """One open `subscriptions/listen`."""
 
     __slots__ = (
-        "client", "early", "ended", "features", "id", "kinds", "push", "subscribed", "tasks",
-        "unsent",
+        "client", "early", "ended", "features", "id", "kinds", "push", "revision", "subscribed",
+        "tasks", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +98,7 @@ class ListenStream:
     ) -> None:
         self.id = request.id
         self.client = request.client
+        self.revision = request.revision
         self.push = push
         self.kinds = kinds
         """The methods of the notifications of changed lists that it wants."""
@@ -113,8 +116,9 @@ class ListenStream:
             method, {**params, "_meta": {revisions.SUBSCRIPTION_KEY: self.id}}
         )
 
-    def send(self, method: str, params: Mapping[str, Any]) -> bool:
-        return self.push(self.encode(method, **params))
+    def send_task(self, task: ToolTask) -> bool:
+        detailed = render_detailed(task, self.revision, self.features)
+        return self.push(self.encode("notifications/tasks", **detailed))
 
 
 Subscriber = ClientState | ListenStream
@@ -159,12 +163,14 @@ class Subscriptions:
     # --- sessions ----------------------------------------------------------------------------
 
     def join(self, client: ClientState) -> None:
+        """Starts to notify a client of changes; its handshake is complete."""
         if not (self._closed or client.closed):
             self._remember_lists()
             self._joined.add(client)
             self._clients.add(client)
 
     def leave(self, client: ClientState) -> None:
+        """Forgets a client whose session has ended, joined or not."""
         if client.closed:
             return
         client.closed = True
@@ -186,8 +192,7 @@ class Subscriptions:
             if timer is not None:
                 timer.cancel()
         for stream in self._streams:
-            if not stream.ended.done():
-                stream.ended.set_result(None)
+            resolve(stream.ended, None)
         self._background.cancel()
 
     # --- resources/subscribe and /unsubscribe --------------------------------------------------
@@ -250,16 +255,16 @@ class Subscriptions:
         if problem is not None or push is None or not isinstance(wanted, dict):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem or "")
         features = client_questions.parse_capabilities(
-            params["_meta"][revisions.CAPABILITIES_KEY], revisions.LATEST
+            params["_meta"][revisions.CAPABILITIES_KEY], request.revision
         )
         if "taskIds" in wanted and not declares_tasks(features):
             return missing_extension_error(request.id)
         if self._closed:
             stopping = ShuttingDown("the hub is shutting down; try again later")
-            return encode_error(request.id, stopping, revisions.LATEST)
+            return encode_error(request.id, stopping, request.revision)
         if client.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
             full = Overloaded("too many open subscriptions/listen; try again later")
-            return encode_error(request.id, full, revisions.LATEST)
+            return encode_error(request.id, full, request.revision)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
         return ListenStream(request, push, kinds, features)
 
@@ -273,9 +278,7 @@ class Subscriptions:
         if permitted := await self._subscribe_all(stream, uris, params):
             granted["resourceSubscriptions"] = permitted
         if "taskIds" in wanted:
-            stream.tasks = self._tasks.subscribe(
-                wanted["taskIds"], stream.client, stream.features, stream.send
-            )
+            stream.tasks = self._tasks.subscribe(wanted["taskIds"], stream.client, stream.send_task)
             granted["taskIds"] = stream.tasks.ids
         acknowledged = "notifications/subscriptions/acknowledged"
         if not stream.push(stream.encode(acknowledged, notifications=granted)):
@@ -348,9 +351,7 @@ class Subscriptions:
             view=client.view,
             meta=meta,
             client=client.client,
-            revision=(
-                revisions.LATEST if isinstance(subscriber, ListenStream) else client.revision
-            ).name,
+            revision=subscriber.revision.name,
             features=subscriber.features,
         )
         await self._hub.call(client.principal, uri, {"follow": follow}, options)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
+from dragoman.core.background import resolve
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
@@ -27,8 +28,8 @@ from dragoman.mcp.protocol.errors import (
     encode_error,
     render_error_result,
 )
+from dragoman.mcp.protocol.notifications import PROGRESS
 from dragoman.mcp.protocol.revisions import (
-    LATEST,
     RELATED_KEY,
     TASKS,
     Revision,
@@ -36,7 +37,8 @@ from dragoman.mcp.protocol.revisions import (
     shape_result,
 )
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.client_state import ClientState, McpRequest, Push
+from dragoman.mcp.server.progress import build_progress
 from dragoman.wire import rpc
 from dragoman.wire.json import decode
 
@@ -53,8 +55,6 @@ RETRY_SECONDS = 1.0
 
 Show = Callable[[Result, Revision], dict[str, Any]]
 """Renders a result of the tool for a revision."""
-Notify = Callable[[str, Mapping[str, Any]], bool]
-"""Sends a notification: its method and its parameters. Returns False if it could not be sent."""
 
 
 class ToolTaskRecord(TaskRecord):
@@ -84,6 +84,8 @@ class ToolTaskRecord(TaskRecord):
 
 ToolTask: TypeAlias = Task[ToolTaskRecord]
 ToolTaskRegistry: TypeAlias = TaskRegistry[ToolTaskRecord]
+Notify: TypeAlias = Callable[[ToolTask], bool]
+"""Sends the state of a task. Returns False if it could not be sent."""
 
 
 def declares_tasks(capabilities: Any) -> bool:
@@ -121,7 +123,11 @@ class McpTasks:
     # --- creating --------------------------------------------------------------------------
 
     async def run_call(
-        self, task: ToolTask, answers: Mapping[str, Any] | None, handle: str | None
+        self,
+        task: ToolTask,
+        revision: Revision,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
     ) -> Result | dict[str, Any]:
         """Returns the result of a call by a client that declares the extension, or the task that it
         became. The answers and the handle are those of the request."""
@@ -140,7 +146,7 @@ class McpTasks:
             raise
         if kept:
             task.record.updates = discard_update
-            return {**shape_members(_render_modern(task), LATEST), "resultType": "task"}
+            return {**shape_members(_render_modern(task), revision), "resultType": "task"}
         if task.error is not None:
             raise task.error
         result = task.result or task.asked
@@ -148,15 +154,9 @@ class McpTasks:
             raise ShuttingDown("the call was stopped: the hub is shutting down")
         return result
 
-    def create_task(
-        self,
-        id: rpc.Id,
-        params: Mapping[str, Any],
-        task: ToolTask,
-        peer: ClientState,
-        revision: Revision,
-    ) -> bytes:
+    def start_requested(self, request: McpRequest, task: ToolTask) -> bytes:
         """2025-11-25: starts a call that the client requests as a task."""
+        id, params, client = request.id, request.params, request.client
         wanted = params.get("task")
         ttl = wanted.get("ttl") if isinstance(wanted, dict) else None
         if isinstance(ttl, bool) or not isinstance(ttl, int | float | None):
@@ -165,11 +165,11 @@ class McpTasks:
         try:
             self._tasks.insert(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
         except (Overloaded, ShuttingDown) as error:
-            return encode_error(id, error, revision)
+            return encode_error(id, error, request.revision)
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, str | int):
-            task.record.updates = _send_progress_to(peer, token, task.id)
+            task.record.updates = _send_progress_to(request, token, task.id)
         sent = task.state
 
         def notify() -> None:
@@ -177,7 +177,7 @@ class McpTasks:
             if task.state != sent:
                 sent = task.state
                 status = _render_legacy(task)
-                peer.notify(rpc.encode_notification("notifications/tasks/status", status))
+                client.notify(rpc.encode_notification("notifications/tasks/status", status))
 
         task.watch(notify)
         created = _render_legacy(task)
@@ -187,37 +187,34 @@ class McpTasks:
     # --- tasks/... -----------------------------------------------------------------------------
 
     def handle(
-        self,
-        id: rpc.Id,
-        method: str,
-        params: Mapping[str, Any],
-        peer: ClientState,
-        revision: Revision,
-        features: Mapping[str, Any],
-        push: Push | None,
+        self, request: McpRequest, features: Mapping[str, Any]
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """Handles `tasks/...`. `features` are the capabilities that the client declared."""
+        id, method, params, client = request.id, request.method, request.params, request.client
+        revision = request.revision
         if revision.has_task_extension and not declares_tasks(features):
             return missing_extension_error(id)
         if method == "tasks/list":
-            return self._list(id, params, peer)
+            return self._list(id, params, client)
         try:
-            task = self.find_task(peer, params.get("taskId"))
+            task = self.find_task(client, params.get("taskId"))
         except HubError as error:
             return encode_error(id, error, revision)
         if method == "tasks/result":
-            return self._result(id, task, peer, revision, push)
+            return self._result(request, task)
         if method == "tasks/get":
             if revision.has_task_requests:
                 return rpc.encode_result(id, _render_legacy(task))
-            return rpc.encode_result(id, shape_members(render_detailed(task, features), revision))
+            return rpc.encode_result(
+                id, shape_members(render_detailed(task, revision, features), revision)
+            )
         if method == "tasks/update":
             responses = {"inputResponses": params.get("inputResponses")}
             parsed = client_questions.parse_answers(responses)
             if isinstance(parsed, str):
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, parsed)
             task.answer(parsed[0])
-        elif not self._permits(peer, TASK_CANCEL, task.record.tool):
+        elif not self._permits(client, TASK_CANCEL, task.record.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
             return encode_error(id, refused, revision)
         elif not task.cancel() and revision.has_task_requests:
@@ -227,17 +224,17 @@ class McpTasks:
             return rpc.encode_result(id, _render_legacy(task))
         return rpc.encode_result(id, shape_members({}, revision))
 
-    def find_task(self, peer: ClientState, id: Any) -> ToolTask:
-        task = self._tasks.get(peer.principal, id)
-        if not self._permits(peer, TASK_READ, task.record.tool):
+    def find_task(self, client: ClientState, id: Any) -> ToolTask:
+        task = self._tasks.get(client.principal, id)
+        if not self._permits(client, TASK_READ, task.record.tool):
             raise task_not_found(task.id)
         return task
 
-    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
+    def _list(self, id: rpc.Id, params: Mapping[str, Any], client: ClientState) -> bytes:
         tasks = [
             task
-            for task in self._tasks.list_owned(peer.principal)
-            if self._permits(peer, TASK_READ, task.record.tool)
+            for task in self._tasks.list_owned(client.principal)
+            if self._permits(client, TASK_READ, task.record.tool)
         ]
         tasks.sort(key=lambda task: (task.created, task.id))
         start, cursor = 0, params.get("cursor")
@@ -253,14 +250,13 @@ class McpTasks:
             page["nextCursor"] = tasks[start + PAGE].id
         return rpc.encode_result(id, page)
 
-    async def _result(
-        self, id: rpc.Id, task: ToolTask, peer: ClientState, revision: Revision, push: Push | None
-    ) -> bytes:
+    async def _result(self, request: McpRequest, task: ToolTask) -> bytes:
         """Waits for the end, and meanwhile puts the questions of the task to the client."""
+        id, client, revision, push = request.id, request.client, request.revision, request.push
         while not task.finished:
             asks = task.state == INPUT_REQUIRED and task.id not in self._asking
-            if asks and push is not None and peer.client:
-                await self._ask(task, peer, revision, push)
+            if asks and push is not None and client.client:
+                await self._ask(task, client, revision, push)
             elif not await self._wait_for_change(task):
                 many = Overloaded(f"{MAX_WAITING} newer requests wait for the end of this task")
                 return encode_error(id, many, revision)
@@ -269,7 +265,9 @@ class McpTasks:
             return rpc.encode_error(id, value["code"], value["message"], value.get("data"))
         return rpc.encode_result(id, _relate_to_task(task, value))
 
-    async def _ask(self, task: ToolTask, peer: ClientState, revision: Revision, push: Push) -> None:
+    async def _ask(
+        self, task: ToolTask, client: ClientState, revision: Revision, push: Push
+    ) -> None:
         questions = {
             name: replace(question, body=_relate_to_task(task, question.body))
             for name, question in task.questions.items()
@@ -277,7 +275,7 @@ class McpTasks:
         self._asking.add(task.id)
         try:
             answers, _ = await client_questions.ask(
-                questions, peer, revision, push, self._question_seconds
+                questions, client, revision, push, self._question_seconds
             )
         except HubError as error:
             task.fail(error)
@@ -286,7 +284,7 @@ class McpTasks:
         finally:
             self._asking.discard(task.id)
             for turn in self._waiting.get(task.id, ()):  # another request may ask now
-                _resolve(turn, True)
+                resolve(turn, True)
 
     async def _wait_for_change(self, task: ToolTask) -> bool:
         """Waits until the task has changed; False if newer requests wait instead."""
@@ -295,13 +293,13 @@ class McpTasks:
 
         def look() -> None:
             if task.state != state:
-                _resolve(turn, True)
+                resolve(turn, True)
 
         waiting = self._waiting.setdefault(task.id, {})
         if len(waiting) >= MAX_WAITING:
             oldest = next(iter(waiting))
             del waiting[oldest]
-            _resolve(oldest, False)
+            resolve(oldest, False)
         waiting[turn] = None
         stop = task.watch(look)
         try:
@@ -315,23 +313,22 @@ class McpTasks:
     # --- subscriptions/listen --------------------------------------------------------------------
 
     def subscribe(
-        self, ids: Iterable[str], peer: ClientState, features: Mapping[str, Any], notify: Notify
+        self, ids: Iterable[str], client: ClientState, notify: Notify
     ) -> TaskSubscription:
         """Follows those of the ids that are tasks of this client."""
         found: list[ToolTask] = []
         for id in dict.fromkeys(ids):
             with contextlib.suppress(NotFound):
-                found.append(self.find_task(peer, id))
-        return TaskSubscription(found, features, notify)
+                found.append(self.find_task(client, id))
+        return TaskSubscription(found, notify)
 
 
 class TaskSubscription:
     """The tasks that one `subscriptions/listen` follows: each is sent at the start and whenever it
     has changed. A client that does not read gets the state at a later time."""
 
-    def __init__(self, tasks: list[ToolTask], features: Mapping[str, Any], notify: Notify) -> None:
+    def __init__(self, tasks: list[ToolTask], notify: Notify) -> None:
         self._tasks = tasks
-        self._features = features
         self._notify = notify
         self._sent: dict[str, tuple[str, ...]] = {}
         self._stops: list[Callable[[], None]] = []
@@ -356,7 +353,7 @@ class TaskSubscription:
         now = task.state, *task.questions
         if self._sent.get(task.id) == now:
             return
-        if self._notify("notifications/tasks", render_detailed(task, self._features)):
+        if self._notify(task):
             self._sent[task.id] = now
         elif self._retrying is None:
             loop = asyncio.get_running_loop()
@@ -383,32 +380,22 @@ def missing_extension_error(id: rpc.Id) -> bytes:
     return rpc.encode_error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
 
 
-def _resolve(turn: asyncio.Future[bool], true: bool) -> None:
-    if not turn.done():
-        turn.set_result(true)
-
-
 def _relate_to_task(task: ToolTask, body: Mapping[str, Any]) -> dict[str, Any]:
     meta = body.get("_meta")
     known = meta if isinstance(meta, dict) else {}
     return {**body, "_meta": {**known, RELATED_KEY: {"taskId": task.id}}}
 
 
-def _send_progress_to(peer: ClientState, token: str | int, id: str) -> Updates:
+def _send_progress_to(request: McpRequest, token: str | int, id: str) -> Updates:
     """2025-11-25: the progress token of the request is valid as long as the task."""
 
-    def update(update: Update) -> None:
-        if not isinstance(update, Progress):
-            return
-        params: dict[str, Any] = {"progressToken": token, "progress": update.progress}
-        if update.total is not None:
-            params["total"] = update.total
-        if update.message is not None:
-            params["message"] = update.message
-        params["_meta"] = {RELATED_KEY: {"taskId": id}}
-        peer.notify(rpc.encode_notification("notifications/progress", params))
+    def send(update: Update) -> None:
+        if isinstance(update, Progress):
+            params = build_progress(token, update, request.revision)
+            params["_meta"] = {RELATED_KEY: {"taskId": id}}
+            request.client.notify(rpc.encode_notification(PROGRESS, params))
 
-    return update
+    return send
 
 
 # --- rendering -----------------------------------------------------------------------------------
@@ -450,14 +437,16 @@ def _render_modern(task: ToolTask) -> dict[str, Any]:
     return _render_members(task, "ttlMs", "pollIntervalMs", task.message)
 
 
-def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
+def render_detailed(
+    task: ToolTask, revision: Revision, features: Mapping[str, Any]
+) -> dict[str, Any]:
     """2026-07-28: the task with its outcome or its questions."""
     members = _render_modern(task)
     if task.state == INPUT_REQUIRED:
-        asked = client_questions.render_questions(task.questions, None, features)
+        asked = client_questions.render_questions(task.questions, None, revision, features)
         members["inputRequests"] = asked["inputRequests"]
     elif task.finished and task.state != CANCELLED:
-        member, value = render_outcome(task, LATEST)
+        member, value = render_outcome(task, revision)
         # The error of a tool is its result: only a JSON-RPC error is a failed task.
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value

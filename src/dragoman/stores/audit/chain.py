@@ -77,17 +77,6 @@ class ChainTip(NamedTuple):
 ORIGIN = ChainTip(0, bytes(32))
 
 
-class SealedBatch(NamedTuple):
-    """Entries appended to the chain."""
-
-    encoded: bytes
-    """The entries as the journal stores them."""
-    rows: list[EntryRow]
-    tip: ChainTip
-    trailer: bytes
-    """The trailer of a journal that ends with these entries."""
-
-
 FIRST_HEAD = b"H"
 """The head of an audit log without a journal: of a first start."""
 HEAD_BESIDE_JOURNAL = b"K"
@@ -136,15 +125,18 @@ class AuditSeal:
         """Returns the encoded entry and its MAC."""
         name = kind.encode()
         fields = ENTRY.pack(b"E", before, seq, of is not None, of or 0, at, len(name), len(body))
-        sealed = fields + name + body
+        sealed = b"%b%b%b" % (fields, name, body)
         inner = self._inner.copy()
         inner.update(sealed)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return sealed, outer.digest()
 
-    def seal_batch(self, pending: Iterable[PendingEntry], tip: ChainTip) -> SealedBatch:
-        """Appends entries to the chain that ends at `tip`."""
+    def seal_batch(
+        self, pending: Iterable[PendingEntry], tip: ChainTip
+    ) -> tuple[list[bytes], list[EntryRow], ChainTip]:
+        """Appends entries to the chain that ends at `tip`. Returns them as the journal stores them
+        and as the database does, and the new tip."""
         seq, mac = tip
         encoded, rows = [], []
         for kind, of, at, body in pending:
@@ -152,9 +144,7 @@ class AuditSeal:
             sealed, mac = self.seal_entry(mac, seq, kind, of, at, body)
             encoded.append(sealed)
             rows.append((seq, kind, of, at, body, mac))
-        return SealedBatch(
-            b"".join(encoded), rows, ChainTip(seq, mac), self.seal_tip(TRAILER, seq, mac)
-        )
+        return encoded, rows, ChainTip(seq, mac)
 
     def hash_arguments(self, arguments: bytes) -> str:
         """Returns a MAC: short arguments could be guessed from a plain hash."""

@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError
-from dragoman.stores.audit.chain import (
-    ENTRY,
-    INTENT,
-    OUTCOME,
-    TIP,
-    TRAILER,
-    TRAILERS,
-    AuditSeal,
-    EntryRow,
-)
+from dragoman.stores.audit import chain
+from dragoman.stores.audit.chain import AuditSeal, EntryRow
 
 JOURNAL = "audit.journal"
 SIZE = 1024 * 1024
@@ -32,8 +24,8 @@ MAX_BODY = 64 * 1024
 FIRST_LOOK = 64 * 1024
 TRIES = 10
 
-TRAILER_BYTES = TIP.size + 32
-KINDS = {INTENT.encode(): INTENT, OUTCOME.encode(): OUTCOME}
+TRAILER_BYTES = chain.TIP.size + 32
+KINDS = {chain.INTENT.encode(): chain.INTENT, chain.OUTCOME.encode(): chain.OUTCOME}
 
 
 class Journal:
@@ -104,8 +96,6 @@ class Journal:
 
 
 class JournalContents(NamedTuple):
-    """The parsed contents of a journal."""
-
     before: bytes
     """The MAC before the first entry, unverified."""
     rows: list[EntryRow]
@@ -146,10 +136,10 @@ def _read(path: Path, size: int) -> bytes | None:
 def _parse(whole: bytes) -> JournalContents:
     rows: list[EntryRow] = []
     place = 0
-    while place + ENTRY.size <= len(whole):
-        code, _, seq, with_of, of, at, name_size, size = ENTRY.unpack_from(whole, place)
-        body = place + ENTRY.size + name_size
-        kind = KINDS.get(whole[place + ENTRY.size : body]) if code == b"E" else None
+    while place + chain.ENTRY.size <= len(whole):
+        code, _, seq, with_of, of, at, name_size, size = chain.ENTRY.unpack_from(whole, place)
+        body = place + chain.ENTRY.size + name_size
+        kind = KINDS.get(whole[place + chain.ENTRY.size : body]) if code == b"E" else None
         end = body + size
         if kind is None or size > MAX_BODY or end + 33 > len(whole):
             break
@@ -162,8 +152,8 @@ def _parse(whole: bytes) -> JournalContents:
 def _has_valid_end(left: JournalContents, seal: AuditSeal | None) -> bool:
     """Whether the trailer is valid and belongs to the last entry."""
     _, rows, trailer = left
-    if len(trailer) < TRAILER_BYTES or trailer[:1] != TRAILER:
+    if len(trailer) < TRAILER_BYTES or trailer[:1] != chain.TRAILER:
         return False
-    if rows and TIP.unpack_from(trailer)[2] != rows[-1][0]:
+    if rows and chain.TIP.unpack_from(trailer)[2] != rows[-1][0]:
         return False
-    return seal is None or seal.read_tip(TRAILERS, trailer) is not None
+    return seal is None or seal.read_tip(chain.TRAILERS, trailer) is not None

@@ -129,7 +129,6 @@ class SqliteAuditLog:
 
     @property
     def has_running_calls(self) -> bool:
-        """Whether calls are in progress."""
         return bool(self._running)
 
     def find_first(self) -> tuple[int, float]:
@@ -280,11 +279,11 @@ class SqliteAuditLog:
         return time.monotonic() >= self._paused_until and self._save()
 
     def _seal_pending(self) -> None:
-        batch = self._seal.seal_batch(self._pending, self.tip)
+        encoded, rows, self.tip = self._seal.seal_batch(self._pending, self.tip)
         self._pending.clear()
-        self._unwritten.append(batch.encoded)
-        self._unsaved += batch.rows
-        self.tip, self._trailer = batch.tip, batch.trailer
+        self._unwritten += encoded
+        self._unsaved += rows
+        self._trailer = self._seal.seal_tip(chain.TRAILER, *self.tip)
 
     def _write_journal(self) -> bool:
         """Seals and writes new entries to the journal; returns False if that failed."""

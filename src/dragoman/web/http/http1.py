@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import copy_context
 from typing import Any, Protocol, cast
 
 import httptools
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.background import start_task
+from dragoman.core.background import Work, resolve, start_task
 from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import ConnectionLimits
@@ -63,14 +64,15 @@ UNREAD_SECONDS = 60.0
 
 NEVER = float("inf")
 RETRY_AFTER = b"retry-after: 1\r\n"
-_BLANK = b" \t"
+_SPACE = ord(" ")
+_PLAIN_TEXT = [(b"content-type", b"text/plain")]
 
 
 class Application(Protocol):
     def admit(self, request: ServerRequest) -> bool:
         """Whether the body is read; otherwise it is discarded without waiting for it."""
 
-    def answer(self, request: ServerRequest) -> Awaitable[None] | None: ...
+    def answer(self, request: ServerRequest) -> Work[None] | None: ...
 
 
 _NONE: frozenset[bytes] = frozenset()
@@ -83,8 +85,8 @@ class HttpConnection(asyncio.Protocol):
         "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
         "_input", "_last", "_length", "_parser", "_paused", "_pieces", "_queue", "_reading",
-        "_register", "_repeated", "_repeated_before", "_resuming", "_size", "_task",
-        "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiting",
+        "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size", "_task",
+        "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiter", "_waiting",
         "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
     )  # fmt: skip
 
@@ -113,6 +115,10 @@ class HttpConnection(asyncio.Protocol):
         """The request being answered."""
         self._queue: deque[ServerRequest] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None]
+        """The task of the newest request."""
+        self._waiter: asyncio.Future[tuple[ServerRequest, Work[None] | None] | None] | None = None
+        """What the task of an answered request waits for: the next request, or None at the end."""
         self._timer: asyncio.TimerHandle | None = None
         self._timed = 0.0
         """When it began to wait."""
@@ -195,6 +201,8 @@ class HttpConnection(asyncio.Protocol):
         del self._parser  # a reference cycle, which would need the garbage collector
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+        # Not cancelled: the error would keep the frame of the task, and so the connection.
+        resolve(self._waiter, None)
         if self._current is not None:
             self._current.disconnect()
 
@@ -357,7 +365,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._in_head:
             return  # trailers are ignored
         name = name.lower()
-        if value and value[-1] in _BLANK:  # RFC 9110, 5.5: not part of it; llhttp keeps it
+        if value and value[-1] <= _SPACE:  # RFC 9110, 5.5: not part of it; llhttp keeps it
             value = value.rstrip(b" \t")
         fields = self._fields
         if name in fields:
@@ -389,9 +397,10 @@ class HttpConnection(asyncio.Protocol):
         if self._repeated_before:
             repeated |= self._repeated_before
             self._repeated_before = _NONE
+        text = method.decode("latin-1")
+        loop, fields = self.loop, self._fields
         request = ServerRequest(
-            *(self, self.loop, method.decode("latin-1"), path.decode("latin-1"), query),
-            *(keep, self._fields, repeated),
+            self, loop, text, path.decode("latin-1"), query, keep, fields, repeated
         )
         request.kept = self._app.admit(request)
         length = self._fields.get(b"content-length", b"")
@@ -572,31 +581,62 @@ class HttpConnection(asyncio.Protocol):
             if request.reserved:
                 self._release(request)
             return
-        task = start_task(self._run(request, answer), self.loop)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result((request, answer))
+        else:
+            self._runner = start_task(self._run(request, answer), self.loop)
         if self._current is request:  # else it was answered at once, and another has begun
-            self._task = task
+            self._task = self._runner
 
-    async def _run(self, request: ServerRequest, answer: Awaitable[None] | None) -> None:
-        try:
-            if answer is not None:
-                await answer
-        except asyncio.CancelledError:
-            if not self.lost and not request.answered:
-                self._transport.abort()
-            raise
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-        finally:
-            if request.reserved:
-                self._release(request)
-        if request.answered or self.lost:
-            return
+    async def _run(self, request: ServerRequest, answer: Work[None] | None) -> None:
+        """Runs a request, and then the next ones: to create and register a task takes longer than
+        to parse a request. A cancelled task, and one whose context variables were changed, runs no
+        other request."""
+        task, context = asyncio.current_task(), copy_context()
+        while True:
+            try:
+                if answer is not None:
+                    await answer
+            except asyncio.CancelledError:
+                if not self.lost and not request.answered:
+                    self._transport.abort()
+                raise
+            except Exception:
+                log.exception("%s %s failed", request.method, request.path)
+            finally:
+                if request.reserved:
+                    self._release(request)
+            if not (request.answered or self.lost):
+                self._end_unanswered(request)
+            is_idle = task is self._runner and not (self._closing or self.lost or task.cancelling())
+            if not is_idle or copy_context() != context:
+                return
+            del request, answer
+            waiter = self._waiter = self.loop.create_future()
+            try:
+                following = await waiter
+            except asyncio.CancelledError:
+                if not waiter.cancelled() and (following := waiter.result()) is not None:
+                    self._drop_unstarted(*following)
+                raise
+            if following is None:
+                return
+            request, answer = following
+            del following
+
+    def _end_unanswered(self, request: ServerRequest) -> None:
         if request.streaming:
             self._transport.abort()  # a truncated response must not look complete
         else:
-            request.reply(
-                500, [(b"content-type", b"text/plain")], b"internal error; see the hub's log\n"
-            )
+            request.reply(500, _PLAIN_TEXT, b"internal error; see the hub's log\n")
+
+    def _drop_unstarted(self, request: ServerRequest, answer: Work[None] | None) -> None:
+        """Drops a request whose task was cancelled before the first step."""
+        if answer is not None:
+            answer.close()
+        if request.reserved:
+            self._release(request)
 
     def finish(self, request: ServerRequest, data: bytes = b"") -> None:
         """Sends the last bytes of a response."""
@@ -632,7 +672,7 @@ class HttpConnection(asyncio.Protocol):
         if request.streaming:
             self._transport.abort()
         else:
-            headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
+            headers = [*_PLAIN_TEXT, (b"www-authenticate", b"Bearer")]
             request.reply(401, headers, f"{why}\n".encode())
         if task is not None:
             task.cancel(why)

@@ -46,6 +46,8 @@ class ServerRequest(msgspec.Struct, eq=False):
     """Bytes that it has of the budget for bodies."""
     extra: Headers = []
     """Headers of any response to it."""
+    find_headers: Callable[[], Headers] | None = None
+    """Finds more of them when the response is sent."""
     principal: Principal | None = None
     refusal: Any = None
     """What the application decided by the head, for its own use."""
@@ -83,6 +85,7 @@ class ServerRequest(msgspec.Struct, eq=False):
             and self.method == "POST"
             and self.keep_alive
             and not self.extra
+            and self.find_headers is None
         ):  # as nearly all are
             if len(body) < LARGE:
                 connection.finish(self, b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
@@ -91,7 +94,7 @@ class ServerRequest(msgspec.Struct, eq=False):
                 connection.finish(self)
             return
         lines = [STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
-        lines += [b"%b: %b\r\n" % header for header in self.extra]
+        lines += [b"%b: %b\r\n" % header for header in self._list_extra()]
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         if status not in _BODILESS:
@@ -109,11 +112,14 @@ class ServerRequest(msgspec.Struct, eq=False):
         self.body = b""  # a stream may last, and the request has been parsed
         self.fields = {}
         lines = [STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
-        lines += [b"%b: %b\r\n" % header for header in self.extra]
+        lines += [b"%b: %b\r\n" % header for header in self._list_extra()]
         lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         self._connection.write(b"".join(lines) + b"\r\n")
+
+    def _list_extra(self) -> Headers:
+        return [*self.extra, *self.find_headers()] if self.find_headers is not None else self.extra
 
     async def write(self, data: bytes) -> None:
         """Sends a piece of the body; waits while the client does not read."""

@@ -17,68 +17,9 @@ from typing import Any, Protocol
 
 from dragoman.a2a.protocol.dialects import skill_only, v01, v03, v03_unmarked, v10
 from dragoman.a2a.protocol.dialects.common_shapes import render_part
-from dragoman.a2a.protocol.dialects.operations import (
-    CANCEL,
-    CARD,
-    GET,
-    LIST,
-    OPS,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    RESPONSE,
-    SEND,
-    SKILL_ONLY_03,
-    STREAM,
-    STREAMING,
-    SUBSCRIBE,
-    TASK_ID,
-    V01,
-    V03,
-    V10,
-    Op,
-    RestRoute,
-    RestRoutes,
-)
+from dragoman.a2a.protocol.dialects.operations import SEND, SKILL_ONLY_03, STREAM, V01, V03, V10, Op
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import VERSION_NOT_SUPPORTED, A2aError
-
-__all__ = [
-    "BY_VERSION",
-    "CANCEL",
-    "CARD",
-    "GET",
-    "LIST",
-    "NATIVE",
-    "OPS",
-    "PROBED",
-    "PUSH_DELETE",
-    "PUSH_GET",
-    "PUSH_LIST",
-    "PUSH_SET",
-    "RESPONSE",
-    "SEND",
-    "SHARED",
-    "SPOKEN",
-    "STREAM",
-    "STREAMING",
-    "SUBSCRIBE",
-    "TASK_ID",
-    "V01",
-    "V03",
-    "V10",
-    "Dialect",
-    "DialectTraits",
-    "Op",
-    "RestRoute",
-    "RestRoutes",
-    "choose",
-    "choose_shared",
-    "find_traits",
-    "render_parts",
-    "version_from_card",
-]
 
 
 class Dialect(Protocol):
@@ -94,28 +35,22 @@ class Dialect(Protocol):
     # for the hub as server
     def parse_params(self, op: Op, params: Any) -> dict[str, Any]:
         """The wire's parameters -> 1.0's request. Raises A2aError if they are invalid."""
-        ...
 
     def render_result(self, op: Op, value: Any) -> Any:
         """1.0's response -> the wire's result."""
-        ...
 
     def render_event(self, event: dict[str, Any], *, final: bool) -> dict[str, Any]:
         """1.0's StreamResponse, and whether it is the last of its stream -> the wire's event."""
-        ...
 
     def render_push(self, event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
         """The body of a webhook delivery."""
-        ...
 
     def render_error(self, error: A2aError) -> dict[str, Any]:
         """JSON-RPC's error object."""
-        ...
 
     # for the hub as client; the parsers accept any dialect
     def build_request(self, op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
         """1.0's request -> the wire's method and parameters."""
-        ...
 
     def parse_result(self, op: Op, value: Any) -> Any: ...
     def parse_event(self, value: Any) -> dict[str, Any]: ...
@@ -125,7 +60,6 @@ class Dialect(Protocol):
         self, op: Op, request: Mapping[str, Any]
     ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
         """For HTTP+JSON: the HTTP method, the path below the URL, the query, the body."""
-        ...
 
 
 BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
@@ -136,6 +70,8 @@ NATIVE: Dialect = v10
 """The hub's internal form."""
 PROBED: Sequence[str] = (V10, V03, V01)
 """The versions to try with an agent whose card does not tell, the newest first."""
+ADVERTISED: Sequence[str] = (V10, V03)
+"""The versions in the hub's own cards, the preferred one first."""
 
 
 def find_traits(version: str) -> DialectTraits:
@@ -206,10 +142,11 @@ def _find_dialect(version: str) -> Dialect:
     if dialect is None and (match := _VERSION.fullmatch(version)) is not None:
         dialect = BY_VERSION.get(match[1])
     if dialect is None:
+        known = tuple(BY_VERSION)[::-1]
         raise A2aError(
             VERSION_NOT_SUPPORTED,
-            f'unsupported A2A version "{version[:20]}"; use 1.0, 0.3, 0.2 or 0.1',
-            metadata={"supportedVersions": "1.0,0.3,0.2,0.1"},
+            f'unsupported A2A version "{version[:20]}"; use one of {", ".join(known)}',
+            metadata={"supportedVersions": ",".join(known)},
         )
     return dialect
 

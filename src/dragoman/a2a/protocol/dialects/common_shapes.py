@@ -9,37 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.a2a.protocol.validation import (
-    AGENT,
-    AUTH_REQUIRED,
-    CANCELED,
-    COMPLETED,
-    FAILED,
-    INPUT_REQUIRED,
-    REJECTED,
-    SUBMITTED,
-    UNSPECIFIED,
-    USER,
-    WORKING,
-)
+from dragoman.a2a.protocol import validation
+from dragoman.a2a.protocol.validation import AGENT, UNSPECIFIED, USER, put
 
 STATES_OUT: Mapping[str, str] = {
     UNSPECIFIED: "unknown",
-    SUBMITTED: "submitted",
-    WORKING: "working",
-    COMPLETED: "completed",
-    FAILED: "failed",
-    CANCELED: "canceled",
-    INPUT_REQUIRED: "input-required",
-    REJECTED: "rejected",
-    AUTH_REQUIRED: "auth-required",
+    validation.SUBMITTED: "submitted",
+    validation.WORKING: "working",
+    validation.COMPLETED: "completed",
+    validation.FAILED: "failed",
+    validation.CANCELED: "canceled",
+    validation.INPUT_REQUIRED: "input-required",
+    validation.REJECTED: "rejected",
+    validation.AUTH_REQUIRED: "auth-required",
 }
 STATES_IN: Mapping[str, str] = {
     **{said: state for state, said in STATES_OUT.items()},
-    "cancelled": CANCELED,  # bare tasks, and 0.3's proto
-    "inputrequired": INPUT_REQUIRED,
-    "authrequired": AUTH_REQUIRED,
-    "waiting": WORKING,  # python-a2a's
+    "cancelled": validation.CANCELED,  # bare tasks, and 0.3's proto
+    "inputrequired": validation.INPUT_REQUIRED,
+    "authrequired": validation.AUTH_REQUIRED,
+    "waiting": validation.WORKING,  # python-a2a's
     "unspecified": UNSPECIFIED,
 }
 ROLES_OUT: Mapping[str, str] = {USER: "user", AGENT: "agent"}
@@ -56,14 +45,6 @@ def parse_state(state: Any) -> str:
         return UNSPECIFIED
     said = state.lower().replace("_", "-").removeprefix("task-state-")
     return STATES_IN.get(said, UNSPECIFIED)
-
-
-def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
-    """Adds the members that are not None."""
-    for name, value in members.items():
-        if value is not None:
-            holder[name] = value
-    return holder
 
 
 def render_part(part: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from dragoman.a2a.protocol.dialects.common_shapes import (
     parse_part,
     parse_push_config,
     parse_state,
-    put,
 )
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
@@ -41,6 +40,7 @@ from dragoman.a2a.protocol.validation import (
     PART,
     USER,
     normalize_base64,
+    put,
     seconds_from_timestamp,
 )
 

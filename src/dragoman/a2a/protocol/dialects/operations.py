@@ -8,60 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-# States and roles of 1.0, re-exported for users of operations.
-from dragoman.a2a.protocol.validation import (
-    AGENT,
-    AUTH_REQUIRED,
-    CANCELED,
-    COMPLETED,
-    FAILED,
-    INPUT_REQUIRED,
-    REJECTED,
-    STATES,
-    SUBMITTED,
-    UNSPECIFIED,
-    USER,
-    WORKING,
-)
-
-__all__ = [
-    "AGENT",
-    "AUTH_REQUIRED",
-    "CANCEL",
-    "CANCELED",
-    "CARD",
-    "COMPLETED",
-    "FAILED",
-    "GET",
-    "INPUT_REQUIRED",
-    "LIST",
-    "OPS",
-    "PUSH_DELETE",
-    "PUSH_GET",
-    "PUSH_LIST",
-    "PUSH_SET",
-    "REJECTED",
-    "RESPONSE",
-    "SEND",
-    "SKILL",
-    "SKILL_ONLY_03",
-    "STATES",
-    "STREAM",
-    "STREAMING",
-    "SUBMITTED",
-    "SUBSCRIBE",
-    "TASK_ID",
-    "UNSPECIFIED",
-    "USER",
-    "V01",
-    "V03",
-    "V10",
-    "WORKING",
-    "Op",
-    "RestRoute",
-    "RestRoutes",
-]
-
 V01: Final = "0.1"
 V03: Final = "0.3"
 V10: Final = "1.0"
@@ -121,10 +67,12 @@ class RestRoutes:
     """The routes of one dialect: finds the operation of a request, and the values in its path."""
 
     def __init__(self, table: Sequence[tuple[str, str, Op]]) -> None:
-        self.table = tuple(RestRoute(*row) for row in table)
+        routes = [RestRoute(*row) for row in table]
+        self.by_op = {route.op: route for route in reversed(routes)}
+        """The first route of each operation, which the hub uses as a client."""
         self._plain: dict[str, dict[str, Op]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Op]]] = {}
-        for route in self.table:
+        for route in routes:
             if "{" in route.pattern:
                 held = self._patterns.setdefault(
                     route.pattern, (_compile_pattern(route.pattern), {})

@@ -16,7 +16,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from dragoman.a2a.protocol.dialects import v01
-from dragoman.a2a.protocol.dialects.operations import CANCEL, GET, SEND, STREAM, TASK_ID, Op
+from dragoman.a2a.protocol.dialects.operations import CANCEL, GET, SEND, STREAM, Op
 from dragoman.a2a.protocol.errors import A2aError, invalid
 from dragoman.a2a.protocol.validation import AGENT, WORKING
 
@@ -164,22 +164,3 @@ def render_chunk(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | N
 def render_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     """Returns the HTTP status and the JSON-RPC error object."""
     return error.codes.http, v01.render_error(error)
-
-
-__all__ = [
-    "CONVERSATION",
-    "MESSAGE",
-    "PATHS",
-    "TASK",
-    "TASK_ID",
-    "find_form",
-    "is_python_a2a",
-    "parse_params",
-    "render_chunk",
-    "render_error",
-    "render_event",
-    "render_message",
-    "render_rest_answer",
-    "render_result",
-    "render_task",
-]

@@ -10,37 +10,7 @@ from typing import Any, Final
 from dragoman.a2a.protocol.dialects import v03
 from dragoman.a2a.protocol.dialects.operations import SEND, SKILL_ONLY_03, Op
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
-from dragoman.a2a.protocol.dialects.v03 import (
-    METHODS,
-    build_rest_request,
-    parse_error,
-    parse_event,
-    parse_params,
-    parse_rest_error,
-    parse_result,
-    render_error,
-    render_event,
-    render_push,
-    render_result,
-)
 from dragoman.a2a.protocol.dialects.v03_shapes import find_skill_call, render_part_03
-
-__all__ = [
-    "METHODS",
-    "TRAITS",
-    "VERSION",
-    "build_request",
-    "build_rest_request",
-    "parse_error",
-    "parse_event",
-    "parse_params",
-    "parse_rest_error",
-    "parse_result",
-    "render_error",
-    "render_event",
-    "render_push",
-    "render_result",
-]
 
 VERSION: Final = SKILL_ONLY_03
 TRAITS: Final = DialectTraits(
@@ -51,6 +21,17 @@ TRAITS: Final = DialectTraits(
     versioned_paths=True,
     can_stream=False,
 )
+METHODS = v03.METHODS
+parse_params = v03.parse_params
+parse_result = v03.parse_result
+parse_event = v03.parse_event
+parse_error = v03.parse_error
+parse_rest_error = v03.parse_rest_error
+render_result = v03.render_result
+render_event = v03.render_event
+render_error = v03.render_error
+render_push = v03.render_push
+build_rest_request = v03.build_rest_request
 
 
 def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:

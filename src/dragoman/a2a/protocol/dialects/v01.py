@@ -13,55 +13,22 @@ from uuid import uuid4
 from zlib import crc32
 
 from dragoman.a2a.protocol import validation
+from dragoman.a2a.protocol.dialects import error_reader, lenient_reader, operations, v03_shapes
 from dragoman.a2a.protocol.dialects.common_shapes import (
     ROLES_IN,
     ROLES_OUT,
     STATES_OUT,
     parse_push_config,
-    put,
     render_part,
     render_push_config,
 )
-from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
-from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
-from dragoman.a2a.protocol.dialects.operations import (
-    CANCEL,
-    GET,
-    LIST,
-    PUSH_GET,
-    PUSH_SET,
-    RESPONSE,
-    SEND,
-    STREAM,
-    SUBSCRIBE,
-    TASK_ID,
-    V01,
-    Op,
-)
+from dragoman.a2a.protocol.dialects.operations import RESPONSE, TASK_ID, Op
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
-from dragoman.a2a.protocol.dialects.v03_shapes import parse_parts, render_error_data
+from dragoman.a2a.protocol.dialects.v03_shapes import parse_parts
 from dragoman.a2a.protocol.errors import A2aError, invalid
-from dragoman.a2a.protocol.validation import AGENT, AUTH_REQUIRED, COMPLETED, REJECTED, UNSPECIFIED
+from dragoman.a2a.protocol.validation import COMPLETED, UNSPECIFIED, put
 
-__all__ = [
-    "METHODS",
-    "TRAITS",
-    "VERSION",
-    "build_request",
-    "build_rest_request",
-    "parse_error",
-    "parse_event",
-    "parse_params",
-    "parse_rest_error",
-    "parse_result",
-    "render_bare_task",
-    "render_error",
-    "render_event",
-    "render_push",
-    "render_result",
-]
-
-VERSION: Final = V01
+VERSION: Final = operations.V01
 TRAITS: Final = DialectTraits(
     client_names_task=True,
     shares_methods=True,
@@ -71,20 +38,28 @@ TRAITS: Final = DialectTraits(
     has_grpc=False,
     has_legacy_routes=True,
 )
+parse_result = lenient_reader.parse_result
+parse_event = lenient_reader.parse_event
+parse_error = error_reader.parse_error
+parse_rest_error = error_reader.parse_rest_error
 
 METHODS: Mapping[str, Op] = {
-    "tasks/send": SEND,
-    "tasks/sendSubscribe": STREAM,
-    "tasks/get": GET,
-    "tasks/cancel": CANCEL,
-    "tasks/resubscribe": SUBSCRIBE,
-    "tasks/pushNotification/set": PUSH_SET,
-    "tasks/pushNotification/get": PUSH_GET,
-    "tasks/stream": STREAM,  # python-a2a's
+    "tasks/send": operations.SEND,
+    "tasks/sendSubscribe": operations.STREAM,
+    "tasks/get": operations.GET,
+    "tasks/cancel": operations.CANCEL,
+    "tasks/resubscribe": operations.SUBSCRIBE,
+    "tasks/pushNotification/set": operations.PUSH_SET,
+    "tasks/pushNotification/get": operations.PUSH_GET,
+    "tasks/stream": operations.STREAM,  # python-a2a's
 }
 METHOD_OF: Mapping[Op, str] = {op: method for method, op in reversed(list(METHODS.items()))}
 
-STATES_DOWN: Mapping[str, str] = {**STATES_OUT, REJECTED: "failed", AUTH_REQUIRED: "input-required"}
+STATES_DOWN: Mapping[str, str] = {
+    **STATES_OUT,
+    validation.REJECTED: "failed",
+    validation.AUTH_REQUIRED: "input-required",
+}
 BARE_STATES: Mapping[str, str] = {
     **STATES_DOWN,
     **{state: "cancelled" for state, said in STATES_DOWN.items() if said == "canceled"},
@@ -105,16 +80,16 @@ CODES_DOWN: Mapping[int, int] = {
 def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise A2aError("INVALID_PARAMS", "the parameters must be an object")
-    if op in (SEND, STREAM):
+    if op in (operations.SEND, operations.STREAM):
         return parse_send(params)
-    if op == GET:
+    if op == operations.GET:
         return validation.validate_get(params)
-    if op == CANCEL:
+    if op == operations.CANCEL:
         return validation.validate_cancel(params)
-    if op == SUBSCRIBE:
+    if op == operations.SUBSCRIBE:
         return validation.validate_task_key(params)
     request = {"taskId": validation.check_id(params, "id", "id")}
-    if op == PUSH_SET:
+    if op == operations.PUSH_SET:
         config = params.get("pushNotificationConfig")
         if not isinstance(config, dict):
             raise invalid("pushNotificationConfig", "is required, and is an object")
@@ -166,13 +141,13 @@ def parse_message(message: Any, session: Any) -> Any:
 
 
 def render_result(op: Op, value: Any) -> Any:
-    if op == SEND:
+    if op == operations.SEND:
         return render_task(value["task"] if "task" in value else task_from_message(value))
-    if op in (GET, CANCEL):
+    if op in (operations.GET, operations.CANCEL):
         return render_task(value)
-    if op == LIST:
+    if op == operations.LIST:
         return [render_task(task) for task in value.get("tasks", [])]
-    if op in (PUSH_SET, PUSH_GET):
+    if op in (operations.PUSH_SET, operations.PUSH_GET):
         config = render_push_config(value)
         config.pop("id", None)
         return {"id": value.get("taskId", ""), "pushNotificationConfig": config}
@@ -275,12 +250,7 @@ def render_push(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, 
 
 
 def render_error(error: A2aError) -> dict[str, Any]:
-    code = error.codes.code
-    return {
-        "code": CODES_DOWN.get(code, code),
-        "message": error.message,
-        "data": render_error_data(error),
-    }
+    return v03_shapes.render_error(error, CODES_DOWN)
 
 
 # --- the bare task of the first hubs --------------------------------------------------------------
@@ -312,7 +282,7 @@ def render_bare_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     if message is not None:
         said.append(message)
     said += [
-        {"role": AGENT, "parts": artifact.get("parts", [])}
+        {"role": validation.AGENT, "parts": artifact.get("parts", [])}
         for artifact in task.get("artifacts", [])
         if _is_reply_artifact(artifact)
     ]
@@ -353,13 +323,13 @@ def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _build_params(op: Op, request: Mapping[str, Any]) -> dict[str, Any]:
-    if op == PUSH_SET:
+    if op == operations.PUSH_SET:
         config = render_push_config(request)
         config.pop("id", None)
         return {"id": request.get("taskId", ""), "pushNotificationConfig": config}
-    if op == PUSH_GET:
+    if op == operations.PUSH_GET:
         return {"id": request.get("taskId", "")}
-    if op not in (SEND, STREAM):
+    if op not in (operations.SEND, operations.STREAM):
         return put({"id": request.get("id", "")}, historyLength=request.get("historyLength"))
     message, configuration = request["message"], request.get("configuration") or {}
     out: dict[str, Any] = {

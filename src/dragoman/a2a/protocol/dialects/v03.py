@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dragoman.a2a.protocol import validation
-from dragoman.a2a.protocol.dialects import lenient_reader
-from dragoman.a2a.protocol.dialects.common_shapes import put
-from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
+from dragoman.a2a.protocol.dialects import error_reader, lenient_reader, v03_rest, v03_shapes
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -29,55 +27,8 @@ from dragoman.a2a.protocol.dialects.operations import (
     Op,
 )
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
-from dragoman.a2a.protocol.dialects.v03_rest import (
-    ROUTES,
-    build_rest_request,
-    parse_rest_event,
-    parse_rest_params,
-    parse_rest_result,
-    render_rest_error,
-    render_rest_event,
-    render_rest_result,
-)
-from dragoman.a2a.protocol.dialects.v03_shapes import (
-    CODES_DOWN,
-    parse_push_key,
-    parse_push_set,
-    parse_send,
-    render_artifact,
-    render_error_data,
-    render_message,
-    render_send,
-    render_skill_call,
-    render_status,
-    render_task,
-    render_task_push_config,
-)
 from dragoman.a2a.protocol.errors import A2aError
-
-__all__ = [
-    "METHODS",
-    "ROUTES",
-    "TRAITS",
-    "VERSION",
-    "build_request",
-    "build_rest_request",
-    "parse_error",
-    "parse_event",
-    "parse_params",
-    "parse_rest_error",
-    "parse_rest_event",
-    "parse_rest_params",
-    "parse_rest_result",
-    "parse_result",
-    "render_error",
-    "render_event",
-    "render_push",
-    "render_rest_error",
-    "render_rest_event",
-    "render_rest_result",
-    "render_result",
-]
+from dragoman.a2a.protocol.validation import put
 
 VERSION: Final = V03
 TRAITS: Final = DialectTraits(
@@ -86,6 +37,18 @@ TRAITS: Final = DialectTraits(
     extensions_header="x-a2a-extensions",
     versioned_paths=True,
 )
+
+ROUTES = v03_rest.ROUTES
+build_rest_request = v03_rest.build_rest_request
+parse_rest_params = v03_rest.parse_rest_params
+parse_rest_result = v03_rest.parse_rest_result
+parse_rest_event = v03_rest.parse_rest_event
+render_rest_result = v03_rest.render_rest_result
+render_rest_event = v03_rest.render_rest_event
+render_rest_error = v03_rest.render_rest_error
+render_error = v03_shapes.render_error
+parse_error = error_reader.parse_error
+parse_rest_error = error_reader.parse_rest_error
 
 _KINDS = ("task", "message", "status-update", "artifact-update")
 
@@ -127,7 +90,7 @@ def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise A2aError("INVALID_PARAMS", "the parameters must be an object")
     if op in (SEND, STREAM):
-        return validation.validate_send(parse_send(params))
+        return validation.validate_send(v03_shapes.parse_send(params))
     if op == GET:
         return validation.validate_get(params)
     if op == CANCEL:
@@ -135,8 +98,8 @@ def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if op == SUBSCRIBE:
         return validation.validate_task_key(params)
     if op == PUSH_SET:
-        return parse_push_set(params)
-    return parse_push_key(op, params)
+        return v03_shapes.parse_push_set(params)
+    return v03_shapes.parse_push_key(op, params)
 
 
 # --- to the client --------------------------------------------------------------------------------
@@ -145,15 +108,15 @@ def parse_params(op: Op, params: Any) -> dict[str, Any]:
 def render_result(op: Op, value: Any) -> Any:
     """A card must be in this dialect already."""
     if op == SEND:
-        return render_task(value["task"]) if "task" in value else render_message(value["message"])
+        return _render_answer(value)
     if op in (GET, CANCEL):
-        return render_task(value)
+        return v03_shapes.render_task(value)
     if op == LIST:
-        return [render_task(task) for task in value.get("tasks", [])]
+        return [v03_shapes.render_task(task) for task in value.get("tasks", [])]
     if op in (PUSH_SET, PUSH_GET):
-        return render_task_push_config(value)
+        return v03_shapes.render_task_push_config(value)
     if op == PUSH_LIST:
-        return [render_task_push_config(config) for config in value.get("configs", [])]
+        return [v03_shapes.render_task_push_config(config) for config in value.get("configs", [])]
     return None if op == PUSH_DELETE else value
 
 
@@ -163,27 +126,24 @@ def render_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
         return {
             **update,
             "kind": "status-update",
-            "status": render_status(update["status"]),
+            "status": v03_shapes.render_status(update["status"]),
             "final": final,
         }
     if "artifactUpdate" in event:
         update = event["artifactUpdate"]
-        artifact = render_artifact(update["artifact"])
+        artifact = v03_shapes.render_artifact(update["artifact"])
         return {**update, "kind": "artifact-update", "artifact": artifact}
-    return render_task(event["task"]) if "task" in event else render_message(event["message"])
+    return _render_answer(event)
+
+
+def _render_answer(value: Mapping[str, Any]) -> dict[str, Any]:
+    if "task" in value:
+        return v03_shapes.render_task(value["task"])
+    return v03_shapes.render_message(value["message"])
 
 
 def render_push(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    return render_task(task)
-
-
-def render_error(error: A2aError) -> dict[str, Any]:
-    code = error.codes.code
-    return {
-        "code": CODES_DOWN.get(code, code),
-        "message": error.message,
-        "data": render_error_data(error),
-    }
+    return v03_shapes.render_task(task)
 
 
 # --- the hub as client ----------------------------------------------------------------------------
@@ -197,9 +157,9 @@ def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _build_params(op: Op, request: Mapping[str, Any]) -> Any:
     if op in (SEND, STREAM):
-        return render_skill_call(render_send(request))
+        return v03_shapes.render_skill_call(v03_shapes.render_send(request))
     if op == PUSH_SET:
-        return render_task_push_config(request)
+        return v03_shapes.render_task_push_config(request)
     if op in (PUSH_GET, PUSH_LIST, PUSH_DELETE):
         key: dict[str, Any] = {"id": request.get("taskId", "")}
         return put(key, pushNotificationConfigId=request.get("id"))

@@ -10,73 +10,48 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from dragoman.a2a.protocol import validation
-from dragoman.a2a.protocol.dialects import v03_shapes
+from dragoman.a2a.protocol import errors, validation
+from dragoman.a2a.protocol.dialects import operations, v03_shapes
 from dragoman.a2a.protocol.dialects.common_shapes import (
     WRAPPED,
     camelize,
     parse_push_config,
-    put,
     render_push_config,
 )
 from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
-from dragoman.a2a.protocol.dialects.operations import (
-    CANCEL,
-    CARD,
-    GET,
-    LIST,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    SEND,
-    STREAM,
-    SUBSCRIBE,
-    Op,
-    RestRoutes,
-)
-from dragoman.a2a.protocol.errors import (
-    CONTENT_TYPE_NOT_SUPPORTED,
-    EXTENDED_AGENT_CARD_NOT_CONFIGURED,
-    INVALID_AGENT_RESPONSE,
-    PARSE_ERROR,
-    PUSH_NOTIFICATION_NOT_SUPPORTED,
-    TASK_NOT_CANCELABLE,
-    UNSUPPORTED_OPERATION,
-    A2aError,
-    invalid,
-)
-from dragoman.a2a.protocol.validation import CANCELED, UNSPECIFIED, normalize_base64
+from dragoman.a2a.protocol.dialects.operations import Op, RestRoutes
+from dragoman.a2a.protocol.errors import A2aError, invalid
+from dragoman.a2a.protocol.validation import CANCELED, UNSPECIFIED, normalize_base64, put
 
 ROUTES = RestRoutes(
     (
-        ("POST", "/v1/message:send", SEND),
-        ("POST", "/v1/message:stream", STREAM),
-        ("GET", "/v1/tasks", LIST),
-        ("GET", "/v1/card", CARD),
-        ("POST", "/v1/tasks/{id}:cancel", CANCEL),
-        ("GET", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the proto and the SDKs
-        ("POST", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the text and the TCK
-        ("GET", "/v1/tasks/{id}", GET),
-        ("POST", "/v1/tasks/{taskId}/pushNotificationConfigs", PUSH_SET),
-        ("GET", "/v1/tasks/{taskId}/pushNotificationConfigs", PUSH_LIST),
-        ("GET", "/v1/tasks/{taskId}/pushNotificationConfigs/{id}", PUSH_GET),
-        ("DELETE", "/v1/tasks/{taskId}/pushNotificationConfigs/{id}", PUSH_DELETE),
+        ("POST", "/v1/message:send", operations.SEND),
+        ("POST", "/v1/message:stream", operations.STREAM),
+        ("GET", "/v1/tasks", operations.LIST),
+        ("GET", "/v1/card", operations.CARD),
+        ("POST", "/v1/tasks/{id}:cancel", operations.CANCEL),
+        ("GET", "/v1/tasks/{id}:subscribe", operations.SUBSCRIBE),  # the proto and the SDKs
+        ("POST", "/v1/tasks/{id}:subscribe", operations.SUBSCRIBE),  # the text and the TCK
+        ("GET", "/v1/tasks/{id}", operations.GET),
+        ("POST", "/v1/tasks/{taskId}/pushNotificationConfigs", operations.PUSH_SET),
+        ("GET", "/v1/tasks/{taskId}/pushNotificationConfigs", operations.PUSH_LIST),
+        ("GET", "/v1/tasks/{taskId}/pushNotificationConfigs/{id}", operations.PUSH_GET),
+        ("DELETE", "/v1/tasks/{taskId}/pushNotificationConfigs/{id}", operations.PUSH_DELETE),
     )
 )
 
 STATUS: Mapping[str, int] = {
-    TASK_NOT_CANCELABLE: 409,
-    PUSH_NOTIFICATION_NOT_SUPPORTED: 501,
-    UNSUPPORTED_OPERATION: 501,
-    CONTENT_TYPE_NOT_SUPPORTED: 415,
-    INVALID_AGENT_RESPONSE: 502,
-    EXTENDED_AGENT_CARD_NOT_CONFIGURED: 404,
+    errors.TASK_NOT_CANCELABLE: 409,
+    errors.PUSH_NOTIFICATION_NOT_SUPPORTED: 501,
+    errors.UNSUPPORTED_OPERATION: 501,
+    errors.CONTENT_TYPE_NOT_SUPPORTED: 415,
+    errors.INVALID_AGENT_RESPONSE: 502,
+    errors.EXTENDED_AGENT_CARD_NOT_CONFIGURED: 404,
 }
 """Where servers of 0.3 use another status than 1.0.1's table."""
 NAMES: Mapping[str, str] = {
-    PARSE_ERROR: "JSONParseError",
-    EXTENDED_AGENT_CARD_NOT_CONFIGURED: "AuthenticatedExtendedCardNotConfiguredError",
+    errors.PARSE_ERROR: "JSONParseError",
+    errors.EXTENDED_AGENT_CARD_NOT_CONFIGURED: "AuthenticatedExtendedCardNotConfiguredError",
 }
 
 
@@ -87,7 +62,7 @@ def parse_rest_params(
     op: Op, path: Mapping[str, str], query: Mapping[str, str], body: Any
 ) -> dict[str, Any]:
     body = camelize(body)
-    if op in (SEND, STREAM):
+    if op in (operations.SEND, operations.STREAM):
         if not isinstance(body, dict):
             raise invalid("message", "is required, and is an object")
         given = body.get("message", body.get("request"))
@@ -97,23 +72,23 @@ def parse_rest_params(
             body = {**body, "configuration": {**settings, "blocking": False}}
         return validation.validate_send(v03_shapes.parse_send({**body, "message": message}))
     asked = camelize(dict(query))
-    if op == GET:
+    if op == operations.GET:
         length = asked.get("historyLength")
         if isinstance(length, str) and length.isdecimal() and len(length) < 11:
             length = int(length)
         return validation.validate_get(put({"id": path["id"]}, historyLength=length))
-    if op in (CANCEL, SUBSCRIBE):
+    if op in (operations.CANCEL, operations.SUBSCRIBE):
         return validation.validate_task_key({"id": path["id"]})
-    if op == PUSH_SET:
+    if op == operations.PUSH_SET:
         return _parse_push_set(path["taskId"], body)
-    if op == PUSH_LIST:
+    if op == operations.PUSH_LIST:
         return validation.validate_push_list({"taskId": path["taskId"]})
-    if op in (PUSH_GET, PUSH_DELETE):
+    if op in (operations.PUSH_GET, operations.PUSH_DELETE):
         return validation.validate_push_key(dict(path))
     size = asked.get("pageSize")
     if isinstance(size, str) and size.isdecimal() and len(size) < 11:
         asked["pageSize"] = int(size) or None
-    return validation.validate_list(asked) if op == LIST else {}
+    return validation.validate_list(asked) if op == operations.LIST else {}
 
 
 def parse_message(message: Any) -> Any:
@@ -181,20 +156,20 @@ def _parse_push_set(task: str, body: Any) -> dict[str, Any]:
 
 def render_rest_result(op: Op, value: Any) -> Any:
     """Clients reject members that the proto does not have, so there are none."""
-    if op == SEND:
+    if op == operations.SEND:
         if "task" in value:
             return {"task": render_task(value["task"])}
         return {"message": render_message(value["message"])}
-    if op in (GET, CANCEL):
+    if op in (operations.GET, operations.CANCEL):
         return render_task(value)
-    if op == LIST:
+    if op == operations.LIST:
         # Not in the proto; in the text, an array of tasks in the form of JSON-RPC.
         return [v03_shapes.render_task(task) for task in value.get("tasks", [])]
-    if op in (PUSH_SET, PUSH_GET):
+    if op in (operations.PUSH_SET, operations.PUSH_GET):
         return render_task_push_config(value)
-    if op == PUSH_LIST:
+    if op == operations.PUSH_LIST:
         return {"configs": [render_task_push_config(config) for config in value.get("configs", [])]}
-    return {} if op == PUSH_DELETE else value
+    return {} if op == operations.PUSH_DELETE else value
 
 
 def render_part(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,34 +252,24 @@ def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     `type` or as `error`, or its code."""
     words = error.reason.split("_")
     name = NAMES.get(error.reason) or "".join(map(str.capitalize, words)) + "Error"
-    code = error.codes.code
-    return STATUS.get(error.reason, error.codes.http), {
-        "code": v03_shapes.CODES_DOWN.get(code, code),
-        "error": name,
-        "type": name,
-        "message": error.message,
-        "data": v03_shapes.render_error_data(error),
-    }
+    shown = {**v03_shapes.render_error(error), "error": name, "type": name}
+    return STATUS.get(error.reason, error.codes.http), shown
 
 
 # --- the hub as client ----------------------------------------------------------------------------
-
-_REQUESTS: Mapping[Op, tuple[str, str]] = {
-    route.op: (route.http, route.pattern) for route in reversed(ROUTES.table)
-}
 
 
 def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
     """Returns the HTTP method, the path below the agent's URL, the query and the body."""
-    http, pattern = _REQUESTS[op]
-    path = pattern
+    route = ROUTES.by_op[op]
+    http, path = route.http, route.pattern
     for name in ("id", "taskId"):
         path = path.replace("{" + name + "}", quote(str(request.get(name, "")), safe=""))
-    if op in (SEND, STREAM):
+    if op in (operations.SEND, operations.STREAM):
         return http, path, {}, _render_send(request)
-    if op == PUSH_SET:
+    if op == operations.PUSH_SET:
         task = request.get("taskId", "")
         body = {
             "parent": f"tasks/{task}",

@@ -14,13 +14,12 @@ from dragoman.a2a.protocol.dialects.common_shapes import (
     STATES_OUT,
     parse_part,
     parse_push_config,
-    put,
     render_part,
     render_push_config,
 )
 from dragoman.a2a.protocol.dialects.operations import PUSH_DELETE, PUSH_LIST, SKILL, Op
 from dragoman.a2a.protocol.errors import A2aError, invalid
-from dragoman.a2a.protocol.validation import UNSPECIFIED
+from dragoman.a2a.protocol.validation import UNSPECIFIED, put
 
 CODES_DOWN: Mapping[int, int] = {-32008: -32603, -32009: -32603}
 """Codes that 1.0 added, and their replacements."""
@@ -158,6 +157,12 @@ def render_task_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "taskId": config.get("taskId", ""),
         "pushNotificationConfig": render_push_config(config),
     }
+
+
+def render_error(error: A2aError, codes_down: Mapping[int, int] = CODES_DOWN) -> dict[str, Any]:
+    code = error.codes.code
+    message, data = error.message, render_error_data(error)
+    return {"code": codes_down.get(code, code), "message": message, "data": data}
 
 
 def render_error_data(error: A2aError) -> dict[str, Any]:

@@ -12,38 +12,19 @@ from typing import Any, Final
 
 from dragoman.a2a.protocol.dialects import v03, v03_shapes
 from dragoman.a2a.protocol.dialects.operations import SEND, V03, Op
-from dragoman.a2a.protocol.dialects.v03 import (
-    METHODS,
-    build_request,
-    build_rest_request,
-    parse_error,
-    parse_event,
-    parse_params,
-    parse_rest_error,
-    parse_result,
-    render_error,
-    render_push,
-)
-
-__all__ = [
-    "METHODS",
-    "TRAITS",
-    "VERSION",
-    "build_request",
-    "build_rest_request",
-    "parse_error",
-    "parse_event",
-    "parse_params",
-    "parse_rest_error",
-    "parse_result",
-    "render_error",
-    "render_event",
-    "render_push",
-    "render_result",
-]
 
 VERSION: Final = V03
 TRAITS: Final = v03.TRAITS
+METHODS = v03.METHODS
+parse_params = v03.parse_params
+parse_result = v03.parse_result
+parse_event = v03.parse_event
+parse_error = v03.parse_error
+parse_rest_error = v03.parse_rest_error
+render_error = v03.render_error
+render_push = v03.render_push
+build_request = v03.build_request
+build_rest_request = v03.build_rest_request
 
 
 def is_unmarked(params: Any) -> bool:

@@ -10,54 +10,13 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dragoman.a2a.protocol import validation
+from dragoman.a2a.protocol.dialects import error_reader, lenient_reader, operations
 from dragoman.a2a.protocol.dialects.common_shapes import camelize
-from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
-from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
-from dragoman.a2a.protocol.dialects.operations import (
-    CANCEL,
-    CARD,
-    GET,
-    LIST,
-    OPS,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    SEND,
-    STREAM,
-    SUBSCRIBE,
-    V10,
-    Op,
-    RestRoutes,
-)
+from dragoman.a2a.protocol.dialects.operations import Op, RestRoutes
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError, invalid, render_details
 
-__all__ = [
-    "METHODS",
-    "ROUTES",
-    "TRAITS",
-    "VERSION",
-    "build_request",
-    "build_rest_request",
-    "parse_error",
-    "parse_event",
-    "parse_params",
-    "parse_rest_error",
-    "parse_rest_event",
-    "parse_rest_params",
-    "parse_rest_result",
-    "parse_result",
-    "render_error",
-    "render_event",
-    "render_push",
-    "render_rest_error",
-    "render_rest_event",
-    "render_rest_result",
-    "render_result",
-]
-
-VERSION: Final = V10
+VERSION: Final = operations.V10
 TRAITS: Final = DialectTraits(
     is_native=True,
     context_must_match=True,
@@ -67,24 +26,28 @@ TRAITS: Final = DialectTraits(
     pushes_events=True,
     default_push_id="",
 )
+parse_result = parse_rest_result = lenient_reader.parse_result
+parse_event = parse_rest_event = lenient_reader.parse_event
+parse_error = error_reader.parse_error
+parse_rest_error = error_reader.parse_rest_error
 
-METHODS: Mapping[str, Op] = {op: op for op in OPS}
+METHODS: Mapping[str, Op] = {op: op for op in operations.OPS}
 
 VALIDATORS: Mapping[Op, validation.RequestValidator] = {
-    SEND: validation.validate_send,
-    STREAM: validation.validate_send,
-    GET: validation.validate_get,
-    LIST: validation.validate_list,
-    CANCEL: validation.validate_cancel,
-    SUBSCRIBE: validation.validate_task_key,
-    PUSH_SET: validation.validate_push_set,
-    PUSH_GET: validation.validate_push_key,
-    PUSH_LIST: validation.validate_push_list,
-    PUSH_DELETE: validation.validate_push_key,
-    CARD: validation.validate_card_request,
+    operations.SEND: validation.validate_send,
+    operations.STREAM: validation.validate_send,
+    operations.GET: validation.validate_get,
+    operations.LIST: validation.validate_list,
+    operations.CANCEL: validation.validate_cancel,
+    operations.SUBSCRIBE: validation.validate_task_key,
+    operations.PUSH_SET: validation.validate_push_set,
+    operations.PUSH_GET: validation.validate_push_key,
+    operations.PUSH_LIST: validation.validate_push_list,
+    operations.PUSH_DELETE: validation.validate_push_key,
+    operations.CARD: validation.validate_card_request,
 }
 
-_MESSAGES = (SEND, STREAM)
+_MESSAGES = (operations.SEND, operations.STREAM)
 
 
 def parse_params(op: Op, params: Any) -> dict[str, Any]:
@@ -125,18 +88,18 @@ def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
 
 ROUTES = RestRoutes(
     (
-        ("POST", "/message:send", SEND),
-        ("POST", "/message:stream", STREAM),
-        ("GET", "/tasks", LIST),
-        ("GET", "/extendedAgentCard", CARD),
-        ("POST", "/tasks/{id}:cancel", CANCEL),
-        ("POST", "/tasks/{id}:subscribe", SUBSCRIBE),  # the specification's text
-        ("GET", "/tasks/{id}:subscribe", SUBSCRIBE),  # its proto
-        ("GET", "/tasks/{id}", GET),
-        ("POST", "/tasks/{taskId}/pushNotificationConfigs", PUSH_SET),
-        ("GET", "/tasks/{taskId}/pushNotificationConfigs", PUSH_LIST),
-        ("GET", "/tasks/{taskId}/pushNotificationConfigs/{id}", PUSH_GET),
-        ("DELETE", "/tasks/{taskId}/pushNotificationConfigs/{id}", PUSH_DELETE),
+        ("POST", "/message:send", operations.SEND),
+        ("POST", "/message:stream", operations.STREAM),
+        ("GET", "/tasks", operations.LIST),
+        ("GET", "/extendedAgentCard", operations.CARD),
+        ("POST", "/tasks/{id}:cancel", operations.CANCEL),
+        ("POST", "/tasks/{id}:subscribe", operations.SUBSCRIBE),  # the specification's text
+        ("GET", "/tasks/{id}:subscribe", operations.SUBSCRIBE),  # its proto
+        ("GET", "/tasks/{id}", operations.GET),
+        ("POST", "/tasks/{taskId}/pushNotificationConfigs", operations.PUSH_SET),
+        ("GET", "/tasks/{taskId}/pushNotificationConfigs", operations.PUSH_LIST),
+        ("GET", "/tasks/{taskId}/pushNotificationConfigs/{id}", operations.PUSH_GET),
+        ("DELETE", "/tasks/{taskId}/pushNotificationConfigs/{id}", operations.PUSH_DELETE),
     )
 )
 """Below the interface's URL, or below the tenant's path there."""
@@ -157,7 +120,7 @@ def parse_rest_params(
     elif body is not None:
         raise invalid("body", "must be an object")
     for name, value in path.items():
-        if params.get(name, value) != value and not (op == PUSH_SET and name == "id"):
+        if params.get(name, value) != value and not (op == operations.PUSH_SET and name == "id"):
             raise invalid(name, "differs from the one in the path")
         params[name] = value
     return VALIDATORS[op](params)
@@ -175,16 +138,8 @@ def parse_query(query: Mapping[str, str]) -> dict[str, Any]:
     return params
 
 
-parse_rest_result = parse_result
-parse_rest_event = parse_event
-
-
-def render_rest_result(op: Op, value: Any) -> Any:
-    return value
-
-
-def render_rest_event(event: dict[str, Any], *, final: bool) -> dict[str, Any]:
-    return event
+render_rest_result = render_result
+render_rest_event = render_event
 
 
 def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
@@ -200,21 +155,15 @@ def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     }
 
 
-_REQUESTS: Mapping[Op, tuple[str, str]] = {
-    **{route.op: (route.http, route.pattern) for route in reversed(ROUTES.table)}
-}
-
-
 def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
     """Returns the HTTP method, the path below the interface's URL, the query and the body."""
-    http, pattern = _REQUESTS[op]
-    rest = dict(request)
+    route, rest = ROUTES.by_op[op], dict(request)
+    http, path = route.http, route.pattern
     tenant = rest.pop("tenant", None)
-    path = pattern
     for name in ("id", "taskId"):
-        if "{" + name + "}" in pattern:
+        if "{" + name + "}" in path:
             path = path.replace("{" + name + "}", quote(str(rest.pop(name, "")), safe=""))
     if tenant:
         path = f"/{quote(str(tenant), safe='')}{path}"

@@ -34,8 +34,6 @@ class InvalidMessage(ValueError):
 
 
 class MessageTypes:
-    """The message types of one package."""
-
     def __init__(self, package: str) -> None:
         self._package = package
         file = _FILES[package]

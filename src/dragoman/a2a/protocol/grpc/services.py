@@ -11,18 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dragoman.a2a.protocol.dialects import v03, v10
+from dragoman.a2a.protocol.dialects import operations, v03, v10
 from dragoman.a2a.protocol.dialects.card_shapes import render_card
-from dragoman.a2a.protocol.dialects.operations import (
-    CARD,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    SEND,
-    STREAM,
-    SUBSCRIBE,
-)
 from dragoman.a2a.protocol.errors import ERROR_CODES, A2aError, invalid
 from dragoman.a2a.protocol.grpc.messages import TYPES_03, TYPES_10, V03, V10, MessageTypes
 
@@ -56,9 +46,9 @@ class GrpcService:
 
 
 _OPS_03 = {
-    "TaskSubscription": SUBSCRIBE,
-    "ListTaskPushNotificationConfig": PUSH_LIST,
-    "GetAgentCard": CARD,
+    "TaskSubscription": operations.SUBSCRIBE,
+    "ListTaskPushNotificationConfig": operations.PUSH_LIST,
+    "GetAgentCard": operations.CARD,
 }
 """The methods of 0.3 that 1.0 renamed. An operation is called as 1.0 calls its method."""
 
@@ -69,17 +59,17 @@ def _index_methods(types: MessageTypes, renamed: Mapping[str, str]) -> dict[str,
 
 
 _SUBJECT = re.compile(r"tasks?/([^/]+)(?:/pushNotificationConfigs(?:/([^/]+))?)?/?")
-_PUSH = (PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE)
+_PUSH = (operations.PUSH_SET, operations.PUSH_GET, operations.PUSH_LIST, operations.PUSH_DELETE)
 
 
 def _parse_request_03(op: str, plain: dict[str, Any]) -> dict[str, Any]:
-    if op in (SEND, STREAM):
+    if op in (operations.SEND, operations.STREAM):
         if "configuration" in plain:  # proto-JSON leaves out what is false
             plain["configuration"].setdefault("blocking", False)
         return v03.parse_rest_params(op, {}, {}, plain)
-    if op == CARD:
+    if op == operations.CARD:
         return {}
-    field = "parent" if op in (PUSH_SET, PUSH_LIST) else "name"
+    field = "parent" if op in (operations.PUSH_SET, operations.PUSH_LIST) else "name"
     found = _SUBJECT.fullmatch(plain.get(field, ""))
     if found is None:
         raise invalid(field, "is required, and begins with tasks/ID")
@@ -91,19 +81,19 @@ def _parse_request_03(op: str, plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_request_03(op: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    if op in (SEND, STREAM, PUSH_SET):
+    if op in (operations.SEND, operations.STREAM, operations.PUSH_SET):
         return v03.build_rest_request(op, request)[3] or {}
     task = f"tasks/{request.get('taskId') or request.get('id', '')}"
-    if op == PUSH_LIST:
+    if op == operations.PUSH_LIST:
         return {"parent": task}
-    if op in (PUSH_GET, PUSH_DELETE):
+    if op in (operations.PUSH_GET, operations.PUSH_DELETE):
         return {"name": f"{task}/pushNotificationConfigs/{request.get('id', '')}"}
     length = request.get("historyLength")
     return {"name": task} if length is None else {"name": task, "historyLength": length}
 
 
 def _render_result_03(op: str, value: Any) -> Any:
-    if op != CARD:
+    if op != operations.CARD:
         return v03.render_rest_result(op, value)
     card = render_card(value, v03.VERSION)
     # In the proto these have the form of 1.0.
@@ -132,7 +122,7 @@ SERVICES = (
         version=v10.VERSION,
         types=TYPES_10,
         methods=_index_methods(TYPES_10, {}),
-        known_by=SEND,
+        known_by=operations.SEND,
         parse_request=v10.parse_params,
         render_result=v10.render_result,
         render_event=v10.render_event,

@@ -1,0 +1,32 @@
+"""The parts of a hub as `build` has made them, for what works on several of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.app.build_agents import Agents
+from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.build_events import Events
+from dragoman.app.build_guards import Guards
+from dragoman.app.build_mcp import McpParts
+from dragoman.app.build_stores import Stores
+from dragoman.app.config_watch import LiveConfig
+from dragoman.app.run_state import RunState
+from dragoman.app.store_watch import StoreWatch
+from dragoman.mcp.client.upstream_manager import UpstreamManager
+
+
+@dataclass(frozen=True, slots=True)
+class HubParts:
+    home: Path
+    live: LiveConfig
+    state: RunState
+    stores: Stores
+    store_watch: StoreWatch
+    catalogs: Catalogs
+    guards: Guards
+    upstreams: UpstreamManager
+    mcp: McpParts
+    agents: Agents
+    events: Events

@@ -1,0 +1,48 @@
+"""Which variables of the hub's environment are secrets that it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from dragoman.config import Config, parse_headers
+from dragoman.config_layers import CREDENTIALS, PREFIX
+from dragoman.core.variables import list_references
+from dragoman.mcp.client.child_process import COMMON_VARIABLES, USER_VARIABLES
+
+PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
+_ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}
+_SECRET_SETTINGS = ("API_KEY", "__HEADERS")
+
+
+def list_secret_variables(config: Config, variables: Iterable[str]) -> list[str]:
+    """Returns those of `variables` that the configuration takes secrets from.
+
+    The list is empty if the hub runs Python code of the operator (agents, plug-ins): that code may
+    read the same variables, and it shares the hub's memory in any case.
+    """
+    if config.agents or config.bus.plugins:
+        return []
+    named = frozenset(_list_named(config))
+    return [name for name in variables if name in named or _is_secret_setting(name)]
+
+
+def _list_named(config: Config) -> Iterator[str]:
+    yield from config.bridge.credential_env
+    for agent in config.a2a.external_agents:
+        for _, value in parse_headers(agent.headers):
+            yield from list_references(value)
+    for server in config.mcp_servers:
+        yield from (name for name in server.env if not _is_ordinary(name))
+        for _, value in parse_headers(getattr(server.transport, "headers", {})):
+            yield from list_references(value)
+
+
+def _is_ordinary(name: str) -> bool:
+    """Whether libraries in the hub may depend on it; proxies are settings, not secrets."""
+    return name in _ORDINARY or name.upper() in PROXIES or name.startswith("LC_")
+
+
+def _is_secret_setting(name: str) -> bool:
+    if not name.startswith(PREFIX):
+        return False
+    return name.startswith(CREDENTIALS) or any(part in name for part in _SECRET_SETTINGS)
