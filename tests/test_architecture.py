@@ -121,6 +121,7 @@ HOMES: dict[str, set[str]] = {
     "cryptography": {"dragoman.a2a.cards.signing"},
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},
     "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},
+    "stdnum": {"dragoman.guards.detectors"},
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},

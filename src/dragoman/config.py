@@ -28,7 +28,7 @@ from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
-from dragoman.guards.config import BusSettings, Limits
+from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
@@ -81,6 +81,7 @@ class Config(Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
+    taint: TaintSettings = TaintSettings()
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
     a2a: A2aSettings = A2aSettings()
@@ -582,6 +583,7 @@ LIVE = (
     "limits.target_calls",
     "limits.loop",
     "limits.rate",
+    "taint",
     "policy.mode",
     "policy.additions",
     "audit.keep_days",

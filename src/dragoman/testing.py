@@ -36,10 +36,13 @@ from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.guards.config import Limits
+from dragoman.guards.carried_labels import CarriedLabels
+from dragoman.guards.config import Limits, TaintSettings
+from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.guards.validate import compile_schema
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.loader import PolicyError, check_texts
+from dragoman.stores.labels import MemoryLabels
 from dragoman.wire.http import NO_HEADERS, HttpReply
 
 __all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
@@ -154,8 +157,9 @@ def build_a2a_skill_tool(
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
-        _NullAuditLog(), bus, limits, handles, chains, judge, kept, limiter
-    )
+        _NullAuditLog(), bus, limits, handles, chains, judge, kept, limiter,
+        ToolFlowTable(TaintSettings()), CarriedLabels(MemoryLabels()),
+    )  # fmt: skip
     hub = Hub(catalogs, bus, stages, chains, judge, results=kept, limiter=limiter)
     agent.offer(_build_probed_agent(url, card, skill, wire), str(agent_row["id"]))
     (tool,) = [tool for tool in catalog.list_tools() if tool.bridged is not None]

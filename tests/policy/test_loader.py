@@ -24,8 +24,8 @@ GOOD = '@id("a") permit (principal in Hub::Role::"r", action, resource);'
         ("permit (principal in Hub::Role::\"r\", action, resource);", 1, "", "id is missing"),
         ('@id permit (principal in Hub::Role::"r", action, resource);', 1, "", "id is missing"),
         (f"{GOOD}\n\n// again\n{GOOD}", 4, "a", "own.cedar:1 has it"),
-        ('@id("exfil") permit (principal in Hub::Role::"r", action, resource);', 1, "exfil",
-         "a guardrail of the hub has it"),
+        ('@id("tenant-wall") permit (principal in Hub::Role::"r", action, resource);', 1,
+         "tenant-wall", "a guardrail of the hub has it"),
         ('@id("\u0430") permit (principal in Hub::Role::"r", action, resource);', 1, "",
          "'\\u0430'"),
         ('@id("a b") permit (principal in Hub::Role::"r", action, resource);', 1, "", "'a b'"),
@@ -251,9 +251,9 @@ agent = "planner"
 roles = ["r"]
 skill = "ops.run"
 resource = { sink = ["net"], trust = 1 }
-context = { taints = ["secret"], chain = ["a.b"] }
+context = { labels = ["secret"], depth = 6, chain = ["a.b"] }
 expect = "deny"
-by = ["exfil"]
+by = ["depth-breaker"]
 
 [[tests]]
 name = "ci rules"
@@ -303,7 +303,7 @@ def test_golden_decisions_run_before_activation() -> None:
         ('[[tests]]\nname = "x"\nexpect = "permit"\ntool = "a.b"', "either a caller or an agent"),
         ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"', "either a tool or a skill"),
         ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"\ntool = "a.b"\n'
-         'context = { taint = [] }', 'did you mean "taints"?'),
+         'context = { label = [] }', 'did you mean "labels"?'),
         ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"\ntool = "a.b"\n'
          'context = { depth = "1" }', 'invalid value of context attribute "depth"'),
         ('[[tests]]\nname = "x"\nexpect = "maybe"', "maybe"),

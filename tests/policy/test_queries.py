@@ -83,7 +83,7 @@ def test_why_explains_a_hypothetical_call() -> None:
         ("call", FS, {"dept": 1}, 'did you mean "depth"?'),
         ("call", FS, {"depth": True}, 'attribute "depth": True'),
         ("call", FS, {"now": "yesterday"}, "2026-11-15T12:00:00Z"),
-        ("call", FS, {"taints": "secret"}, "attribute \"taints\": 'secret'"),
+        ("call", FS, {"taints": "secret"}, "attribute \"labels\": 'secret'"),
     ],
 )
 def test_invalid_policy_query_is_refused(
@@ -172,6 +172,8 @@ def test_replayed_call_uses_its_chain_labels_and_time() -> None:
         """
         @id("day") permit (principal, action in Hub::Action::"any_call", resource)
         when { context.now < datetime("2026-01-01") && context.via == "mcp-http" };
+        @id("mail") forbid (principal, action in Hub::Action::"any_call", resource)
+        when { resource.sink.contains("net") && context.labels.contains("pii") };
         """
     )
     mail = tool("mail.send", sinks=frozenset({"net"}))
@@ -184,7 +186,7 @@ def test_replayed_call_uses_its_chain_labels_and_time() -> None:
         record(CI, mail, "permit", old) | {"door": "api"},
     ]
     found = replay(records, engine, lambda one: CI, lambda one: mail)
-    assert [one["policies"] for one in found["flips"]] == [[], ["exfil"], ["depth-breaker"]]
+    assert [one["policies"] for one in found["flips"]] == [[], ["mail"], ["depth-breaker"]]
     assert found["flips"][0]["count"] == 2
 
 

@@ -33,6 +33,13 @@ permit (principal in Hub::Role::"operator", action in Hub::Action::"any_call", r
 when { context.scopes.contains("hub:destructive") };
 @id("list")
 permit (principal, action == Hub::Action::"list", resource) when { principal.org == resource.org };
+@id("no-secrets")
+forbid (principal, action in Hub::Action::"any_call", resource)
+when { resource.sink.contains("net") && context.labels.contains("secret") };
+@id("no-strangers")
+forbid (principal, action in Hub::Action::"any_call", resource)
+when { resource.sink.contains("write") && context.taints.contains("untrusted_agent") }
+unless { context has approved && context.approved };
 """
 
 STATUS = skill("vercel_ops.status", sources=frozenset({"external_network"}))
@@ -54,11 +61,11 @@ STEPS = ("a.one", "b.two", "c.three", "d.four", "e.five", "f.six")
         (call(PLANNER, STATUS, chain=STEPS[:5]), True, "org-default"),
         (call(PLANNER, STATUS, chain=STEPS), False, "depth-breaker"),
         (call(PLANNER, STATUS, chain=("vercel_ops.status",)), False, "cycle-breaker"),
-        (call(PLANNER, MAIL, labels=frozenset({"secret"})), False, "exfil"),
+        (call(PLANNER, MAIL, labels=frozenset({"secret"})), False, "no-secrets"),
         (call(PLANNER, PULLED), False, "pin-mismatch"),
         (call(PLANNER, DEPLOY), False, None),
         (call(OPS, DEPLOY), True, "operator"),
-        (call(OPS, DEPLOY, labels=frozenset({"untrusted_agent"})), False, "injection-to-exec"),
+        (call(OPS, DEPLOY, labels=frozenset({"untrusted_agent"})), False, "no-strangers"),
     ],
 )
 def test_scenario_table_matches_decisions(asked: Call, allowed: bool, by: str | None) -> None:
@@ -76,7 +83,7 @@ def test_approved_call_may_write_despite_taint() -> None:
     first = engine.build_first_context(OPS, "mcp-http")
     for approved, allowed in ((None, False), (False, False), (True, True)):
         context = CallContext(
-            max_depth=5, taints=tainted, scopes=first.scopes, via=first.via, approved=approved
+            max_depth=5, labels=tainted, scopes=first.scopes, via=first.via, approved=approved
         )
         assert engine.decide_hypothetical(OPS, DEPLOY, context).allowed is allowed
 

@@ -32,11 +32,14 @@ from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.tool import INSTRUCTIONS, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.guards.config import Limits
+from dragoman.guards.carried_labels import CarriedLabels
+from dragoman.guards.config import Limits, TaintSettings
+from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.policy.folder import read_default_texts
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.keys import KeyStore
+from dragoman.stores.labels import MemoryLabels
 from dragoman.web.api import Api
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.app import TcpApp
@@ -100,6 +103,8 @@ class Hub_:
             engine,
             KeptResults(1, 60),
             LocalRateLimiter(),
+            ToolFlowTable(TaintSettings()),
+            CarriedLabels(MemoryLabels()),
         )
         self.hub = Hub(catalogs, self.bus, stages, chains, engine)
         self.side = PolicyService(home, self.audit, self.bus, shown, loaded, self.hub.find)

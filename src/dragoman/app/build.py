@@ -23,6 +23,7 @@ from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
+from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.config import Config
 from dragoman.config_layers import Override
@@ -42,6 +43,7 @@ from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
+from dragoman.web.api_taint import TaintApi
 from dragoman.web.auth import Authenticator
 
 
@@ -88,6 +90,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
+        TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     api = Api(hub, status, TASKS_ONLY, apis)
     return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)

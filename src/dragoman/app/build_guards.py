@@ -24,8 +24,10 @@ from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.startup import Startup
 from dragoman.guards.announce import Announce
-from dragoman.guards.config import Limits
+from dragoman.guards.carried_labels import CarriedLabels
+from dragoman.guards.config import Limits, TaintSettings
 from dragoman.guards.overload import Overload
+from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 
 
@@ -38,9 +40,15 @@ class Guards:
     chains: CallChains
     stages: Sequence[Stage]
     limiter: RateLimiter
+    flows: ToolFlowTable
 
     def apply_limits(self, limits: Limits) -> None:
         guards.apply_limits(self.stages, self.chains, self.kept, self.limiter, limits)
+
+    def apply_taint(self, settings: TaintSettings) -> None:
+        if settings != self.flows.settings:
+            self.flows.apply(settings)
+            self.policies.touch()  # policies read sources and sinks
 
     def count_running(self) -> int:
         """The calls in flight."""
@@ -66,7 +74,10 @@ def build_guards(
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
     limits = live.config.limits
-    loaded = load_policies(home, live, stores.keys, catalogs.callable, targets.find_facts)
+    flows = ToolFlowTable(live.config.taint)
+    loaded = load_policies(
+        home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
+    )
     engine = loaded.engine
     chains = CallChains(
         stores.witness.key,
@@ -79,7 +90,10 @@ def build_guards(
     handles = QuestionHandles(os.urandom(32), limits.question_secs)
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
     limiter = LocalRateLimiter(limits.rate.build_rules())
-    stages = guards.build_stages(stores.audit, bus, limits, handles, chains, engine, kept, limiter)
+    stages = guards.build_stages(
+        stores.audit, bus, limits, handles, chains, engine, kept, limiter, flows,
+        CarriedLabels(stores.labels),
+    )  # fmt: skip
     startup = Startup(targets.find_absent)
     hub = Hub(
         catalogs.offered,
@@ -94,4 +108,4 @@ def build_guards(
         limiter=limiter,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    return Guards(hub, startup, policies, kept, chains, stages, limiter)
+    return Guards(hub, startup, policies, kept, chains, stages, limiter, flows)

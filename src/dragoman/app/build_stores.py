@@ -14,6 +14,7 @@ from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
+from dragoman.stores.labels import SqliteLabels
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
@@ -35,12 +36,13 @@ class Stores:
     clock: SteadyClock
     tally: Tally
     pins: SqlitePins
+    labels: SqliteLabels
     registry: RegistryStore
     tasks: SqliteTaskStore | MemoryTaskStore
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
-        for store in (self.tasks, self.registry, self.pins):
+        for store in (self.tasks, self.registry, self.labels, self.pins):
             try:
                 store.close()
             except HubError as error:
@@ -66,13 +68,14 @@ def build_stores(home: Path, config: Config) -> Stores:
         undo.callback(keys.close)
         audit = undo.enter_context(closing(SqliteAuditLog(home, durable=config.audit.durable)))
         pins = undo.enter_context(closing(SqlitePins(home)))
+        labels = undo.enter_context(closing(SqliteLabels(home)))
         registry = undo.enter_context(closing(RegistryStore(home)))
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    return Stores(witness, keys, audit, clock, Tally(audit), pins, registry, tasks)
+    return Stores(witness, keys, audit, clock, Tally(audit), pins, labels, registry, tasks)
 
 
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:

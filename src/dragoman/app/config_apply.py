@@ -34,6 +34,7 @@ class ConfigApplier:
             log.warning('"%s" has changed; that takes effect at the next start', path)
         withhold_variables(list_secret_variables(config, read_environment()))
         parts.guards.apply_limits(config.limits)
+        parts.guards.apply_taint(config.taint)
         parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)
         parts.guards.policies.apply(old, config)
         parts.store_watch.record_servers(config.mcp_servers)

@@ -308,7 +308,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
               help="Assume this role; may be repeated.")  # fmt: skip
 @click.option("--depth", type=int, metavar="N", help="Call depth [default: 0].")
 @click.option("--via", metavar="ENTRY", help="Entry point, for example mcp-stdio [default: api].")
-@click.option("--taint", "taints", metavar="LABEL", multiple=True,
+@click.option("--label", "--taint", "labels", metavar="LABEL", multiple=True,
               help="Taint label of the call chain; may be repeated.")  # fmt: skip
 @click.option("--scope", "scopes", metavar="NAME", multiple=True,
               help="Assume this scope; may be repeated.")  # fmt: skip
@@ -328,7 +328,7 @@ def explain(
 
     \b
     dragoman policy explain key:ci vercel_ops.deploy
-    dragoman policy explain key:ci vercel_ops.deploy --taint external_network --depth 2
+    dragoman policy explain key:ci vercel_ops.deploy --label external_network --depth 2
     dragoman policy explain key:new github.search --role reader
 
     PRINCIPAL is owner:owner (this command line, IDEs), local:local (loopback without keys),

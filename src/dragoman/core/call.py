@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dragoman.core import structs
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
-from dragoman.core.trace import Trace
+from dragoman.core.trace import NO_LABELS, Trace
 
 if TYPE_CHECKING:
     from dragoman.core.ports import Decision
@@ -206,6 +206,12 @@ class Notes:
     """The id that the remote agent has given to the task of this call."""
     repeats: str | None = None
     """What the loop guard has found: the result carries it as a warning."""
+    labels: frozenset[str] = NO_LABELS
+    """The taint labels of the data that the call may carry."""
+    flows: Sequence[dict[str, str]] = ()
+    """The taint rules that these labels meet."""
+    sources: Mapping[str, str] | None = None
+    """The taint labels of the result, each with the reason."""
 
 
 class Call(Struct, frozen=True):

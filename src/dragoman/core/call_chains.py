@@ -25,6 +25,7 @@ from dragoman.core.call import Call
 from dragoman.core.errors import Looping, Overloaded, TooDeep
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
+from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.trace import NO_LABELS, Trace, TraceContext
 
 MAX_REMEMBERED = 10_000
@@ -46,6 +47,18 @@ class Chain(Struct, eq=False):
     begun: float
     calls: int = 0
     labels: frozenset[str] = NO_LABELS
+    """The taint labels that it has collected."""
+    observed: frozenset[str] = NO_LABELS
+    """Labels that its client's earlier calls have collected, where these are only observed."""
+    origins: dict[str, LabelOrigin] | None = None
+    """Where the labels came from, as far as known."""
+
+    def add_labels(self, origins: Origins) -> None:
+        """Adds labels; the origin of a label that it already has stays."""
+        new = {name: one for name, one in origins.items() if name not in self.labels}
+        if new:
+            self.labels = self.labels.union(new)
+            self.origins = {**(self.origins or {}), **new}
 
 
 class RunningCall(Struct, eq=False):
@@ -58,11 +71,20 @@ class RunningCall(Struct, eq=False):
     parent: RunningCall | None
     """The call on whose behalf this one is made."""
     sources: frozenset[str] = NO_LABELS
-    """The taint labels of the target's output."""
+    """The taint labels of what its target says, and of the targets that wait for it: the calls that
+    a target makes while it serves this one have them."""
+
+    @property
+    def enforced_labels(self) -> frozenset[str]:
+        """The taint labels of a call made on behalf of this one."""
+        labels = self.chain.labels
+        return labels | self.sources if self.sources else labels
 
     @property
     def labels(self) -> frozenset[str]:
-        return self.chain.labels
+        """The same, and those that are only observed."""
+        observed = self.chain.observed
+        return self.enforced_labels | observed if observed else self.enforced_labels
 
     def list_waiting(self) -> Iterator[RunningCall]:
         """Lists this call and those that wait for it."""
@@ -238,7 +260,7 @@ class CallChains:
         chain.calls += 1
         if above is None:
             self._live[chain.id] = chain
-        flight = RunningCall(trace, target, call.principal, chain, above, call.tool.sources)
+        flight = RunningCall(trace, target, call.principal, chain, above)
         served[trace.span] = self._running[trace.span] = flight
         self._of[key] = count + 1
         return flight
@@ -262,10 +284,12 @@ class CallChains:
             return TooDeep, f"its chain began {ago}"
         return None
 
+    def find_running(self, trace: Trace) -> RunningCall | None:
+        """Finds a call between `enter` and `leave`."""
+        return self._running.get(trace.span)
+
     def leave(self, flight: RunningCall) -> None:
         chain = flight.chain
-        if flight.sources and not flight.sources <= chain.labels:
-            chain.labels |= flight.sources
         if flight.parent is None:
             del self._live[chain.id]
             if chain.calls > 1:
@@ -290,8 +314,7 @@ class CallChains:
         flight = self._running.get(trace.span)
         labels = NO_LABELS
         if flight is not None:
-            chain = flight.chain
-            labels = flight.sources | chain.labels if flight.sources else chain.labels
+            chain, labels = flight.chain, flight.enforced_labels
         elif trace.parent is not None:
             chain = trace.parent.chain
         else:  # the call has ended, or never entered

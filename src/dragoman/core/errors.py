@@ -60,6 +60,10 @@ class Repeating(Refused):
     """The call repeats what its run has done before, and has brought nothing new."""
 
 
+class Tainted(Refused):
+    """A rule keeps data with a taint label from a tool: a secret from the network, for example."""
+
+
 class Quarantined(Refused):
     """The tool has changed since it was approved, or was never approved."""
 

@@ -44,6 +44,7 @@ CODES: dict[type[HubError], int] = {
     errors.Overloaded: -32214,
     errors.ShuttingDown: -32214,
     errors.Repeating: -32216,
+    errors.Tainted: -32217,
     errors.RateLimited: -32215,
     errors.NotFound: -32601,
     errors.InvalidInput: -32602,

@@ -49,6 +49,8 @@ class AgentFacts:
 
 EXTERNAL, TRUSTED = 1, 2
 """Trust levels; higher is more."""
+NETWORK, ISOLATED = "network", "isolated"
+"""Where a target is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,9 @@ class TargetFacts:
     """Whether its card is signed by a known key."""
     healthy: bool = True
     pinned: bool = True
+    reach: str = ""
+    """NETWORK for a target on another machine, ISOLATED for a process without network, empty for
+    others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

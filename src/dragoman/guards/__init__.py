@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog, Authorizer, RateLimiter
     from dragoman.core.question_handles import QuestionHandles
+    from dragoman.guards.carried_labels import CarriedLabels
     from dragoman.guards.config import Limits
+    from dragoman.guards.tool_flows import ToolFlowTable
 
 
 def build_stages(
@@ -25,6 +27,8 @@ def build_stages(
     authorizer: Authorizer,
     kept: KeptResults,
     limiter: RateLimiter,
+    flows: ToolFlowTable,
+    carried: CarriedLabels,
 ) -> list[Stage]:
     # Imported here: reading `[limits]` alone must not load a schema engine.
     from dragoman.guards.announce import Announce
@@ -35,6 +39,7 @@ def build_stages(
     from dragoman.guards.questions import Questions
     from dragoman.guards.rate import RateLimit
     from dragoman.guards.recursion import Recursion
+    from dragoman.guards.taint import CollectLabels, Taint
     from dragoman.guards.timeout import Timeout
     from dragoman.guards.truncate import Truncate
     from dragoman.guards.validate import Validate
@@ -46,10 +51,12 @@ def build_stages(
         RateLimit(limiter),  # before what costs more than a lookup
         Recursion(chains),  # cheap to check: a loop must not cost a decision
         LoopGuard(limits.loop),  # nor must a call that repeats without progress
+        CollectLabels(chains, flows, carried),  # which the policies read
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
         Questions(handles),  # before anything leaves; the result may be a question
         Truncate(limits, kept),  # on the way back
+        Taint(chains, flows, carried),  # after the policies, and sees results whole
         Timeout(  # innermost: times the target, not the guards
             limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
         ),

@@ -75,6 +75,8 @@ class Audit:
 
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
         # Truncated, not rounded: `round` takes three times as long.
+        if call.notes.labels and call.trace.parent is None:  # found after the intent was recorded
+            conclusion["labels"] = _list_bounded(tuple(sorted(call.notes.labels)))
         conclusion["duration_ms"] = int((time.perf_counter() - started) * 1e6) / 1000
         _add_notes(conclusion, call.notes)
         self._log.conclude(seq, conclusion)
@@ -136,6 +138,12 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
         conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:
         conclusion["usage"] = select_numbers(notes.usage)
+    if notes.sources is not None:
+        conclusion["sources"] = {label: shorten(why) for label, why in notes.sources.items()}
+    if notes.flows:
+        conclusion["taint"] = [
+            {name: shorten(text) for name, text in one.items()} for one in notes.flows
+        ]
     if notes.repeats is not None:
         conclusion["repeats"] = notes.repeats
 

@@ -64,6 +64,105 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
     ] = 120
 
 
+FlowMode = Literal["enforce", "ask", "observe", "off"]
+Label = Literal["external_network", "user_input", "pii", "secret", "untrusted_agent"]
+Sink = Literal["exec", "write", "net", "agent"]
+
+
+class LabelRules(Struct, frozen=True, kw_only=True):
+    exec: Annotated[
+        FlowMode | None,
+        _about(
+            "If data with this label reaches a tool that runs commands: refuse the call, ask the "
+            "user, only record it, or ignore it."
+        ),
+    ] = None
+    write: Annotated[
+        FlowMode | None, _about("The same for a tool that changes or deletes data.")
+    ] = None
+    net: Annotated[
+        FlowMode | None, _about("The same for a tool that sends data to the network.")
+    ] = None
+    agent: Annotated[FlowMode | None, _about("The same for an agent.")] = None
+
+
+class ToolFlowSettings(Struct, frozen=True, kw_only=True):
+    match: Annotated[
+        str,
+        Meta(min_length=1, max_length=300),
+        _about('The tools: "github.create_issue", "github.*"; * stands for anything.'),
+    ]
+    sources: Annotated[list[Label] | None, _about("Labels of its results, instead of others.")] = (
+        None
+    )
+    sinks: Annotated[
+        list[Sink] | None, _about("Where its arguments may go, instead of what is known of it.")
+    ] = None
+    allow: Annotated[
+        list[Label] | None, _about("Labels that may reach it, whatever the rules say.")
+    ] = None
+    secret_fields: Annotated[
+        list[str] | None, _about("Members of its results, such as password, that are secrets.")
+    ] = None
+    pii_fields: Annotated[
+        list[str] | None, _about("Members of its results, such as email, that are personal data.")
+    ] = None
+    stored_by: Annotated[
+        list[str] | None,
+        _about(
+            'Arguments that name stored data, such as path or key; ["*"]: all data of its server '
+            "is labelled together."
+        ),
+    ] = None
+    annotations: Annotated[
+        Literal["trust", "ignore"] | None,
+        _about("Whether hints that relax a rule are believed, such as readOnlyHint."),
+    ] = None
+    detect: Annotated[
+        bool | None, _about("Whether its results are searched for secrets and personal data.")
+    ] = None
+
+
+class TaintSettings(Struct, frozen=True, kw_only=True):
+    clients: Annotated[
+        Literal["observe", "enforce"],
+        _about(
+            "What happens if data from one call of a client reaches another call of the same "
+            "session: it is only recorded, or the rules below apply. They always apply to the "
+            "calls that an agent or a server makes while it serves a call."
+        ),
+    ] = "observe"
+    unannotated: Annotated[
+        Literal["ignore", "assume"],
+        _about(
+            "Whether tools without annotations are assumed to read from and send to the network, "
+            "and to write."
+        ),
+    ] = "ignore"
+    detect: Annotated[
+        list[Literal["secret", "pii"]],
+        _about("What results are searched for: credentials, numbers of persons and accounts."),
+    ] = field(default_factory=lambda: ["secret", "pii"])
+    external_network: Annotated[
+        LabelRules, _about("Data from the network. Default: exec enforce, otherwise observe.")
+    ] = LabelRules()
+    untrusted_agent: Annotated[
+        LabelRules, _about("Data from untrusted agents. Default: exec enforce, otherwise observe.")
+    ] = LabelRules()
+    secret: Annotated[
+        LabelRules, _about("Credentials. Default: net enforce, otherwise observe.")
+    ] = LabelRules()
+    pii: Annotated[LabelRules, _about("Personal data. Default: observe.")] = LabelRules()
+    user_input: Annotated[
+        LabelRules, _about("Messages of clients to agents. Default: observe.")
+    ] = LabelRules()
+    tools: Annotated[
+        list[ToolFlowSettings],
+        Meta(max_length=1_000),
+        _about("What is known of single tools and servers; later entries take precedence."),
+    ] = []
+
+
 PerMinute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Burst = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Cost = Annotated[int, Meta(ge=0, le=1_000_000)]

@@ -42,6 +42,7 @@ from dragoman.guards.call_history import (
     Thresholds,
 )
 from dragoman.guards.config import LoopSettings
+from dragoman.guards.runs import find_client_run
 
 MAX_RUNS = 1_000
 """Runs of one principal that are remembered; beyond that its least recent one is forgotten."""
@@ -100,13 +101,7 @@ class LoopGuard:
         every = self._counts_all
         if trace.parent is not None:
             run, every = trace.parent.trace.span, True
-        elif call.client:
-            run = call.client
-        elif call.message is not None:
-            run = call.message.context
-        elif trace.is_sent:
-            run = trace.id
-        else:
+        elif not (run := find_client_run(call)):
             return await next(call)
         runs = self._runs.get(call.principal.key)
         history = runs.get(run) if runs is not None else None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains
-from dragoman.core.errors import Refused
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import Nowhere
-from dragoman.core.trace import NO_LABELS
 
 
 class Recursion:
@@ -20,8 +18,5 @@ class Recursion:
         flight = self._chains.enter(call)
         try:
             return await next(call)
-        except Refused:
-            flight.sources = NO_LABELS  # nothing was reached, so its output has no labels
-            raise
         finally:
             self._chains.leave(flight)

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
+
+from dragoman.core.tool import ISOLATED, NETWORK
 
 ANSWER_SECONDS = 30.0
 """The timeout of handshakes and lists for a server without a `timeout_secs`."""
@@ -184,6 +187,17 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     def has_user_home(self) -> bool:
         """HOME among the variables in `env` has the same effect as `home = "user"`."""
         return self.home == "user" or "HOME" in self.env
+
+    def find_reach(self) -> str:
+        """Where it is, as in `TargetFacts.reach`."""
+        if isinstance(self.transport, StdioTransport):
+            return ISOLATED if self.sandbox == "strict" else ""
+        try:
+            host = urlsplit(self.transport.url).hostname or ""
+        except ValueError:
+            host = ""
+        is_local = host in ("localhost", "::1") or host.startswith("127.")
+        return "" if is_local else NETWORK
 
     def change_sandbox(self, level: SandboxLevel) -> ServerEntry:
         return replace(self, sandbox=level)

@@ -37,7 +37,7 @@ class CallContext(Struct, frozen=True, kw_only=True):
     depth: int | None = None
     """None: the length of the chain."""
     max_depth: int
-    taints: frozenset[str] = frozenset()
+    labels: frozenset[str] = frozenset()
     scopes: frozenset[str] = frozenset()
     via: str = ""
     trace_id: str = ""
@@ -58,7 +58,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
             "max_depth": self.max_depth,
             "chain": list(self.chain),
             "cyclic": verb in self.chain,
-            "taints": list(self.taints),
+            "labels": list(self.labels),
+            "taints": list(self.labels),  # its former name
             "scopes": list(self.scopes),
             "via": self.via,
             "now": {"__extn": {"fn": "datetime", "arg": now}},
@@ -74,7 +75,7 @@ def context_from_call(call: Call, max_depth: int, now: float) -> CallContext:
     return CallContext(
         chain=trace.chain,
         max_depth=max_depth,
-        taints=trace.labels,
+        labels=trace.labels if trace.parent is not None else call.notes.labels,
         scopes=frozenset(call.principal.scopes),
         via=call.door,
         trace_id=trace.id,
@@ -103,7 +104,9 @@ def _render_argument(value: Any) -> str:
     return "{…}" if isinstance(value, Mapping) else "[…]"
 
 
-SETS = ("chain", "taints", "scopes")
+SETS = ("chain", "labels", "scopes")
+RENAMED = {"taints": "labels"}
+"""Former names, still accepted."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "via": (str,),
     "trace_id": (str,),
@@ -122,6 +125,7 @@ def context_from_input(words: Mapping[str, Any], first: CallContext) -> CallCont
     `owner` is not an attribute of calls and is ignored."""
     found: dict[str, Any] = {name: getattr(first, name) for name in NAMES if name != "owner"}
     for name, value in words.items():
+        name = RENAMED.get(name, name)
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)
             hint = f'; did you mean "{near[0]}"?' if near else f"; use {', '.join(NAMES)}"

@@ -15,12 +15,12 @@ from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
-from dragoman.core.trace import NO_LABELS
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
 from dragoman.policy.entities import (
     AGENT,
     LIST,
+    FindFlows,
     PolicyRequest,
     PrincipalEntity,
     ResourceEntity,
@@ -29,6 +29,7 @@ from dragoman.policy.entities import (
     entity_from_principal,
     entity_from_target,
     entity_from_tool,
+    find_declared_flows,
 )
 from dragoman.policy.policy_set import PolicySet
 
@@ -93,14 +94,17 @@ class PolicyEngine:
         intact: Callable[[Tool], bool],
         mode: str = ENFORCE,
         depth: int = 5,
+        flows: FindFlows = find_declared_flows,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`facts` returns the facts of a target by its name, even if it offers nothing now;
-        `intact` tells whether a tool is as approved; `depth` is the maximum depth of chains."""
+        `intact` tells whether a tool is as approved; `depth` is the maximum depth of chains;
+        `flows` returns the sources and sinks of a tool."""
         if mode not in (ENFORCE, SHADOW):
             raise ValueError(f"unknown policy mode {mode!r}: use {ENFORCE} or {SHADOW}")
         self.mode = mode
         self._facts, self._intact, self._depth, self._clock = facts, intact, depth, clock
+        self._flows = flows
         self._version = 0
         self._active = _ActivePolicySet(CedarEvaluator(policy_set))
 
@@ -130,7 +134,12 @@ class PolicyEngine:
     def copy_with(self, policy_set: PolicySet) -> PolicyEngine:
         """Returns an engine for the same hub with other policies, to try them."""
         return PolicyEngine(
-            policy_set, facts=self._facts, intact=self._intact, depth=self._depth, clock=self._clock
+            policy_set,
+            facts=self._facts,
+            intact=self._intact,
+            depth=self._depth,
+            flows=self._flows,
+            clock=self._clock,
         )
 
     # --- decisions --------------------------------------------------------------------------------
@@ -148,7 +157,7 @@ class PolicyEngine:
             chain = trace.chain
             door = call.door if active.reads_door else ""
             cyclic = bool(chain) and tool.name in chain
-            labels = trace.parent.labels if trace.parent is not None else NO_LABELS
+            labels = trace.parent.labels if trace.parent is not None else call.notes.labels
             itself = _calls_itself(who, what)
             key = who.number, what.number, chain, cyclic, labels, door, itself
             decision = active.decisions.get(key)
@@ -307,7 +316,7 @@ class PolicyEngine:
         if found is not None and found[0] is tool and found[1] is facts:
             return found[2]
         active.make_room()
-        what = _number(active, entity_from_tool(tool, facts, self._intact(tool)))
+        what = _number(active, entity_from_tool(tool, facts, self._intact(tool), self._flows))
         what.volatile = active.policy_set.find_volatile(what)
         if what.is_short:
             active.resources[tool.name] = tool, facts, what

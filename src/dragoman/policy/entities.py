@@ -7,7 +7,7 @@ in what no policy reads have the same key.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,11 +154,22 @@ def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> Princ
     )
 
 
-def entity_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> ResourceEntity:
+FindFlows = Callable[[Tool], tuple[frozenset[str], frozenset[str]]]
+"""Returns the sources and the sinks of a tool."""
+
+
+def find_declared_flows(tool: Tool) -> tuple[frozenset[str], frozenset[str]]:
+    return tool.sources, tool.sinks
+
+
+def entity_from_tool(
+    tool: Tool, facts: TargetFacts, intact: bool, flows: FindFlows = find_declared_flows
+) -> ResourceEntity:
+    sources, sinks = flows(tool)
     attributes: dict[str, Value] = {
         "kind": tool.kind,
-        "sink": frozenset(tool.sinks),
-        "source": frozenset(tool.sources),
+        "sink": sinks,
+        "source": sources,
         "destructive": tool.destructive,
         "digest_ok": intact,
     }

@@ -25,8 +25,8 @@ from dragoman.policy.lint import EntityLookup, ParsedPolicy, find_excess, lint, 
 from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
-    "hub.cedarschema": "e5886efd5b0858ba14c443914c7fb0edbda15c0a0212049764da2cd6c87957d8",
-    "guardrails.cedar": "bfdd276e00a5c87183afaeb16a55902472dbe7a373a8b6a68d1dd773ef8dba1c",
+    "hub.cedarschema": "eb74ba064a2c5eed1c4ecc15808d44378153bca53afadb00f8eaf13a5230019d",
+    "guardrails.cedar": "07022f358216512a977206952cb402b6a4298fc88adb73db2c8aa59a50874aec",
     "default.cedar": "c12ec5ba49f2f9464812a2ed71505c2d4d3deb4f6c310804bc0bd7326c25b452",
 }
 """The hashes of the shipped files, which were validated when these were written."""

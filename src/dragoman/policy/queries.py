@@ -252,7 +252,7 @@ def _context_from_record(record: Record, first: CallContext) -> CallContext:
         chain=tuple(fold_id(str(one)) for one in chain) if isinstance(chain, list | tuple) else (),
         depth=int(record.get("depth") or 0),
         max_depth=first.max_depth,
-        taints=frozenset(str(one) for one in labels) if labels else frozenset(),
+        labels=frozenset(str(one) for one in labels) if labels else frozenset(),
         scopes=first.scopes,
         via=str(record.get("door", "")),
         trace_id=str(record.get("trace", "")),

@@ -66,6 +66,15 @@ CREATE TABLE pin_lists (
 INSERT INTO pin_lists SELECT DISTINCT target, 'tool' FROM pins;
 INSERT INTO pin_lists SELECT DISTINCT target, 'prompt' FROM pins;
 """,
+    # The taint labels of stored data: see `stores.labels`.
+    """
+CREATE TABLE labels (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT NOT NULL, label TEXT NOT NULL,
+    tool TEXT NOT NULL, trace TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
+    UNIQUE (key, label)
+) STRICT;
+""",
 )
 
 _COLUMNS = (

@@ -41,6 +41,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import PolicyEngine
+from dragoman.policy.entities import FindFlows, find_declared_flows
 from dragoman.policy.folder import (
     PolicyFolder,
     parse_name,
@@ -79,6 +80,7 @@ def load_policies(
     keys: KeyStore,
     catalogs: Mapping[str, Catalog],
     find_facts: Callable[[str], TargetFacts | None],
+    find_flows: FindFlows = find_declared_flows,
 ) -> LoadedPolicies:
     config = live.config
     folder = PolicyFolder(home / config.policy.folder)
@@ -91,6 +93,7 @@ def load_policies(
         intact=lambda tool: not isinstance(tool.target, Nowhere),
         mode=config.policy.mode,
         depth=config.limits.chain_depth,
+        flows=find_flows,
     )
     return LoadedPolicies(folder, known_ids, engine)
 

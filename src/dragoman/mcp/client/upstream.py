@@ -92,6 +92,7 @@ class Upstream:
                 type="Server",
                 transport=str(entry.transport.__struct_config__.tag),
                 pinned=entry.pin != "off",
+                reach=entry.find_reach(),
             ),
             ends_questions=True,
         )

@@ -1,0 +1,341 @@
+"""Keeps labelled data from where it must not go: secrets from the network, foreign text from
+commands.
+
+`CollectLabels` finds the labels that a call carries, before the policies read them. `Taint` checks
+them against the rules of the tool, and labels the result. Labels belong to the chain: whatever a
+model makes of the data, it keeps them. Rules apply to the calls of agents and servers; between the
+calls of a client, where a person or another system decides, flows are recorded unless `[taint]
+clients` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Iterable, Mapping
+from secrets import token_hex
+from typing import Any
+
+from dragoman.core.call import ABSENT, FORM, Call, Question, Result
+from dragoman.core.call_chains import CallChains, RunningCall
+from dragoman.core.errors import InvalidInput, NotFound, Refused, StorageFailed, Tainted
+from dragoman.core.pipeline import Next
+from dragoman.core.question_handles import can_answer
+from dragoman.core.structs import replace
+from dragoman.core.taint import (
+    PII,
+    SECRET,
+    USER_INPUT,
+    FlowRule,
+    LabelOrigin,
+    ToolFlows,
+    list_strings,
+)
+from dragoman.core.tool import Nowhere
+from dragoman.guards.carried_labels import (
+    CarriedLabels,
+    build_conversation_key,
+    list_stored_keys,
+)
+from dragoman.guards.detectors import find_credential, find_personal_data
+from dragoman.guards.runs import find_client_run
+from dragoman.guards.tool_flows import ASK, ENFORCE, OBSERVE, ToolFlowTable
+from dragoman.wire.json import decode_reply
+
+MAX_OPEN = 10_000
+"""Questions that wait for an answer, and approvals that are remembered."""
+MAX_VALUES = 10_000
+"""Values of a result that are searched."""
+QUESTION = "taint"
+"""The name of the question in `ask` mode."""
+ALLOW = "allow"
+_SCHEMA = {
+    "type": "object",
+    "properties": {ALLOW: {"type": "boolean", "title": "Allow this call"}},
+    "required": [ALLOW],
+}
+
+
+class CollectLabels:
+    """Finds the labels that a call carries: those of its chain, of its client's run, and of the
+    conversation that it continues."""
+
+    def __init__(self, chains: CallChains, table: ToolFlowTable, carried: CarriedLabels) -> None:
+        self._chains = chains
+        self._table = table
+        self._carried = carried
+
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
+        running = self._chains.find_running(call.trace)
+        if running is None:  # an unknown name
+            return next(call)
+        chain, above = running.chain, running.parent
+        if above is None:
+            enforces = self._table.settings.clients == ENFORCE
+            origins = self._carried.find_run(call, enforces)
+            if origins and enforces:
+                chain.add_labels(origins)
+            elif origins:
+                chain.observed = frozenset(origins)
+                chain.origins = dict(origins)
+        if call.tool.agent is not None:
+            if above is None:
+                origin = LabelOrigin(call.tool.name, call.trace.id, f"message of {call.principal}")
+                chain.add_labels({USER_INPUT: origin})
+            if key := build_conversation_key(call):
+                chain.add_labels(self._carried.find_stored([key]))
+        labels = above.labels if above is not None else running.labels
+        if labels:
+            call.notes.labels = labels
+        return next(call)
+
+
+class Taint:
+    def __init__(self, chains: CallChains, table: ToolFlowTable, carried: CarriedLabels) -> None:
+        self._chains = chains
+        self._table = table
+        self._carried = carried
+        self._open: OrderedDict[str, None] = OrderedDict()
+        """The questions that wait for an answer, by a random id that only their handles have."""
+        self._approved: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Traces and tools: a target may ask questions of its own after an approval."""
+
+    async def __call__(self, next: Next, call: Call) -> Result:
+        tool = call.tool
+        running = self._chains.find_running(call.trace)
+        if running is None or isinstance(tool.target, Nowhere):
+            return await next(call)
+        flows = self._table.find(tool)
+        above = running.parent
+        if flows.rules and call.notes.labels:
+            rule = self._find_rule(call, flows, running)
+            if rule is not None and rule[1].mode == ENFORCE:
+                raise Tainted(self._render_refusal(call, flows, running, *rule))
+            if rule is not None and rule[1].mode == ASK:
+                asked = self._ask(call, flows, running, *rule)
+                if isinstance(asked, Result):
+                    return asked
+                call = asked
+        # What the target says while it serves the call has its labels.
+        said = above.sources if above is not None else frozenset()
+        running.sources = flows.labels | said if flows.labels else said
+        run = "" if above is not None else find_client_run(call)
+        if above is None and not run and tool.agent is None:
+            return await next(call)  # nothing carries its labels on
+        if call.arguments and not flows.reads_only:
+            self._label_stored(call, flows, running)
+        try:
+            result = await next(call)
+        except (Refused, InvalidInput, NotFound, StorageFailed):
+            raise  # nothing was reached
+        except Exception:
+            self._label_outcome(call, flows, running, None)  # errors are texts of the target too
+            raise
+        self._label_outcome(call, flows, running, result)
+        return result
+
+    # --- rules ------------------------------------------------------------------------------------
+
+    def _find_rule(
+        self, call: Call, flows: ToolFlows, running: RunningCall
+    ) -> tuple[str, FlowRule] | None:
+        """Finds the strictest rule that the call's labels meet, with its label."""
+        above = running.parent
+        enforced = above.enforced_labels if above is not None else running.chain.labels
+        found: tuple[str, FlowRule] | None = None
+        noted: list[dict[str, str]] = []
+        for label in sorted(call.notes.labels):
+            rule = flows.rules.get(label)
+            if rule is None:
+                continue
+            if label not in enforced and rule.mode != OBSERVE:
+                rule = FlowRule(OBSERVE, rule.sink)
+            origin = _find_origin(running, label)
+            noted.append(
+                {
+                    "rule": f"{label} -> {rule.sink}",
+                    "mode": rule.mode,
+                    "from": origin.tool,
+                    "trace": origin.trace,
+                    "why": origin.why,
+                }
+            )
+            if found is None or _MODES.index(rule.mode) < _MODES.index(found[1].mode):
+                found = label, rule
+        call.notes.flows = noted
+        return found
+
+    def _render_refusal(
+        self, call: Call, flows: ToolFlows, running: RunningCall, label: str, rule: FlowRule
+    ) -> str:
+        name = call.tool.name
+        origin = _render_origin(_find_origin(running, label))
+        sink = f"a sink of kind {rule.sink} ({flows.sinks[rule.sink]})"
+        return (
+            f'"{name}" was refused by the taint rule {label} -> {rule.sink}: this chain of calls '
+            f"has seen data labelled {label}, {origin}, and the tool is {sink}. Continue "
+            f"without that data, or ask the operator to allow it: [[taint.tools]] match = "
+            f'"{name}", allow = ["{label}"]'
+        )
+
+    # --- approvals --------------------------------------------------------------------------------
+
+    def _ask(
+        self, call: Call, flows: ToolFlows, running: RunningCall, label: str, rule: FlowRule
+    ) -> Call | Result:
+        """Returns the call if it is approved, or else the question."""
+        key = call.trace.id, call.tool.name
+        if key in self._approved:
+            return call
+        name = call.tool.name
+        if call.handle is not None and call.handle in self._open:
+            del self._open[call.handle]
+            if not _is_approval(call.answers):
+                raise Tainted(f'"{name}" was refused: data labelled {label} was not approved')
+            _remember(self._approved, key)
+            for one in call.notes.flows:
+                one["approved_by"] = call.principal.label
+            return replace(call, answers=None, handle=None)
+        origin = _render_origin(_find_origin(running, label))
+        if not can_answer(FORM, call.features):
+            raise Tainted(
+                f'"{name}" was refused: the taint rule {label} -> {rule.sink} needs an approval, '
+                f"and this client cannot be asked. The data came {origin}"
+            )
+        message = (
+            f'Allow "{name}"? It may receive data labelled {label}, {origin}, and it is a sink of '
+            f"kind {rule.sink} ({flows.sinks[rule.sink]})."
+        )
+        id = f"taint-{token_hex(16)}"
+        _remember(self._open, id)
+        body = {"message": message, "requestedSchema": _SCHEMA}
+        return Result(questions={QUESTION: Question(FORM, body)}, handle=id)
+
+    # --- labels -----------------------------------------------------------------------------------
+
+    def _label_stored(self, call: Call, flows: ToolFlows, running: RunningCall) -> None:
+        """Labels the data that the call may store, before it is stored."""
+        above = running.parent
+        labels = above.enforced_labels if above is not None else running.chain.labels
+        labels -= {USER_INPUT}  # every message of a client has it
+        if not labels:
+            return
+        origins = {label: _find_origin(running, label) for label in labels}
+        for key in list_stored_keys(call, flows.stored_by):
+            self._carried.store.add_labels(key, origins)
+
+    def _label_outcome(
+        self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
+    ) -> None:
+        tool, trace, chain = call.tool, call.trace, running.chain
+        why = dict(flows.sources)
+        if result is not None and flows.detects:
+            why |= self._detect(result, flows)
+        if result is not None and (flows.secret_fields or flows.pii_fields):
+            why |= _find_fields(result, flows)
+        origins = {label: LabelOrigin(tool.name, trace.id, text) for label, text in why.items()}
+        if not self._carried.store.is_empty:
+            stored = self._carried.find_stored(list_stored_keys(call, flows.stored_by))
+            origins = {**stored, **origins}
+            why = {**{label: f"stored by {one.tool}" for label, one in stored.items()}, **why}
+        if why:
+            call.notes.sources = why
+        if running.parent is not None or tool.agent is not None:
+            chain.add_labels(origins)
+        if tool.agent is not None:
+            if key := build_conversation_key(call):
+                kept = {label: _find_origin(running, label) for label in chain.labels}
+                kept.pop(USER_INPUT, None)
+                if kept:
+                    self._carried.store.add_labels(key, kept)
+            origins = {**(chain.origins or {}), **origins}
+            origins.pop(USER_INPUT, None)
+        if running.parent is None:
+            is_stored = self._table.settings.clients == ENFORCE
+            self._carried.add_to_run(call, origins, is_stored)
+
+    def _detect(self, result: Result, flows: ToolFlows) -> dict[str, str]:
+        wanted = self._table.settings.detect
+        found: dict[str, str] = {}
+        for text in _list_texts(result):
+            if SECRET in wanted and SECRET not in found and (kind := find_credential(text)):
+                found[SECRET] = kind
+            if PII in wanted and PII not in found and (kind := find_personal_data(text)):
+                found[PII] = kind
+        return found
+
+
+_MODES = (ENFORCE, ASK, OBSERVE)
+
+
+def _find_origin(running: RunningCall, label: str) -> LabelOrigin:
+    """Finds the call that brought a label to the chain."""
+    origins = running.chain.origins
+    if origins is not None and label in origins:
+        return origins[label]
+    above = running.parent
+    while above is not None:  # a target that waits for this call, and speaks by making it
+        if label in above.sources and (above.parent is None or label not in above.parent.sources):
+            return LabelOrigin(above.trace.verb, above.trace.id, "it makes this call")
+        above = above.parent
+    return LabelOrigin("", running.trace.id)
+
+
+def _render_origin(origin: LabelOrigin) -> str:
+    if not origin.tool:
+        return f"from an earlier call of trace {origin.trace[:8]}"
+    why = f" ({origin.why})" if origin.why else ""
+    return f'from "{origin.tool}"{why} in trace {origin.trace[:8]}'
+
+
+def _is_approval(answers: Mapping[str, Any] | None) -> bool:
+    answer = (answers or {}).get(QUESTION)
+    if not isinstance(answer, Mapping) or answer.get("action", "accept") != "accept":
+        return False
+    content = answer.get("content")
+    return isinstance(content, Mapping) and content.get(ALLOW) is True
+
+
+def _remember(kept: OrderedDict[Any, None], key: Any) -> None:
+    kept[key] = None
+    if len(kept) > MAX_OPEN:
+        kept.popitem(last=False)
+
+
+def _list_texts(result: Result) -> Iterable[str]:
+    """Lists the texts of a result. Structured content is repeated as text by most servers."""
+    has_text = False
+    for block in result.content:
+        if not isinstance(block, dict):
+            continue
+        text = block.get("text")
+        if text is None and isinstance(resource := block.get("resource"), dict):
+            text = resource.get("text")
+        if isinstance(text, str):
+            has_text = True
+            yield text
+    if not has_text and result.structured is not ABSENT:
+        for _, text in list_strings(result.structured, MAX_VALUES):
+            yield text
+
+
+def _find_fields(result: Result, flows: ToolFlows) -> dict[str, str]:
+    """Finds the declared members in structured content, or in texts that are JSON."""
+    values = [result.structured]
+    if result.structured is ABSENT:
+        values = []
+        for text in _list_texts(result):
+            if text.lstrip()[:1] in ("{", "["):
+                try:
+                    values.append(decode_reply(text.encode()))
+                except ValueError:
+                    continue
+    found: dict[str, str] = {}
+    for value in values:
+        for name, text in list_strings(value, MAX_VALUES):
+            if not text:
+                continue
+            if name.lower() in flows.secret_fields:
+                found[SECRET] = f'the field "{name}"'
+            if name.lower() in flows.pii_fields:
+                found[PII] = f'the field "{name}"'
+    return found
