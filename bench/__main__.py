@@ -18,6 +18,7 @@ from bench.plan import QUICK, TABLES, Plan, say
 from bench.policy import policy
 from bench.processes import LOAD_CORE, stop_all
 from bench.report import page
+from bench.stages import stages
 from bench.starts import startup
 from bench.streams import streams
 
@@ -30,6 +31,7 @@ MEASURE = {
     "agents": agents,
     "bridge": bridge,
     "policy": policy,
+    "stages": stages,
 }
 
 

@@ -16,7 +16,7 @@ from bench.load import measure, measure_calls
 from bench.paths import BENCH_PYTHON, HOMES, HUB, PEERS, PYTHON
 from bench.plan import Plan, Records, attempt, microseconds, say
 from bench.processes import TARGET_CORE, Child, free_port, start, wait_until
-from bench.rows import NO_RATE_LIMIT
+from bench.rows import write_home
 from bench.wire import CALLED, REQUEST_ID
 
 CONNECTIONS = (1, 16)
@@ -85,8 +85,7 @@ def hub(store: str) -> Callable[[int, Path, Path | None], Command]:
         text = f'[server]\nhost = "127.0.0.1"\nport = {port}\n'
         text += f'\n[a2a]\nenabled = true\nstore = "{store}"\n'
         text += '\n[[agents]]\nname = "echo"\nfunction = "hub_agent:echo"\n'
-        text += NO_RATE_LIMIT
-        (home / "config.toml").write_text(text, encoding="utf-8")
+        write_home(home, text)
         begin: Command = [HUB] if counts is None else [PYTHON, PEERS / "counted_hub.py", counts]
         return [*begin, "up", "--home", home]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from bench.paths import BENCH_PYTHON, CONTEXTFORGE, CONTEXTFORGE_PYTHON, HUB, PEERS
 from bench.plan import Plan, Records, attempt
 from bench.processes import clean_environment
-from bench.rows import NO_RATE_LIMIT, Command, Row, RowContext, peer
+from bench.rows import Command, Row, RowContext, peer, write_home
 from bench.tables import call_round
 from bench.wire import LEGACY, Dialect
 
@@ -20,11 +20,10 @@ AGENT = "far"  # as the hub's configuration calls it; the skill is what its card
 
 
 def hub_bridge(context: RowContext) -> Command:
-    """Everything as it is by default: policies, audit, bus and pins are on."""
     text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n\n[a2a]\nenabled = true\n'
     text += f'\n[[a2a.external_agents]]\nname = "{AGENT}"\n'
-    text += f'url = "http://127.0.0.1:{context.upstream_port}"\n{NO_RATE_LIMIT}'
-    (context.home / "config.toml").write_text(text, encoding="utf-8")
+    text += f'url = "http://127.0.0.1:{context.upstream_port}"\n'
+    write_home(context.home, text)
     return [HUB, "up", "--home", context.home]
 
 

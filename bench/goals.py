@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import agents, bridge, rows
+from bench import agents, bridge, rows, stages
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -199,6 +199,21 @@ def policy_goals(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def stages_goals(found: dict, plan: dict) -> list[Verdict]:
+    there = stages.list_stages(found)
+    absent = [name for name in stages.SUMMED if there and name not in there]
+    note = f" (there is no {' and no '.join(absent)})" if absent else ""
+    return [
+        judge(
+            f"{', '.join(stages.SUMMED)} together, {name}: at most 15 \u00b5s{note}",
+            median(stages.sum_stages(found.get(kind, [])), "us"),
+            "{:.1f} \u00b5s",
+            lambda microseconds: microseconds <= 15,
+        )
+        for kind, name in stages.NAMES.items()
+    ]
+
+
 GOALS = {
     "calls": calls_goals,
     "growth": growth_goals,
@@ -208,6 +223,7 @@ GOALS = {
     "agents": agents_goals,
     "bridge": bridge_goals,
     "policy": policy_goals,
+    "stages": stages_goals,
 }
 
 

@@ -20,7 +20,7 @@ FAILURES = (
     subprocess.SubprocessError,
     CannotRun,
 )
-TABLES = ("calls", "growth", "memory", "start", "streams", "agents", "bridge", "policy")
+TABLES = ("calls", "growth", "memory", "start", "streams", "agents", "bridge", "policy", "stages")
 
 
 class Named(Protocol):

@@ -5,6 +5,7 @@ Knows /proc and signals; knows neither MCP nor what is measured.
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -13,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from bench.paths import LOGS, ROOT, CannotRun
+from bench.paths import LOGS, PYTHON, ROOT, CannotRun
 
 TICKS = os.sysconf("SC_CLK_TCK")
 GRACE_SECONDS = 6.0
+LONGEST_SECONDS = 300
 allowed = sorted(os.sched_getaffinity(0))
 TARGET_CORE, LOAD_CORE = (allowed[0], allowed[1]) if len(allowed) > 1 else (None, None)
 
@@ -200,6 +203,22 @@ def start(
         child = Child(name, process, log, began)
         running.add(child)
     return child
+
+
+def run_peer(name: str, *arguments: float) -> Any:
+    """Runs a module of `bench.peers` to its end on the target's core; returns what it prints."""
+    with on_core(TARGET_CORE), (LOGS / f"{name}.log").open("ab") as log_file:
+        ran = subprocess.run(
+            [PYTHON, "-m", f"bench.peers.{name}", *map(str, arguments)],
+            env=clean_environment({}),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            timeout=LONGEST_SECONDS,
+        )
+    if ran.returncode:
+        raise RuntimeError(f"it ended with code {ran.returncode}; see {log_file.name}")
+    return json.loads(ran.stdout)
 
 
 def free_port() -> int:

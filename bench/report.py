@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import agents, bridge, policy, rows
+from bench import agents, bridge, policy, rows, stages
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -29,8 +29,9 @@ session. It is the newest version for the Python that is used.
 - The limit rows decode what routing needs and pass bytes on: no guard, no policy, no audit, no \
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
-- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement. Its \
-rate limits are above what the load generator sends, and each call is charged.
+- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement. Ten \
+policies are in force, the six guardrails among them. Its rate limits are above what the load \
+generator sends, and each call is charged.
 - The a2a-sdk agents run on uvicorn with httptools, on the loop that uvicorn brings where a row \
 does not say uvloop, and SQLite writes a log ahead for them as it does for the hub. Statements \
 are counted by SQLite itself, with the beginnings and ends of transactions, in runs of their own; \
@@ -313,6 +314,29 @@ def policy_section(results: dict) -> str:
     return text + table(["", "CPU", "x cedarpy alone"], lines)
 
 
+def stages_section(results: dict) -> str:
+    found = results["stages"]
+    lines = [["Hub.call without stages", *shown_of(found, "bare_us")]]
+    lines += [[name, *shown_of(found, "stages", name)] for name in stages.list_stages(found)]
+    lines.append(["Hub.call with all of them", *shown_of(found, "whole_us")])
+    text = (
+        "## Stages\n\nWhat each stage of the pipeline adds to the CPU of a call, outermost first, "
+    )
+    text += (
+        "in a hub of its own process with ten policies. The call goes to a tool in that process, "
+    )
+    text += "which suspends once and returns a line of text. Audit and Announce include what the "
+    text += "hub writes for many calls at once.\n\n"
+    return text + table(["", *stages.NAMES.values()], lines)
+
+
+def shown_of(found: dict, *path: str) -> list[str]:
+    return [
+        show(median(found.get(kind, []), *path), "{:.1f} \u00b5s") or "failed"
+        for kind in stages.NAMES
+    ]
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -340,6 +364,7 @@ SECTIONS = {
     "agents": agents_section,
     "bridge": bridge_section,
     "policy": policy_section,
+    "stages": stages_section,
 }
 
 

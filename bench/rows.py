@@ -19,6 +19,7 @@ from bench.paths import (
     PEERS,
     UPSTREAM,
 )
+from bench.policy_texts import render_policies
 from bench.processes import LOAD_CORE, TARGET_CORE, Child, free_port, start, wait_until
 from bench.wire import ECHO, LEGACY, Dialect, Endpoint, get_status
 
@@ -99,6 +100,14 @@ org_per_minute = 1_000_000_000
 org_burst = 1_000_000_000
 """
 """Rates that a load generator does not reach; every call is charged as always."""
+POLICIES = 10
+
+
+def write_home(home: Path, config: str) -> None:
+    """Writes the files of a hub that is measured: all of them have the same policies."""
+    (home / "config.toml").write_text(config + NO_RATE_LIMIT, encoding="utf-8")
+    (home / "policies").mkdir()
+    (home / "policies" / "own.cedar").write_text(render_policies(POLICIES), encoding="utf-8")
 
 
 def server_table(number: int, transport: str) -> str:
@@ -109,8 +118,7 @@ def write_hub_config(context: RowContext, transports: list[str]) -> None:
     text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n'
     text += '\n[mcp]\nstdio_expose = ["*"]\n'
     text += "".join(server_table(i, transport) for i, transport in enumerate(transports))
-    text += NO_RATE_LIMIT
-    (context.home / "config.toml").write_text(text, encoding="utf-8")
+    write_home(context.home, text)
 
 
 def hub_over_http(context: RowContext) -> Command:

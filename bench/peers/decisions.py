@@ -4,7 +4,7 @@ JSON.
 Cedar alone is asked the very questions that the hub has asked it, with everything prepared: what
 the hub takes beside it is its own.
 
-usage: decisions.py ROUNDS SECONDS
+usage: python -m bench.peers.decisions ROUNDS SECONDS
 """
 
 import json
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cedarpy
+from bench.policy_texts import TIMED_STRANGERS, render_policies
 
 from dragoman.core.call import Call, Result
 from dragoman.core.principal import Principal
@@ -27,41 +28,6 @@ from dragoman.policy.loader import load_policies
 ROUNDS, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 ANEW = 2_000  # decisions, each of a chain that was not there before
 KEPT = 20_000
-
-OWN = """
-@id("operators")
-permit (principal in Hub::Role::"operator", action in Hub::Action::"any_call", resource)
-when { context.scopes.contains("hub:destructive") };
-@id("members")
-permit (principal, action in Hub::Action::"any_call", resource)
-when { principal.org == resource.org && context.scopes.contains("hub:invoke")
-    && !resource.destructive };
-@id("lists")
-permit (principal, action == Hub::Action::"list", resource)
-when { principal.org == resource.org };
-"""
-LAST = """
-@id("strangers")
-forbid (principal, action in Hub::Action::"any_call", resource)
-when { resource.trust < 2 && context.depth > 2 };
-"""
-TIMED = """
-@id("strangers")
-forbid (principal, action in Hub::Action::"any_call", resource)
-when { resource.trust < 2 && context.now < datetime("2020-01-01") };
-"""
-TEAM = """
-@id("team-{number}")
-permit (principal in Hub::Role::"team-{number}", action in Hub::Action::"any_call",
-    resource in Hub::Server::"server-{number}");
-"""
-GUARDRAILS = 6
-
-
-def texts(count: int, last: str = LAST) -> str:
-    """As many policies as that, with those that are always there."""
-    teams = (TEAM.format(number=number) for number in range(count - GUARDRAILS - 4))
-    return OWN + last + "".join(teams)
 
 
 class Server:
@@ -177,8 +143,8 @@ def kept(policies: Set) -> float:
 
 
 def main() -> None:
-    ten, hundred = Set(texts(10)), Set(texts(100))
-    times = Set(texts(10, TIMED))
+    ten, hundred = Set(render_policies(10)), Set(render_policies(100))
+    times = Set(render_policies(10, TIMED_STRANGERS))
     assert [len(one.policy_set.policies) for one in (ten, hundred, times)] == [10, 100, 10]
     rows = {
         "bare, 10": lambda: bare(ten),
