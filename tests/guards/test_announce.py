@@ -8,7 +8,7 @@ import pytest
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import Denied, HubError, NotFound, Overloaded, Unreachable
-from dragoman.core.events import Event, PostVerb, PreVerb, VerbError
+from dragoman.core.events import Event, PostVerb, PreVerb, ToolCall, ToolResult, VerbError
 from dragoman.core.pipeline import Next, build_pipeline
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import build_missing_tool
@@ -198,3 +198,18 @@ async def test_failing_observer_does_not_affect_the_call(
         bus.observe(kind, fails)
     assert (await guarded(bus, answers)(a_call())).content == ["x"]
     assert caplog.text.count("an observer of") == 2
+
+
+@pytest.mark.parametrize("kind", [ToolCall, ToolResult])
+async def test_an_agents_call_reaches_an_observer_of_either_end(kind: type[Event]) -> None:
+    bus = Bus()
+    heard: list[Any] = []
+    bus.observe(PreVerb, lambda event: None)
+    end = bus.observe(kind, heard.append)
+    made = a_call(Principal("key", "bot", serves="bot"))
+    await guarded(bus, answers)(made)
+    assert [(type(event), event.call) for event in heard] == [(kind, made)]
+    await guarded(bus, answers)(a_call())
+    end()
+    await guarded(bus, answers)(made)
+    assert len(heard) == 1

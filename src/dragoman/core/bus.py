@@ -121,6 +121,8 @@ class Bus:
         self._gates: list[tuple[str, Gate]] = []
         self.has_call_observers = False
         """Whether anything observes calls before they are made; otherwise no event is created."""
+        self.has_tool_observers = False
+        """Whether anything observes `ToolCall` or `ToolResult`, which belong together."""
         self.has_gates = False
 
     def observe(
@@ -157,8 +159,9 @@ class Bus:
         self._refresh_flags()
 
     def _refresh_flags(self) -> None:
-        observed = self._subscriptions.keys() & {PreVerb, ToolCall, ToolResult}
-        self.has_call_observers = bool(observed or self._gates)
+        kinds = self._subscriptions.keys()
+        self.has_tool_observers = not kinds.isdisjoint((ToolCall, ToolResult))
+        self.has_call_observers = PreVerb in kinds or self.has_tool_observers or bool(self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
         """Adds a gate, which is asked before every call and refuses it by raising `Denied`."""

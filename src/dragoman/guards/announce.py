@@ -43,7 +43,7 @@ class Announce:
             if self.bus.has_call_observers:
                 event = PreVerb(call)
                 self.bus.emit(event)
-                if call.principal.serves or call.trace.chain:
+                if self.bus.has_tool_observers and (call.principal.serves or call.trace.chain):
                     announced = ToolCall(call)
                     self.bus.emit(announced)
                 if self.bus.has_gates:
