@@ -332,7 +332,7 @@ def stages_section(results: dict) -> str:
 
 def shown_of(found: dict, *path: str) -> list[str]:
     return [
-        show(median(found.get(kind, []), *path), "{:.1f} \u00b5s") or "failed"
+        show(median(found.get(kind, []), *path), "{:z.1f} \u00b5s") or "failed"
         for kind in stages.NAMES
     ]
 
