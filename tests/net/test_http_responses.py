@@ -402,6 +402,26 @@ async def test_slow_reader_pauses_the_sender() -> None:
         assert read == total
 
 
+async def test_connection_is_read_again_after_a_response_that_paused_it() -> None:
+    long = bytes(WAITING_BYTES + 1)  # its last byte pauses the connection, and completes it
+
+    async def talk(connection: Talk) -> None:
+        for answer in (START + b"content-length: %d\r\n\r\n" % len(long) + long, OK):
+            await connection.request()
+            await connection.say(answer)
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        outlet = client.open_configured(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        async with asyncio.timeout(BOUND):
+            while not reply.body.complete:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+        assert await reply.body.read(len(long)) == long
+        assert await get(client, peer.url) == (200, b"ok")
+        assert peer.connections == 1
+
+
 async def test_missing_head_times_out_and_closes_the_connection() -> None:
     async with listening(lasting(b"HTTP/1.1 200 OK\r\n")) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)

@@ -301,6 +301,8 @@ class Connection(asyncio.Protocol):
             exchange.fail_lost(exc)
 
     def _finish(self, exchange: HttpExchange) -> None:
+        if exchange._paused:
+            exchange._resume()  # while it is still this one's: the next response must be read
         self._exchange = None
         # A response that came before the request was sent in full leaves the rest of it unsent.
         if self._keep and not self._closed and not self._transport.get_write_buffer_size():
