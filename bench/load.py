@@ -43,8 +43,8 @@ def blast(
     if ran.returncode:
         raise RuntimeError(f"blast ended with code {ran.returncode}: {ran.stderr.strip()[:200]}")
     figures: dict = json.loads(ran.stdout)
-    if figures["n"] == 0:
-        raise RuntimeError(f"no request was answered in {LONGEST_SECONDS:.0f} s")
+    if unanswered := figures["unanswered"]:
+        raise RuntimeError(f"{unanswered} requests were not answered in {LONGEST_SECONDS:.0f} s")
     if figures["bad"]:
         figures["first_bad"] = ran.stderr.strip()[:400]
     return figures
