@@ -1,6 +1,6 @@
-"""The policies under which the hub is measured: the six guardrails and others, as many as asked."""
+"""The policies under which the hub is measured: the four guardrails, and as many others as asked."""
 
-GUARDRAILS = 6
+GUARDRAILS = 4
 OWN = """
 @id("owners")
 permit (principal in Hub::Role::"owner", action, resource);

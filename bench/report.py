@@ -30,7 +30,7 @@ session. It is the newest version for the Python that is used.
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
 - Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement. Ten \
-policies are in force, the six guardrails among them. Its rate limits are above what the load \
+policies are in force, the four guardrails among them. Its rate limits are above what the load \
 generator sends, and each call is charged.
 - The a2a-sdk agents run on uvicorn with httptools, on the loop that uvicorn brings where a row \
 does not say uvloop, and SQLite writes a log ahead for them as it does for the hub. Statements \
@@ -308,7 +308,7 @@ def policy_section(results: dict) -> str:
         alone = found.get(f"bare, {key.split()[-1]}", [])
         cost = show(median(records, "cpu_us"), "{:.1f} \u00b5s") or "failed"
         lines.append([name, cost, show(ratio(records, alone, "cpu_us"), "{:.2f}")])
-    text = "## Policies\n\nOne decision on a call, the six guardrails counted among the policies. "
+    text = "## Policies\n\nOne decision on a call, the four guardrails counted among the policies. "
     text += "cedarpy is asked the hub's own questions, with policies, schema, entities and request "
     text += "prepared. Anew is for a chain of calls that was not there before.\n\n"
     return text + table(["", "CPU", "x cedarpy alone"], lines)

@@ -126,10 +126,12 @@ def stored(prefix: str, home: str | None, as_json: bool) -> None:
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the audit log.")
 @common_options
 def declassify(key: str, label: str | None, why: str, home: str | None, as_json: bool) -> None:
-    """Remove the labels of stored data that you have reviewed. The audit log records it.
+    """Remove the labels of the stored data KEY, which you have reviewed. It is recorded.
 
     \b
     dragoman taint declassify "file /srv/notes.md" --why "read it, nothing in it"
+
+    `dragoman taint stored` lists the keys. The audit log has the reason and your name.
     """
     body = {"key": key, "why": why, **({"label": label} if label else {})}
     with connect_hub(home) as hub:
