@@ -1,4 +1,4 @@
-"""The policies under which the hub is measured: the four guardrails, and as many others as asked."""
+"""The policies under which the hub is measured: four guardrails, and as many others as asked."""
 
 GUARDRAILS = 4
 OWN = """
