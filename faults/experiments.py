@@ -10,9 +10,9 @@ from tests.live.conftest import RunningHub
 
 from faults import clients, clock, databases, descriptors, disk, kills, peers, reload
 from faults.bytes_fuzz import fuzz_bytes
-from faults.fixtures import EVERYTHING, echo_server, write_agents
+from faults.doors import fuzz_messages
+from faults.fixtures import FUZZED, echo_server, write_agents
 from faults.harness import Outcome, running_hub, temporary_home, write_config
-from faults.message_fuzz import fuzz_messages
 from faults.message_seeds import DOORS
 
 
@@ -39,7 +39,7 @@ def run_case(
 ) -> None:
     with temporary_home() as home:
         agents = write_agents(home, "quick", "asking")
-        write_config(home, [echo_server()], EVERYTHING + agents)
+        write_config(home, [echo_server()], FUZZED + agents)
         with running_hub(outcome, home) as hub:
             hub.wait_connected("r")
             fuzz(hub, size, seed, outcome, only=only)
@@ -59,28 +59,21 @@ def build_fuzz(name: str, does: str, fuzz: Callable[..., None], whole: int) -> E
     )  # fmt: skip
 
 
-FUZZ_SIZES = {
-    "MCP, handshake era": 20_000,
-    "MCP, modern era": 20_000,
-    "A2A over JSON-RPC": 20_000,
-    "A2A over REST": 15_000,
-    "REST API": 15_000,
-    "stdio": 10_000,
-}
+FUZZED_MESSAGES = 100_000
 
 EXPERIMENTS = [
     build_fuzz(
         "bytes at HTTP",
         "every method with every form of upgrade, and requests changed byte by byte",
         fuzz_bytes,
-        60_000,
+        FUZZED_MESSAGES,
     ),
     *(
         build_fuzz(
             f"messages: {door}",
             "well-formed messages, changed in structure and in bytes",
             partial(fuzz_one_door, door),
-            FUZZ_SIZES[door],
+            FUZZED_MESSAGES,
         )
         for door in DOORS
     ),

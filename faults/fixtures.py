@@ -27,6 +27,7 @@ max_tasks_all = 100000
 push_private = true
 push_attempts = 1
 """
+FUZZED = EVERYTHING + "grpc_port = 0\n"
 
 
 def echo_server(name: str = "r") -> str:

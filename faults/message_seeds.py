@@ -126,6 +126,82 @@ A2A_REST = [
     Seed("/.well-known/agent-card.json", None, "GET"),
     Seed("/a2a/quick/.well-known/agent-card.json", None, "GET", V10),
 ]  # fmt: skip
+V03 = {"A2A-Version": "0.3"}
+TEXT_REST_03 = {"messageId": "m", "role": "ROLE_USER", "content": [{"text": "x"}]}
+TEXT_01 = {"role": "user", "parts": [{"type": "text", "text": "x"}, {"type": "data", "data": {}}]}
+PYTHON_A2A = {"role": "user", "content": {"type": "text", "text": "x"}, "message_id": "m"}
+A2A_OLDER = [
+    *(Seed(f"/a2a{agent}", build_rpc(method, params), headers=headers)
+      for agent, headers in (("/quick", {}), ("/asking", V03))
+      for method, params in (
+          ("message/send", {"message": TEXT_03, "configuration": {"blocking": False,
+           "historyLength": 3, "pushNotificationConfig": HOOK}, "metadata": {"a": 1}}),
+          ("message/stream", {"message": {**TEXT_03, "contextId": "c", "referenceTaskIds": ["t"]}}),
+          ("tasks/send", {"id": "t", "sessionId": "s", "message": TEXT_01, "historyLength": 1}),
+          ("tasks/sendSubscribe", {"id": "u", "message": TEXT_01, "pushNotification": HOOK}),
+          ("tasks/get", {"id": "t", "historyLength": 2}),
+          ("tasks/cancel", {"id": "t"}),
+          ("tasks/resubscribe", {"id": "t"}),
+          ("tasks/pushNotification/set", {"id": "t", "pushNotificationConfig": HOOK}),
+          ("tasks/pushNotificationConfig/set", {"taskId": "t", "pushNotificationConfig": HOOK}),
+          ("tasks/pushNotificationConfig/get", {"id": "t", "pushNotificationConfigId": "h"}),
+          ("tasks/pushNotificationConfig/list", {"id": "t"}),
+          ("tasks/pushNotificationConfig/delete", {"id": "t", "pushNotificationConfigId": "h"}),
+          ("agent/getAuthenticatedExtendedCard", {}),
+      )),
+    Seed("/a2a", {"skillId": "r.echo", "input": {"text": "x"}}),
+    Seed("/a2a/quick/message/send", build_rpc("message/send", {"message": TEXT_03})),
+    Seed("/a2a/quick/v1/message:send", {"message": TEXT_REST_03, "configuration": {}}),
+    Seed("/a2a/quick/v1/message:stream", {"message": TEXT_REST_03}),
+    Seed("/a2a/v1/tasks?pageSize=3", None, "GET", V03),
+    Seed("/a2a/v1/tasks/t?historyLength=1", None, "GET", V03),
+    Seed("/a2a/v1/tasks/t:cancel", {}, headers=V03),
+    Seed("/a2a/v1/tasks/t:subscribe", None, "GET", V03),
+    Seed("/a2a/v1/tasks/t/pushNotificationConfigs",
+         {"parent": "tasks/t", "configId": "h", "config": {"pushNotificationConfig": HOOK}}),
+    Seed("/a2a/v1/tasks/t/pushNotificationConfigs/h", None, "GET"),
+    Seed("/a2a/v1/tasks/t/pushNotificationConfigs/h", None, "DELETE"),
+    Seed("/a2a/v1/card", None, "GET"),
+    Seed("/a2a/quick/tasks/send", {"id": "t", "message": TEXT_01}),
+    Seed("/a2a/quick/tasks/send", build_rpc("tasks/send", {"id": "t", "message": PYTHON_A2A,
+         "status": {"state": "submitted"}})),
+    Seed("/a2a/quick/tasks/sendSubscribe", {"id": "t", "message": TEXT_01}),
+    Seed("/a2a/quick/tasks/stream", {"id": "t", "message": PYTHON_A2A}),
+    Seed("/a2a/quick/stream", PYTHON_A2A),
+    Seed("/a2a/quick/tasks/get", build_rpc("tasks/get", {"id": "t"})),
+    Seed("/a2a/quick/tasks/t/cancel", {}),
+    Seed("/a2a/quick/tasks/t", None, "GET"),
+    Seed("/a2a/quick", PYTHON_A2A),
+    Seed("/a2a/quick", {"messages": [PYTHON_A2A], "conversation_id": "c"}),
+    Seed("/.well-known/agent.json", None, "GET"),
+]  # fmt: skip
+GRPC: list[tuple[str, str, dict[str, Any]]] = [
+    ("1.0", "SendMessage", {"message": TEXT, "tenant": "quick"}),
+    ("1.0", "SendMessage", SEND),
+    ("1.0", "SendMessage", {"message": {**TEXT, "parts": [{"data": {"text": "x"}}],
+                                        "metadata": {"skillId": "r.echo"}}}),
+    ("1.0", "SendStreamingMessage", {"message": TEXT, "tenant": "quick"}),
+    ("1.0", "GetTask", {"id": "x", "historyLength": 2}),
+    ("1.0", "ListTasks", {"pageSize": 5, "pageToken": "x", "status": "TASK_STATE_WORKING",
+                          "statusTimestampAfter": "2026-01-01T00:00:00Z"}),
+    ("1.0", "CancelTask", {"id": "x", "metadata": {"a": [1, None]}}),
+    ("1.0", "SubscribeToTask", {"id": "x"}),
+    ("1.0", "CreateTaskPushNotificationConfig", {"taskId": "x", **HOOK}),
+    ("1.0", "GetTaskPushNotificationConfig", {"taskId": "x", "id": "h"}),
+    ("1.0", "ListTaskPushNotificationConfigs", {"taskId": "x", "pageSize": 1}),
+    ("1.0", "DeleteTaskPushNotificationConfig", {"taskId": "x", "id": "h"}),
+    ("1.0", "GetExtendedAgentCard", {}),
+    ("0.3", "SendMessage", {"request": TEXT_REST_03, "configuration": {"blocking": True}}),
+    ("0.3", "SendStreamingMessage", {"request": TEXT_REST_03}),
+    ("0.3", "GetTask", {"name": "tasks/x", "historyLength": 1}),
+    ("0.3", "CancelTask", {"name": "tasks/x"}),
+    ("0.3", "SubscribeToTask", {"name": "tasks/x"}),
+    ("0.3", "CreateTaskPushNotificationConfig", {"parent": "tasks/x", "configId": "h", "config":
+        {"name": "tasks/x/pushNotificationConfigs/h", "pushNotificationConfig": HOOK}}),
+    ("0.3", "ListTaskPushNotificationConfigs", {"parent": "tasks/x"}),
+    ("0.3", "GetExtendedAgentCard", {}),
+]  # fmt: skip
+"""Version, operation and message."""
 POLICY = '@id("x") @why("w") permit (principal, action, resource);'
 API = [
     Seed("/api/tools/r.echo/call",
@@ -160,6 +236,8 @@ API = [
     Seed("/metrics", None, "GET"),
 ]  # fmt: skip
 STDIO = [seed for seed in [*LEGACY, *MODERN] if seed.body is not None]
+SSE = [Seed("/PLACE", seed.body) for seed in LEGACY if seed.body is not None]
+"""PLACE stands for the path that the stream names."""
 
 DOORS: dict[str, list[Seed]] = {
     "MCP, handshake era": LEGACY,
@@ -168,4 +246,8 @@ DOORS: dict[str, list[Seed]] = {
     "A2A over REST": A2A_REST,
     "REST API": API,
     "stdio": STDIO,
+    "HTTP+SSE": SSE,
+    "A2A, older dialects": A2A_OLDER,
+    "A2A over gRPC": [],
 }
+"""Each way in and its messages; those of gRPC are in GRPC."""

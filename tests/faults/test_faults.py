@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from faults.bytes_fuzz import fuzz_bytes
-from faults.fixtures import EVERYTHING, echo_server, write_agents
+from faults.doors import fuzz_messages
+from faults.fixtures import FUZZED, echo_server, write_agents
 from faults.harness import (
     SEED,
     NotHere,
@@ -15,7 +16,6 @@ from faults.harness import (
     temporary_home,
     write_config,
 )
-from faults.message_fuzz import fuzz_messages
 from faults.message_seeds import DOORS
 from tests.live.conftest import RunningHub
 
@@ -28,7 +28,7 @@ def fuzzed() -> Iterator[RunningHub]:
     outcome = Outcome()
     with temporary_home() as home:
         agents = write_agents(home, "quick", "asking")
-        write_config(home, [echo_server()], EVERYTHING + agents)
+        write_config(home, [echo_server()], FUZZED + agents)
         with running_hub(outcome, home) as hub:
             hub.wait_connected("r")
             yield hub
