@@ -2,8 +2,8 @@
 
 `python recording_server.py FOLDER`: FOLDER/tools.json holds its tools, FOLDER/calls gets a line
 with the name of the tool per call. `fail...` fails, `slow...` never answers, `hold...` answers once
-FOLDER/release exists, `token` returns the `_meta` that it got, `look` announces that the list has
-changed, and all others return their name.
+FOLDER/release exists, `long...` returns the text in FOLDER/long, `token` returns the `_meta` that
+it got, `look` announces that the list has changed, and all others return their name.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def call(id: Any, params: dict[str, Any]) -> None:
         send({"method": "notifications/tools/list_changed"})
     if name.startswith("hold"):
         threading.Thread(target=hold, args=(id,), daemon=True).start()
+    elif name.startswith("long"):
+        answer_text(id, (FOLDER / "long").read_text(encoding="utf-8"))
     elif name == "token":
         answer_text(id, json.dumps(params["_meta"]))
     elif not name.startswith("slow"):

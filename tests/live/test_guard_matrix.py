@@ -1,5 +1,6 @@
 """Every guard refuses at every entry point, in the form of that entry point, with one record in the
-audit, and the server behind the hub is not reached.
+audit, and the server behind the hub is not reached. Messages that are too large are refused, and
+long results cut, at every one too.
 
 Each cell has a tool of its own, named after the guard and the entry point: what the server and the
 audit have recorded can be assigned to it.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -42,6 +44,8 @@ from dragoman.mcp.protocol.errors import TABLE as MCP_TABLE
 from dragoman.mcp.protocol.revisions import R2511, R2607
 from dragoman.stores.keys import KeyStore
 from dragoman.web.errors import TABLE as HTTP_TABLE
+from dragoman.wire.json import MAX_BYTES
+from dragoman.wire.rpc import INVALID_REQUEST
 
 pytestmark = [pytest.mark.promise("O2", "P4", "R7"), pytest.mark.timeout(60)]
 
@@ -50,13 +54,14 @@ AGENT = '''
 import json, os, time, urllib.request
 
 def nest(message):
-    """Calls a tool several times and returns the last answer."""
+    """Calls a tool several times and writes the last answer to a file: a result may be cut."""
     asked = json.loads(message)
     open(asked["begun"], "w").close()
     while not os.path.exists(asked["gate"]):
         time.sleep(0.01)
     headers = {"Authorization": f"Bearer {asked['key']}", "Content-Type": "application/json"}
-    body = json.dumps({"arguments": asked["arguments"]}).encode()
+    arguments = {"n": "x" * asked["size"]}
+    body = json.dumps({"arguments": arguments}).encode()
     for _ in range(asked["times"]):
         request = urllib.request.Request(asked["url"], body, headers)
         try:
@@ -64,7 +69,9 @@ def nest(message):
         except urllib.error.HTTPError as error:
             answer = error
         said = [answer.status, json.load(answer)]
-    return json.dumps(said)
+    with open(asked["begun"] + ".answer", "w") as file:
+        json.dump(said, file)
+    return "called"
 '''
 CONFIG = """
 [mcp]
@@ -83,7 +90,9 @@ FORBID = """@id("no") forbid (principal, action in Hub::Action::"any_call", reso
 when {{ resource in [{}] }};"""
 LATE = "late"
 """The file that says that the hub is late."""
-ARGUMENTS = {"n": "x"}
+CUT = 1_000
+"""To how many characters a result is cut."""
+WHOLE = "".join(f"line {number:04}\n" for number in range(300))
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ GUARDS: Mapping[str, Guard] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a call was refused."""
+    """How a call was answered: refused, or with the text of its result."""
 
     form: Any
     kind: str
@@ -144,6 +153,12 @@ class Rig:
     headers: dict[str, str] = field(default_factory=dict)
     token: str = ""
     """The hub's token of a call that has led to the next ones."""
+    size: int = 1
+    """How many characters the argument of the next calls has."""
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {"n": "x" * self.size}
 
     def list_calls(self) -> list[str]:
         file = self.folder / "calls"
@@ -162,6 +177,8 @@ class Rig:
 
 def see_mcp(answer: Any) -> Seen:
     form = ("error", answer["error"]["code"]) if "error" in answer else ("result",)
+    if "result" in answer and not answer["result"].get("isError"):
+        return Seen(form, "", answer["result"]["content"][0]["text"])
     return Seen(form, error_kind(answer), error_text(answer))
 
 
@@ -170,20 +187,21 @@ def with_token(rig: Rig) -> dict[str, Any]:
 
 
 def call_stdio(rig: Rig, tool: str, times: int) -> Seen:
-    params = {"name": tool, "arguments": ARGUMENTS, **with_token(rig)}
+    params = {"name": tool, "arguments": rig.arguments, **with_token(rig)}
     return see_mcp([rig.relay.request("tools/call", params) for _ in range(times)][-1])
 
 
 def call_session(rig: Rig, tool: str, times: int) -> Seen:
-    params = {"name": tool, "arguments": ARGUMENTS, **with_token(rig)}
+    params = {"name": tool, "arguments": rig.arguments, **with_token(rig)}
     return see_mcp([rig.session.request("tools/call", params) for _ in range(times)][-1])
 
 
 def call_sse(rig: Rig, tool: str, times: int) -> Seen:
-    params = {"name": tool, "arguments": ARGUMENTS, **with_token(rig)}
+    params = {"name": tool, "arguments": rig.arguments, **with_token(rig)}
     for number in range(times):
-        wire.post(rig.sse_url, wire.request(number + 2, "tools/call", params), rig.headers)
-        answer = rig.sse.next_json()
+        message = wire.request(number + 2, "tools/call", params)
+        posted = wire.post(rig.sse_url, message, rig.headers)
+        answer = rig.sse.next_json() if posted.status == 202 else posted.json()
     return see_mcp(answer)
 
 
@@ -195,7 +213,7 @@ def trace_headers(rig: Rig) -> dict[str, str]:
 
 
 def call_modern(rig: Rig, tool: str, times: int) -> Seen:
-    params, headers = {"name": tool, "arguments": ARGUMENTS}, trace_headers(rig)
+    params, headers = {"name": tool, "arguments": rig.arguments}, trace_headers(rig)
     url = rig.hub.mcp_url
     answers = [wire.modern_request(url, "tools/call", params, headers) for _ in range(times)]
     return see_mcp(answers[-1].rpc())
@@ -203,44 +221,61 @@ def call_modern(rig: Rig, tool: str, times: int) -> Seen:
 
 def call_rest(rig: Rig, tool: str, times: int) -> Seen:
     url, headers = f"{rig.hub.url}/api/tools/{tool}/call", trace_headers(rig)
-    answers = [wire.post(url, {"arguments": ARGUMENTS}, headers) for _ in range(times)]
+    answers = [wire.post(url, {"arguments": rig.arguments}, headers) for _ in range(times)]
     return see_rest(answers[-1].status, answers[-1].json())
 
 
 def see_rest(status: int, body: Any) -> Seen:
+    if status == 200:
+        return Seen(status, "", body["content"][0]["text"])
+    if "kind" not in body["error"]:  # refused before it was a call
+        return Seen(status, "", body["error"]["message"])
     return Seen(status, body["error"]["kind"], body["error"]["message"])
 
 
 def call_cli(rig: Rig, tool: str, times: int) -> Seen:
-    done = rig.hub.command("call", tool, "n=x", "--json")
+    file = rig.folder / "argument"
+    file.write_text(rig.arguments["n"], encoding="utf-8")
+    done = rig.hub.command("call", tool, f"n=@{file}", "--json")
+    if done.returncode == 0:
+        return Seen(0, "", json.loads(done.stdout)["content"][0]["text"])
     error = json.loads(done.stdout)["error"]
     assert error["code"] == done.returncode
-    return Seen(done.returncode, error["kind"], done.stderr)
+    return Seen(done.returncode, error.get("kind", ""), done.stderr)
 
 
 def call_nested(rig: Rig, tool: str, times: int) -> Seen:
     """An agent calls it with its own key, while it serves a call."""
     url = f"{rig.hub.url}/api/tools/{tool}/call"
-    asked = {"url": url, "key": rig.keys["nest"], "arguments": ARGUMENTS, "times": times}
+    asked = {"url": url, "key": rig.keys["nest"], "size": rig.size, "times": times}
     asked["begun"] = str(rig.folder / tool.removeprefix("rec."))
     asked["gate"] = str(rig.folder / (LATE if "late" in tool else ""))
-    answer = rig.hub.call("nest.message", {"message": json.dumps(asked)})
-    return see_rest(*json.loads(answer["result"]["content"][0]["text"]))
+    rig.hub.call("nest.message", {"message": json.dumps(asked)})
+    return see_rest(*json.loads(Path(f"{asked['begun']}.answer").read_text(encoding="utf-8")))
 
 
 def call_a2a(binding: DialectBinding) -> Callable[[Rig, str, int], Seen]:
     def call(rig: Rig, tool: str, times: int) -> Seen:
         headers, context = trace_headers(rig), str(uuid4())
         for _ in range(times):
-            params = binding.params(ARGUMENTS)
+            params = binding.params(rig.arguments)
             params["message"]["metadata"] = {"skillId": tool}
             if binding.version == "0.1":
                 params["sessionId"] = context
             else:
                 params["message"]["contextId"] = context
+            if rig.size > 1:
+                method, path, body, own = binding.request(SEND, params)
+                sent = {"Content-Type": "application/json", **own, **headers}
+                data = json.dumps(body).encode()
+                answer = wire.http_request(method, rig.hub.url + path, data, sent)
+                return Seen(answer.status, "", answer.body.decode())
             reply = binding.ask(rig.hub, SEND, params, headers=headers)
         if reply.error is None:
             task = binding.task(reply.value)
+            if task.get("artifacts"):
+                (part,) = task["artifacts"][0]["parts"]
+                return Seen("completed", "", part["text"])
             states = {binding.state(word): word for word in ("failed", "input-required")}
             return Seen(states.get(task["status"]["state"]), "", json.dumps(task["status"]))
         form = reply.answer.status if binding.rest else reply.error["code"]
@@ -255,13 +290,15 @@ def call_grpc(rig: Rig, tool: str, times: int) -> Seen:
     context = str(uuid4())
     for _ in range(times):
         message = {"messageId": str(uuid4()), "role": "ROLE_USER", "contextId": context}
-        parts = {"parts": [{"data": ARGUMENTS}], "metadata": {"skillId": tool}}
+        parts = {"parts": [{"data": rig.arguments}], "metadata": {"skillId": tool}}
         request = ParseDict({"message": message | parts}, pb.SendMessageRequest())
         try:
             task = rig.grpc.SendMessage(request, metadata=tuple(sent.items()), timeout=10).task
         except grpc.RpcError as error:
             seen = Seen(error.code().name, "", error.details())
         else:
+            if task.artifacts:
+                return Seen("completed", "", task.artifacts[0].parts[0].text)
             state = pb.TaskState.Name(task.status.state).removeprefix("TASK_STATE_")
             seen = Seen(state.lower().replace("_", "-"), "", str(task.status))
     return seen
@@ -321,6 +358,10 @@ def list_tools(changed: bool = False) -> list[dict[str, Any]]:
             {"name": f"{guard}_{entry}", "description": says, "inputSchema": schema}
             for entry in ENTRY_POINTS
         ]
+    for name in ("size", "long"):
+        tools += [
+            {"name": f"{name}_{entry}", "inputSchema": {"type": "object"}} for entry in ENTRY_POINTS
+        ]
     return tools
 
 
@@ -329,6 +370,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("guards")
     (folder / "nest_agent.py").write_text(AGENT, encoding="utf-8")
     (folder / "tools.json").write_text(json.dumps(list_tools()), encoding="utf-8")
+    (folder / "long").write_text(WHOLE, encoding="utf-8")
     entries = [
         server_entry("rec", "stdio", sys.executable, PROGRAM, folder),
         server_entry("gone", "stdio", "/bin/false"),
@@ -487,3 +529,94 @@ def test_every_guard_refuses_at_every_entry_point(rig: Rig) -> None:
         }
         wrong += [(name, *what, answer) for what in checks.items() if what[1][0] != what[1][1]]
     assert not wrong, "\n".join(map(str, wrong))
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def call_each(rig: Rig, kind: str) -> dict[str, Seen]:
+    """Calls the tool of each entry point whose name begins with `kind`."""
+
+    def call(entry: str) -> Seen:
+        try:
+            return ENTRY_POINTS[entry](rig, f"rec.{kind}_{entry}", 1)
+        except Exception as error:
+            return Seen(repr(error), "", "")
+
+    with ThreadPoolExecutor(len(ENTRY_POINTS)) as pool:
+        return dict(zip(ENTRY_POINTS, pool.map(call, ENTRY_POINTS), strict=True))
+
+
+def find_size_form(entry: str) -> tuple[Any, str]:
+    """The form in which an entry point refuses a message that is too large, and what it says. No
+    part of the hub decodes such a message, so it makes no call and no record."""
+    if entry == "cli":
+        return find_exit_code("InvalidInput"), "too large, over 10 MB"
+    if entry == "a2a_grpc":
+        return "RESOURCE_EXHAUSTED", "larger than max"
+    if entry == "stdio":  # `dragoman mcp` reads it
+        return ("error", INVALID_REQUEST), "the message exceeds the limit of 10 MB"
+    says = f"message too large: at most {MAX_BYTES} bytes"
+    if entry in ("session", "sse", "modern"):
+        return ("error", INVALID_REQUEST), says
+    return 413, says
+
+
+def test_too_large_message_is_refused_at_every_entry_point(rig: Rig) -> None:
+    rig.limit("", 700)
+    rig.size = MAX_BYTES + 1
+    try:
+        seen = call_each(rig, "size")
+    finally:
+        rig.size = 1
+    wrong = []
+    for entry, answer in seen.items():
+        form, says = find_size_form(entry)
+        if answer.form != form or says not in answer.text:
+            wrong.append((entry, form, says, answer))
+    assert not wrong, "\n".join(map(str, wrong))
+    names = [f"size_{entry}" for entry in ENTRY_POINTS]
+    assert not [name for name in rig.list_calls() if name in names]
+    assert not [row for row in rig.hub.audit() if row["verb"].removeprefix("rec.") in names]
+    assert call_each(rig, "size").keys() == set(ENTRY_POINTS)
+    assert sorted(n for n in rig.list_calls() if n in names) == sorted(names), "each serves again"
+
+
+def read_resource(rig: Rig, entry: str, uri: str) -> str:
+    """As the principal of that entry point, through it where it has resources."""
+    params = {"uri": uri}
+    if entry == "stdio":
+        answer = rig.relay.request("resources/read", params)
+    elif entry == "session":
+        answer = rig.session.request("resources/read", params)
+    elif entry == "modern":
+        sent = wire.modern_request(rig.hub.mcp_url, "resources/read", params, rig.headers)
+        answer = sent.rpc()
+    elif entry == "sse":
+        wire.post(rig.sse_url, wire.request(9, "resources/read", params), rig.headers)
+        answer = rig.sse.next_json()
+    elif entry == "cli":
+        answer = {"result": json.loads(rig.hub.command("resources", "read", uri, "--json").stdout)}
+    else:
+        key = rig.keys["nest" if entry == "nested" else "ann"]
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = {"result": wire.post(f"{rig.hub.url}/api/resources/read", params, headers).json()}
+    return str(answer["result"]["contents"][0]["text"])
+
+
+def test_long_result_is_cut_with_its_notice_at_every_entry_point(rig: Rig) -> None:
+    rig.limit(f"result_chars = {CUT}\n", 701)
+    wrong: list[Any] = []
+    for entry, answer in call_each(rig, "long").items():
+        text, _, notice = answer.text.partition("\n[cut: ")
+        address = re.search(r"dragoman://results/[\w-]{20,}", notice)
+        if text != WHOLE[:CUT] or f"[limits] result_chars = {CUT}; for 10" not in notice:
+            wrong.append((entry, answer))
+        elif not notice.startswith(f"{len(WHOLE) - CUT} of {len(WHOLE)} characters left out"):
+            wrong.append((entry, notice))
+        elif address is None or (read := read_resource(rig, entry, address[0])) != WHOLE:
+            wrong.append((entry, address, read[:200]))
+    assert not wrong, "\n".join(map(str, wrong))
+    names = [f"rec.long_{entry}" for entry in ENTRY_POINTS]
+    outcomes = {row["verb"]: row["outcome"] for row in rig.hub.audit() if row["verb"] in names}
+    assert outcomes == dict.fromkeys(names, "completed")
