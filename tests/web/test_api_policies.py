@@ -338,6 +338,15 @@ async def test_change_that_locks_out_its_author_is_refused(tmp_path: Path) -> No
         assert (await at.ask("GET", "/api/policies"))["status"] == 403
 
 
+async def test_names_of_routes_are_no_files_and_flags_are_checked(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        for name, method in (("explain", "POST"), ("validate", "POST"), ("who-can", "GET")):
+            answer = await at.ask("DELETE", f"/api/policies/{name}")
+            assert (answer["status"], answer["error"]["message"]) == (405, f"use {method}")
+        answer = await at.ask("DELETE", "/api/policies/default?force=yes")
+        assert (answer["status"], answer["error"]["message"]) == (400, "force must be 0 or 1")
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "x" * 65, "ä", "explain", "who-can", 7])
 async def test_invalid_policy_name_is_refused(tmp_path: Path, name: Any) -> None:
     async with hub(tmp_path) as at:

@@ -64,6 +64,7 @@ def build_response(value: Any) -> ApiResponse:
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PROGRESS = WantedUpdates(progress=True)
 CALL_ERRORS = (400, 403, 404, 409, 502, 503, 504)
+FLAGS = {"0": False, "1": True, "false": False, "true": True}
 METRICS = "metrics"
 """The scope of a key that may read the metrics."""
 PUBLIC_STATUS = frozenset({"version", "mode", "started_at", "uptime_secs"})
@@ -149,11 +150,13 @@ class Api:
         self, request: HttpRequest, principal: Principal | None, updates: Updates | None = None
     ) -> ApiResponse:
         method, path = request.method, request.path
-        allowed = set()
+        allowed: set[str] = set()
+        matched = ""
         for operation, pattern, respond in self._routes:
             match = pattern.fullmatch(path)
-            if match is None:
-                continue
+            if match is None or matched not in ("", operation.path):
+                continue  # `/api/policies/test` is no policy file
+            matched = operation.path
             wanted = operation.method
             if wanted == method or (wanted == "GET" and method == "HEAD"):
                 names = tuple(unquote(name) for name in match.groups())
@@ -176,7 +179,7 @@ class Api:
             return build_error(405, f"use {' or '.join(sorted(allowed))}", allow)
         return build_error(404, "not found; see /openapi.json for the available paths")
 
-    @route("GET /", "What this is, as text", answer=None)
+    @route("GET /", "What this is, as text", answer=None, media=("text/plain", "text/html"))
     async def _get_welcome(self, request: ApiRequest) -> ApiResponse:
         if b"text/html" in request.fields.get(b"accept", b""):
             policy = (b"content-security-policy", b"default-src 'none'")
@@ -261,7 +264,13 @@ class Api:
         return build_response({**summarize_tool(self._hub, tool), "definition": tool.definition})
 
     @route(
-        "POST /api/tools/{name}/call", "Call a tool", CALL_ERRORS, "Arguments", "Result", calls=True
+        "POST /api/tools/{name}/call",
+        "Call a tool; a client that accepts text/event-stream gets its progress too",
+        CALL_ERRORS,
+        "Arguments",
+        "Result",
+        calls=True,
+        media=("text/event-stream",),
     )
     async def _call_tool(self, request: ApiRequest) -> ApiResponse:
         try:
@@ -311,6 +320,14 @@ def json_from_result(result: Result) -> dict[str, Any]:
 
 def decode_query(query: bytes) -> dict[str, str]:
     return parse_query(query.decode("latin-1")) if query else {}
+
+
+def parse_flag(request: ApiRequest, name: str) -> bool:
+    """Parses a parameter of the query; absent, it is false."""
+    value = request.query.get(name, "0")
+    if value not in FLAGS:
+        raise InvalidInput(f"{name} must be 0 or 1")
+    return FLAGS[value]
 
 
 def parse_object(request: ApiRequest) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_obje
 from dragoman.web.openapi import admin_route, route
 
 IsAllowed = Callable[[Tool], bool]
+CARD_NUMBER = {"type": "integer", "minimum": 1, "maximum": 9_999}
 
 
 class AgentSource(Protocol):
@@ -64,7 +65,8 @@ class AgentsApi:
         "POST /api/a2a/agents",
         "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
         "(${NAME}), trust, pin, wire, allow_private, timeout_secs, public",
-        (400, 404, 409, 500, 503),
+        (404, 409, 500),
+        "Agent",
     )
     async def _add(self, request: ApiRequest) -> ApiResponse:
         body = parse_object(request)
@@ -76,19 +78,20 @@ class AgentsApi:
         "PATCH /api/a2a/agents/{name}",
         "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
         "timeout_secs, public",
-        (400, 404),
+        (404,),
+        "AgentChange",
     )
     async def _change(self, request: ApiRequest) -> ApiResponse:
         body = parse_object(request)
         with record_action(self._audit, "agent.change", request.names[0], request.principal):
             return build_response(await self._source.change(request.names[0], body))
 
-    @admin_route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", (400, 404))
+    @admin_route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", (404,))
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         with record_action(self._audit, "agent.remove", request.names[0], request.principal):
             return build_response(await self._source.remove(request.names[0]))
 
-    @admin_route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", (404,))
+    @admin_route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", (404,), None)
     async def _refetch(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.refetch(request.names[0]))
 
@@ -96,7 +99,8 @@ class AgentsApi:
         "GET /api/a2a/agents/{name}/cards",
         "The cards it had; with n, that one and its diff to the one before it, or to the one that "
         "the parameter from names",
-        (400, 403, 404),
+        (403, 404),
+        query={"n": CARD_NUMBER, "from": CARD_NUMBER},
     )
     async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)

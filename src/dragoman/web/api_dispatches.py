@@ -12,6 +12,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import route
+from dragoman.web.openapi_schemas import TEXT
 
 LIMIT, MAX_LIMIT = 50, 200
 ALL_CALLERS = "*"
@@ -39,7 +40,12 @@ class DispatchesApi:
     @route(
         "GET /api/a2a/dispatches",
         "Calls of registered agents' skills, newest first",
-        (400, 500, 503),
+        (500,),
+        query={
+            **dict.fromkeys((*_EXACT, *_TIMES, "cursor"), TEXT),
+            **{name: {"enum": list(words)} for name, words in _WORDS.items()},
+            "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
+        },
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
         principal, query = request.caller, request.query

@@ -64,7 +64,11 @@ class PromptsAndResourcesApi:
         return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
 
     @route(
-        "POST /api/prompts/{name}/get", "Get a prompt: {arguments: {…}}", CALL_ERRORS, calls=True
+        "POST /api/prompts/{name}/get",
+        "Get a prompt: {arguments: {…}}",
+        CALL_ERRORS,
+        "PromptArguments",
+        calls=True,
     )
     async def _get_prompt(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
@@ -80,7 +84,9 @@ class PromptsAndResourcesApi:
         ]
         return build_response({**extra, "messages": messages})
 
-    @route("POST /api/resources/read", "Read a resource: {uri}", CALL_ERRORS, calls=True)
+    @route(
+        "POST /api/resources/read", "Read a resource: {uri}", CALL_ERRORS, "ResourceUri", calls=True
+    )
     async def _read_resource(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
         uri = given.get("uri")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
-from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_flag, parse_object
 from dragoman.web.openapi import admin_route
+from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT
 
 
 class PinAdministration(Protocol):
@@ -39,15 +40,21 @@ class PinsApi:
     @admin_route(
         "GET /api/pins",
         "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
-        (400,),
+        query={"state": {"enum": ["held", "new", "all"]}, "target": TEXT, "diff": QUERY_FLAG},
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
         query = request.query
-        whole = query.get("diff") == "1"
+        whole = parse_flag(request, "diff")
         found = self._decisions.list_pins(query.get("state", "held"), query.get("target"), whole)
         return build_response({"pins": found, "total": len(found)})
 
-    @admin_route("GET /api/pins/diff", "The diff of the quarantined ?name=", (400, 404, 409))
+    @admin_route(
+        "GET /api/pins/diff",
+        "The diff of the quarantined ?name=",
+        (404, 409),
+        query={"name": TEXT},
+        needs=("name",),
+    )
     async def _show_diff(self, request: ApiRequest) -> ApiResponse:
         name = request.query.get("name")
         if not name:
@@ -57,7 +64,8 @@ class PinsApi:
     @admin_route(
         "POST /api/pins/approve",
         "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
-        (400, 404, 409, 500, 503),
+        (404, 409, 500),
+        "PinApproval",
     )
     async def _approve(self, request: ApiRequest) -> ApiResponse:
         by = request.caller.label
@@ -90,14 +98,15 @@ class PinsApi:
     @admin_route(
         "POST /api/pins/reject",
         "Reject a definition, now and later: {name}",
-        (400, 404, 409, 500, 503),
+        (404, 409, 500),
+        "PinName",
     )
     async def _reject(self, request: ApiRequest) -> ApiResponse:
         name = _parse_member(request, "name")
         return build_response({"rejected": self._decisions.reject(name, request.caller.label)})
 
     @admin_route(
-        "POST /api/pins/forget", "Delete all pins of a target: {target}", (400, 404, 500, 503)
+        "POST /api/pins/forget", "Delete all pins of a target: {target}", (404, 500), "PinTarget"
     )
     async def _forget(self, request: ApiRequest) -> ApiResponse:
         target = _parse_member(request, "target")

@@ -13,8 +13,16 @@ from urllib.parse import quote
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
-from dragoman.web.api import ApiRequest, ApiResponse, build_error, build_response, parse_object
+from dragoman.web.api import (
+    ApiRequest,
+    ApiResponse,
+    build_error,
+    build_response,
+    parse_flag,
+    parse_object,
+)
 from dragoman.web.openapi import admin_route
+from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT
 
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
@@ -87,7 +95,11 @@ class PoliciesApi:
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.one(request.names[0]))
 
-    @admin_route("POST /api/policies", "Create or replace a policy file: name, text, force", (400,))
+    @admin_route(
+        "POST /api/policies",
+        "Create or replace a policy file: name, text, force",
+        body="PolicyFile",
+    )
     async def _write(self, request: ApiRequest) -> ApiResponse:
         by = request.caller
         given = _check_members(parse_object(request), "name", "text", "force")
@@ -105,7 +117,10 @@ class PoliciesApi:
         return response
 
     @admin_route(
-        "PATCH /api/policies/{name}", "Enable or disable a policy file: enabled, force", (400, 404)
+        "PATCH /api/policies/{name}",
+        "Enable or disable a policy file: enabled, force",
+        (404,),
+        "PolicyChange",
     )
     async def _enable(self, request: ApiRequest) -> ApiResponse:
         by = request.caller
@@ -116,21 +131,30 @@ class PoliciesApi:
         done = await self._source.enable(name, enabled, by, force=_parse_flag(given, "force"))
         return _respond_to_change(done, f'"{name}" was not {"enabled" if enabled else "disabled"}')
 
-    @admin_route("DELETE /api/policies/{name}", "Delete a policy file", (400, 404))
+    @admin_route(
+        "DELETE /api/policies/{name}",
+        "Delete a policy file",
+        (404,),
+        query={"force": QUERY_FLAG},
+    )
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         by = request.caller
-        force = request.query.get("force", "") in ("1", "true")
+        force = parse_flag(request, "force")
         done = await self._source.remove(request.names[0], by, force=force)
         return _respond_to_change(done, f'"{request.names[0]}" was not deleted')
 
     # --- queries -------------------------------------------------------------------------------
 
-    @admin_route("POST /api/policies/validate", "Validate texts (or the folder)", (400,))
+    @admin_route(
+        "POST /api/policies/validate", "Validate texts (or the folder)", body="PolicyTexts"
+    )
     async def _validate(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.validate(_parse_texts(parse_object(request))))
 
     @admin_route(
-        "POST /api/policies/test", "Run the golden tests of texts (or of the folder)", (400,)
+        "POST /api/policies/test",
+        "Run the golden tests of texts (or of the folder)",
+        body="PolicyTexts",
     )
     async def _test(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.test(_parse_texts(parse_object(request))))
@@ -138,7 +162,8 @@ class PoliciesApi:
     @admin_route(
         "POST /api/policies/explain",
         "Who may call what, and why: principal, tool, action, context, roles",
-        (400, 404, 409),
+        (404, 409),
+        "PolicyQuestion",
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
         given = _check_members(
@@ -160,13 +185,19 @@ class PoliciesApi:
     @admin_route(
         "GET /api/policies/who-can",
         "All principals, and whether they may call ?tool=",
-        (400, 404, 409),
+        (404, 409),
+        query={"tool": TEXT},
+        needs=("tool",),
     )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
         return build_response(self._source.who_can(_parse_text(request.query, "tool")))
 
     @admin_route(
-        "GET /api/policies/what-can", "All tools, and whether ?principal= may call them", (400, 404)
+        "GET /api/policies/what-can",
+        "All tools, and whether ?principal= may call them",
+        (404,),
+        query={"principal": TEXT},
+        needs=("principal",),
     )
     async def _what_can(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
@@ -174,7 +205,7 @@ class PoliciesApi:
     @admin_route(
         "POST /api/policies/replay",
         "Which recorded calls a draft would decide differently: texts, since, until, limit",
-        (400,),
+        body="PolicyReplay",
     )
     async def _replay(self, request: ApiRequest) -> ApiResponse:
         given = parse_object(request)
@@ -188,7 +219,7 @@ class PoliciesApi:
     @admin_route(
         "POST /api/policies/propose",
         "The least permissive policies for recorded calls: since, until, limit",
-        (400,),
+        body="PolicyPeriod",
     )
     async def _propose(self, request: ApiRequest) -> ApiResponse:
         given = _check_members(parse_object(request), "since", "until", "limit")

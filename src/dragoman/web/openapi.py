@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dragoman import __version__
+from dragoman.web.openapi_schemas import SCHEMAS, TEXT, Schema
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+COMMON_ERRORS = (400, 401, 429, 503)
+"""An invalid query, no key, no budget; a store that fails, too many large requests."""
+BODY_ERRORS = (413, 415)
+PUBLIC = ("/healthz", "/readyz")
+"""What needs no key."""
+NO_PARAMETERS: Mapping[str, Schema] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,12 @@ class Operation:
     """Whether the API refuses principals without the action `admin`."""
     calls: bool = False
     """Whether it makes a call, which the pipeline charges."""
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    """The schemas of the parameters in its query."""
+    needs: tuple[str, ...] = ()
+    """Parameters in its query that it requires."""
+    media: tuple[str, ...] = ()
+    """Further media types of its response."""
 
     @property
     def pattern(self) -> str:
@@ -37,8 +51,17 @@ EVENTS = Operation(
     "GET",
     "/api/events",
     "Live events as server-sent events",
-    (400, 401, 403, 429, 503),
+    (403,),
     answer=None,
+    query={
+        "phase": TEXT,
+        "verb": TEXT,
+        "agent": TEXT,
+        "outcome": {"enum": ["completed", "failed"]},
+        "trace": TEXT,
+        "args": {"enum": ["0", "1"]},
+    },
+    media=("text/event-stream",),
 )
 """Served by a stream that is mounted beside the API."""
 
@@ -51,12 +74,17 @@ def route(
     answer: str | None = "Object",
     admin: bool = False,
     calls: bool = False,
+    query: Mapping[str, Schema] = NO_PARAMETERS,
+    needs: tuple[str, ...] = (),
+    media: tuple[str, ...] = (),
 ) -> Callable[[Handler], Handler]:
     """Marks a method as the handler of `where`, a method and a path. Only POST and PATCH have a
     `body`."""
     method, path = where.split(" ")
     schema = body if method in ("POST", "PATCH") else None
-    operation = Operation(method, path, summary, errors, schema, answer, admin, calls)
+    operation = Operation(
+        method, path, summary, errors, schema, answer, admin, calls, query, needs, media
+    )
 
     def mark(handler: Handler) -> Handler:
         vars(handler)["operation"] = operation
@@ -66,10 +94,15 @@ def route(
 
 
 def admin_route(
-    where: str, summary: str, errors: tuple[int, ...] = (), body: str | None = "Object"
+    where: str,
+    summary: str,
+    errors: tuple[int, ...] = (),
+    body: str | None = "Object",
+    query: Mapping[str, Schema] = NO_PARAMETERS,
+    needs: tuple[str, ...] = (),
 ) -> Callable[[Handler], Handler]:
     """Like `route`, for a handler that only administrators reach: the API refuses others."""
-    return route(where, summary, tuple(sorted({*errors, 403})), body, admin=True)
+    return route(where, summary, (*errors, 403), body, admin=True, query=query, needs=needs)
 
 
 def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitable[Any]]]]:
@@ -89,110 +122,49 @@ def build_document(operations: Iterable[Operation]) -> dict[str, Any]:
         "info": {
             "title": "Dragoman",
             "version": __version__,
-            "description": "An agent interoperability hub. MCP clients use POST /mcp.",
+            "description": "An agent interoperability hub. MCP clients use POST /mcp. While it has "
+            "no keys, it serves programs of its own user without one.",
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}],
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": _SCHEMAS,
+            "schemas": dict(SCHEMAS),
         },
         "paths": paths,
     }
 
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_SCHEMAS: dict[str, Any] = {
-    "Error": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message"],
-                "properties": {
-                    "message": _TEXT,
-                    "kind": _TEXT,
-                    "trace": {"type": ["string", "null"]},
-                    "retry_after": {
-                        "type": "number",
-                        "description": "With 429: seconds after which there is budget for it.",
-                    },
-                },
-            }
-        },
-    },
-    "Tool": {
-        "type": "object",
-        "required": ["name", "id", "description", "source", "server"],
-        "properties": {
-            "name": {"type": "string", "description": "The listed name."},
-            "id": {"type": "string", "description": "The canonical name, server.tool."},
-            "description": _TEXT,
-            "source": _TEXT,
-            "server": _TEXT,
-            "definition": {"type": "object", "description": "What the server said of it."},
-        },
-    },
-    "Tools": {
-        "type": "object",
-        "required": ["tools", "total"],
-        "properties": {
-            "tools": {"type": "array", "items": {"$ref": "#/components/schemas/Tool"}},
-            "total": {"type": "integer"},
-        },
-    },
-    "Arguments": {
-        "type": "object",
-        "properties": {
-            "arguments": {"type": "object"},
-            "can": {
-                "type": "array",
-                "items": {"enum": ["form", "url"]},
-                "description": "The kinds of questions that can be answered.",
-            },
-            "answers": {
-                "type": "object",
-                "description": "To the questions of the call before, by their names there.",
-            },
-            "handle": {"type": "string", "description": "What came with the questions."},
-        },
-        "additionalProperties": False,
-    },
-    "Result": {
-        "type": "object",
-        "required": ["content", "failed"],
-        "properties": {
-            "content": {"type": "array", "items": {"type": "object"}},
-            "structured": {},
-            "failed": {"type": "boolean", "description": "The tool ran and says it failed."},
-            "extra": {"type": "object"},
-            "questions": {
-                "type": "object",
-                "description": "There is no result yet: answer these, and call again.",
-            },
-            "handle": {"type": "string", "description": "Goes with the answers."},
-        },
-    },
-    "Object": {"type": "object"},
-}
-
-
 def _describe(operation: Operation) -> dict[str, Any]:
-    errors = operation.errors if operation.answer is None else (401, 429, *operation.errors)
-    failed = _build_content("Error", "It could not be done")
-    responses = {"200": _build_content(operation.answer), **{str(one): failed for one in errors}}
-    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
-    if "{name}" in operation.path:
-        name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-        described["parameters"] = [name]
+    is_public = operation.path in PUBLIC
+    errors = {*operation.errors, *((400,) if is_public else COMMON_ERRORS)}
     if operation.body is not None:
-        described["requestBody"] = {"required": True, **_build_content(operation.body)}
-        described["requestBody"].pop("description")
+        errors |= {*BODY_ERRORS}
+    failed = _build_content("Error", "It could not be done")
+    done = _build_content(operation.answer, "As asked", operation.media)
+    responses = {"200": done, **{str(one): failed for one in sorted(errors)}}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if is_public:
+        described["security"] = []
+    parameters = [
+        {"name": name, "in": "query", "required": name in operation.needs, "schema": schema}
+        for name, schema in operation.query.items()
+    ]
+    if "{name}" in operation.path:
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": TEXT})
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        described["requestBody"] = {"content": _build_content(operation.body)["content"]}
     return described
 
 
-def _build_content(schema: str | None, description: str = "As asked") -> dict[str, Any]:
+def _build_content(
+    schema: str | None, description: str = "", media: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    plain: Schema = {"schema": TEXT}
     if schema is None:
-        return {"description": description, "content": {"text/plain": {"schema": _TEXT}}}
-    reference = {"$ref": f"#/components/schemas/{schema}"}
-    return {"description": description, "content": {"application/json": {"schema": reference}}}
+        content = dict.fromkeys(media or ("text/plain",), plain)
+    else:
+        reference = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
+        content = {"application/json": reference, **dict.fromkeys(media, plain)}
+    return {"description": description, "content": content}

@@ -1,0 +1,167 @@
+"""The schemas of the OpenAPI document: bodies, responses and parameters of the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+QUERY_FLAG: Schema = {"enum": ["0", "1", "false", "true"]}
+_TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+_SOME_TEXTS: Schema = {**_TEXTS, "type": ["object", "null"]}
+_QUESTION: Schema = {"type": "string", "minLength": 1, "maxLength": 500}
+_SECONDS: Schema = {
+    "type": "number",
+    "minimum": 0,
+    "exclusiveMaximum": 1e11,
+    "description": "Seconds since 1970.",
+}
+
+
+def _build_object(required: tuple[str, ...], /, **properties: Schema) -> Schema:
+    """An object that has no other members."""
+    built: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**built, "required": list(required)} if required else built
+
+
+_AGENT: Mapping[str, Schema] = {
+    "trust": {"enum": ["external", "trusted"]},
+    "enabled": FLAG,
+    "token": {
+        "type": ["string", "null"],
+        "description": "A reference to a token: env:NAME or file:tokens/NAME.",
+    },
+    "headers": {
+        "type": ["object", "null"],
+        "additionalProperties": TEXT,
+        "description": "By name; ${NAME} stands for a variable of the environment.",
+    },
+    "pin": {"enum": ["strict", "first", "off"]},
+    "additions": {"enum": ["show", "hold"]},
+    "wire": {"enum": ["auto", "skill-only"]},
+    "allow_private": FLAG,
+    "timeout_secs": {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400},
+    "public": FLAG,
+}
+_PERIOD: Mapping[str, Schema] = {
+    "since": _SECONDS,
+    "until": _SECONDS,
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
+}
+
+SCHEMAS: Mapping[str, Schema] = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message"],
+                "properties": {
+                    "message": TEXT,
+                    "kind": TEXT,
+                    "trace": {"type": ["string", "null"]},
+                    "retry_after": {
+                        "type": "number",
+                        "description": "With 429: seconds after which there is budget for it.",
+                    },
+                },
+            }
+        },
+    },
+    "Tool": {
+        "type": "object",
+        "required": ["name", "id", "description", "source", "server"],
+        "properties": {
+            "name": {"type": "string", "description": "The listed name."},
+            "id": {"type": "string", "description": "The canonical name, server.tool."},
+            "description": TEXT,
+            "source": TEXT,
+            "server": TEXT,
+            "definition": {"type": "object", "description": "What the server said of it."},
+        },
+    },
+    "Tools": {
+        "type": "object",
+        "required": ["tools", "total"],
+        "properties": {
+            "tools": {"type": "array", "items": {"$ref": "#/components/schemas/Tool"}},
+            "total": {"type": "integer"},
+        },
+    },
+    "Arguments": {
+        **_build_object(
+            (),
+            arguments={"type": "object"},
+            can={
+                "type": "array",
+                "items": {"enum": ["form", "url"]},
+                "description": "The kinds of questions that can be answered.",
+            },
+            answers={
+                "type": "object",
+                "description": "To the questions of the call before, by their names there.",
+            },
+            handle={"type": "string", "description": "What came with the questions."},
+        ),
+        "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},
+    },
+    "Result": {
+        "type": "object",
+        "required": ["content", "failed"],
+        "properties": {
+            "content": {"type": "array", "items": {"type": "object"}},
+            "structured": {},
+            "failed": {"type": "boolean", "description": "The tool ran and says it failed."},
+            "extra": {"type": "object"},
+            "questions": {
+                "type": "object",
+                "description": "There is no result yet: answer these, and call again.",
+            },
+            "handle": {"type": "string", "description": "Goes with the answers."},
+        },
+    },
+    "PromptArguments": _build_object((), arguments={"type": "object"}),
+    "ResourceUri": _build_object(("uri",), uri=TEXT),
+    "Agent": _build_object(
+        ("url",),
+        url={"type": "string", "description": "Where its card or its endpoint is."},
+        name={"type": ["string", "null"], "description": "Absent: the name in its card."},
+        **_AGENT,
+    ),
+    "AgentChange": {**_build_object((), **_AGENT), "minProperties": 1},
+    "PolicyFile": _build_object(
+        ("name", "text"), name=_QUESTION, text={"type": "string", "maxLength": 262_144}, force=FLAG
+    ),
+    "PolicyChange": _build_object(("enabled",), enabled=FLAG, force=FLAG),
+    "PolicyTexts": {
+        **_build_object((), text=TEXT, texts=_SOME_TEXTS),
+        "maxProperties": 1,
+        "description": "A text, texts by file name, or neither: the folder.",
+    },
+    "PolicyQuestion": _build_object(
+        ("principal", "tool"),
+        principal=_QUESTION,
+        tool=_QUESTION,
+        action={"type": ["string", "null"]},
+        context={"type": "object"},
+        roles={"type": ["array", "null"], "items": TEXT},
+    ),
+    "PolicyReplay": _build_object(("texts", "since"), texts=_TEXTS, **_PERIOD),
+    "PolicyPeriod": _build_object(("since",), **_PERIOD),
+    "PinApproval": {
+        "oneOf": [
+            _build_object(("name",), name={"type": "string", "minLength": 1}, digest=TEXT),
+            _build_object(
+                ("target",), target={"type": "string", "minLength": 1}, digests=_SOME_TEXTS
+            ),
+            _build_object(("all",), all={"const": True}, digests=_SOME_TEXTS),
+        ]
+    },
+    "PinName": _build_object(("name",), name={"type": "string", "minLength": 1}),
+    "PinTarget": _build_object(("target",), target={"type": "string", "minLength": 1}),
+    "Object": {"type": "object"},
+}
