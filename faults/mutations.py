@@ -100,7 +100,10 @@ def build_case(door: str, seeds: Sequence[Seed], seed: int, number: int) -> Seed
         headers.pop(chance.choice(list(headers)))
     body = None
     if begun.body is not None:
-        body = mutate_bytes(json.dumps(mutate(begun.body, chance)).encode(), chance)
+        message = begun.body
+        if isinstance(message, dict) and message.get("id") == 1:
+            message = {**message, "id": number}  # of those that run, each has another one
+        body = mutate_bytes(json.dumps(mutate(message, chance)).encode(), chance)
     elif chance.random() < 0.05:
         body = b"{}"
     return Seed(path if path.startswith("/") else "/" + path, body, begun.method, headers)
