@@ -8,7 +8,7 @@ from functools import partial
 
 from tests.live.conftest import RunningHub
 
-from faults import clients, clock, databases, descriptors, disk, kills, peers, reload
+from faults import clients, clock, databases, descriptors, disk, kills, openapi, peers, reload
 from faults.bytes_fuzz import fuzz_bytes
 from faults.doors import fuzz_messages
 from faults.fixtures import FUZZED, echo_server, write_agents
@@ -76,6 +76,13 @@ EXPERIMENTS = [
             FUZZED_MESSAGES,
         )
         for door in DOORS
+    ),
+    Experiment(
+        "OpenAPI document",
+        "requests made from the document by Schemathesis, valid and invalid ones",
+        "0 HTTP 500; every status, content type and body is documented; what violates a schema is "
+        "refused; without a key only public operations work",
+        openapi.check_api, 150, 10,
     ),
     Experiment(
         "kill -9: tasks",

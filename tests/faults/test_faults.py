@@ -19,7 +19,7 @@ from faults.harness import (
 from faults.message_seeds import DOORS
 from tests.live.conftest import RunningHub
 
-from faults import clients, clock, databases, descriptors, disk, kills, peers, reload
+from faults import clients, clock, databases, descriptors, disk, kills, openapi, peers, reload
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,14 @@ def test_fuzzed_bytes_neither_hang_nor_break_the_listener(fuzzed: RunningHub) ->
 def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None:
     outcome = Outcome()
     fuzz_messages(fuzzed, door, 700, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("N1")
+@pytest.mark.timeout(120)
+def test_api_answers_as_its_openapi_document_says() -> None:
+    outcome = Outcome()
+    openapi.check_api(1, SEED, outcome, "--phases", "coverage")
     judge(outcome)
 
 
