@@ -4,8 +4,9 @@ and then every output is searched. The hub, its counterparts and its files are r
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote
 
+import grpc
 import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types.a2a_pb2_grpc import A2AServiceStub
+from google.protobuf.json_format import ParseDict
+from tests.live.a2a_hub import BINDINGS, SEND
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, until, wait_failure_reason
 from tests.peers import wire
@@ -23,9 +29,25 @@ from tests.peers.process import server_entry, toml
 OWNER_KEY = "a-key-that-is-long-enough"
 SLOTS = (
     *("path", "query", "header", "argument", "variable", "resource", "userinfo", "tok"),
-    *("agent", "token", "location", "refused", "webhook"),
+    *("agent", "token", "location", "refused", "passed", "hook", "hook_scheme"),
 )
 SECRET = {slot: f"c4N{number:02}{slot}7f3A9b2c1D" for number, slot in enumerate(SLOTS)}
+HOOK = {
+    "id": "h",
+    "url": f"http://127.0.0.1:1/{SECRET['hook']}",
+    "token": SECRET["hook"],
+    "authentication": {
+        "scheme": "Bearer",
+        "schemes": ["Bearer"],
+        "credentials": SECRET["hook_scheme"],
+    },
+}
+HOOKS_BY_BINDING = {
+    "0.3-rpc": "pushNotificationConfig",
+    "0.3-rest": "pushNotification",
+    "1.0-rpc": "taskPushNotificationConfig",
+    "1.0-rest": "taskPushNotificationConfig",
+}
 MODES = ("ok", "page", "error", "html", "close", "chunks", "redirect", "hang")
 
 
@@ -185,7 +207,8 @@ def hub(keyed: Counterpart) -> Iterator[RunningHub]:
         _agent_entry("gone agent", f"http://127.0.0.1:1/{SECRET['agent']}"),
     ]
     config = f'api_key = "{OWNER_KEY}"\n[bridge]\nprobe_secs = 600\n[a2a]\nenabled = true\n'
-    config += "push_attempts = 1\n" + "\n".join(agents)
+    config += 'push_attempts = 1\npush_private = true\ngrpc_port = 0\n[mcp]\nstdio_expose = ["*"]\n'
+    config += "\n".join(agents)
     secrets = {"VARIABLE": SECRET["variable"], "TOKEN": SECRET["token"]}
     with run_module_hub(servers, config, secrets) as running:
         running.wait_connected("told", "keyed")
@@ -235,9 +258,62 @@ def _provoke(hub: RunningHub, key: dict[str, str]) -> list[str]:
     return [text.replace(SECRET["resource"], "(sent)") for text in received]
 
 
-def _searched(views: dict[str, str]) -> dict[str, list[str]]:
+HELD: Mapping[str, set[str]] = {
+    "config.toml": {"path", "query", "header", "argument", "userinfo", "agent", "owner key"},
+    "registry.db": {"agent"},
+    "pins.db": {"agent"},
+    "tasks.db": {"passed", "hook", "hook_scheme"},
+}
+"""The files that hold secrets, and which: what the operator wrote, the URL in an agent's card, the
+messages and webhooks of A2A tasks, which are delivered later. No other file has any."""
+
+
+def _call_everywhere(hub: RunningHub, key: dict[str, str]) -> None:
+    """Calls a tool at every entry point, with a secret as its argument, and for A2A with a webhook
+    that needs credentials."""
+    arguments = {"mode": SECRET["passed"]}
+    params = {"name": "keyed.t", "arguments": arguments}
+    with hub.relay() as relay:
+        relay.initialize()
+        assert "result" in relay.request("tools/call", params)
+    assert "result" in wire.Session(hub.mcp_url, headers=key).request("tools/call", params)
+    assert "result" in wire.modern_request(hub.mcp_url, "tools/call", params, key).rpc()
+    with wire.stream("GET", f"{hub.url}/sse", headers=key) as stream:
+        place = hub.url + stream.next().data
+        wire.post(place, wire.request(1, "initialize", wire.initialize_params()), key)
+        stream.next_json()
+        wire.post(place, wire.request(2, "tools/call", params), key)
+        assert "result" in stream.next_json()
+    done = hub.command("call", "keyed.t", f"mode={SECRET['passed']}")
+    assert done.returncode == 0, done.stderr
+    for binding in BINDINGS:
+        sent = binding.params(arguments)
+        sent["message"]["metadata"] = {"skillId": "keyed.t"}
+        if binding.version == "0.1":
+            sent["pushNotification"] = HOOK
+        else:
+            sent["configuration"] = {HOOKS_BY_BINDING[str(binding)]: HOOK}
+        task = binding.task(binding.ask(hub, SEND, sent, headers=key).value)
+        reached = [binding.state(word) for word in ("completed", "working")]
+        assert task["status"]["state"] in reached, task
+    message = {"messageId": "m", "role": "ROLE_USER", "metadata": {"skillId": "keyed.t"}}
+    asked: dict[str, Any] = {"message": {**message, "parts": [{"data": arguments}]}}
+    asked["configuration"] = {HOOKS_BY_BINDING["1.0-rpc"]: HOOK}
+    with grpc.insecure_channel(f"127.0.0.1:{hub.api('/api/status')['agents']['grpc_port']}") as to:
+        metadata = (("authorization", key["Authorization"]), ("a2a-version", "1.0"))
+        request = ParseDict(asked, pb.SendMessageRequest(), ignore_unknown_fields=True)
+        answer = A2AServiceStub(to).SendMessage(request, metadata=metadata, timeout=10)
+        assert answer.task.status.state == pb.TASK_STATE_COMPLETED, answer
+    # Each tells that its webhook was not delivered.
+    until(lambda: len(re.findall("the webhook at .* was abandoned", hub.log())) == 6)
+
+
+def _searched(views: dict[str, str], key: dict[str, str]) -> dict[str, set[str]]:
+    """Which secrets are in which view, without those that a file must hold."""
+    secrets = {**SECRET, "owner key": OWNER_KEY, "key": key["Authorization"].split()[1]}
     found = {
-        view: [slot for slot, secret in SECRET.items() if secret in text]
+        view: {slot for slot, secret in secrets.items() if secret in text}
+        - HELD.get(view.removesuffix("-wal"), set())
         for view, text in views.items()
     }
     return {view: slots for view, slots in found.items() if slots}
@@ -256,6 +332,7 @@ def test_no_secret_appears_in_any_output(hub: RunningHub) -> None:
         for url in refused:
             body = {"url": url, "name": "refused"}
             answers.append(wire.post(f"{hub.url}/api/a2a/agents", body, hub.headers).body.decode())
+        _call_everywhere(hub, key)
         hub.call("told.last")
         events = [stream.next_json()]
         while events[-1].get("context", {}).get("askedAs") != "told.last":
@@ -275,14 +352,19 @@ def test_no_secret_appears_in_any_output(hub: RunningHub) -> None:
             commands, pool.map(lambda one: hub.command(*one), commands), strict=True
         ):
             told["dragoman " + " ".join(command)] = done.stdout + done.stderr
-    for path in ("/api/status", "/api/mcp/servers", "/api/a2a/agents"):
+    for path in ("/api/status", "/api/mcp/servers", "/api/a2a/agents", "/metrics", "/api/limits"):
         told[f"GET {path} as owner"] = hub.get(path).body.decode()
     told["the log"] = hub.log()
-    for file in hub.home.glob("audit*"):
-        if file.name != "audit.key":
-            told[file.name] = file.read_bytes().decode("utf-8", "replace")
-    told["dispatches.db"] = (hub.home / "dispatches.db").read_bytes().decode("utf-8", "replace")
-    assert _searched(told) == {}
+    for file in hub.home.rglob("*"):
+        if file.is_file():
+            name = str(file.relative_to(hub.home))
+            told[name] = file.read_bytes().decode("utf-8", "replace")
+    assert {"audit.db", "audit.journal", "dispatches.db", "hub.db", "tasks.db-wal"} <= told.keys()
+    assert _searched(told, key) == {}
+    held = {slot for view in told for slot in HELD.get(view, ())}
+    kept = "".join(told[view] for view in told if view.removesuffix("-wal") in HELD)
+    missing = {slot for slot in held - {"owner key"} if SECRET[slot] not in kept}
+    assert not missing, f"they were not used: {missing}"
     # It is still told apart what was read, and where things are.
     verbs = [event["verb"] for event in events if event.get("phase") == "post-verb"]
     assert {"told.db://listed", "told.db://…"} <= set(verbs)
