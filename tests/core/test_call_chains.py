@@ -267,6 +267,18 @@ def test_depth_six_is_refused_with_the_chain() -> None:
 
 
 @pytest.mark.promise("Q7")
+@pytest.mark.parametrize("depth", [0, 1, 5, 63])
+def test_configured_depth_is_reached_and_not_exceeded(depth: int) -> None:
+    stage = ChainStage(depth=depth, calls=1_000)
+    flight = stage.begin(ANN, "t0")
+    for number in range(depth):
+        flight = stage.begin(LOCAL, f"t{number + 1}", returned_trace(flight))
+    assert flight.trace.depth == depth
+    problem = refused(stage, LOCAL, "last", returned_trace(flight))
+    assert f"it would be {depth + 1} calls deep and {depth} are allowed" in problem
+
+
+@pytest.mark.promise("Q7")
 def test_depth_is_tracked_by_credential_alone() -> None:
     stage = ChainStage()
     stage.begin(ANN, "t0")

@@ -183,3 +183,11 @@ def made(server: str, tool: str) -> Tool:
         name=canonical, alias=build_alias(server, tool), remote_name=tool,
         other_names=build_other_names(server, None, tool), target=Nowhere(NotFound("-")),
     )  # fmt: skip
+
+
+def test_name_of_128_characters_stays_and_a_longer_one_ends_with_its_digest() -> None:
+    assert build_identity("s", "t" * 126) == f"s.{'t' * 126}"
+    longer = [build_identity("s", "t" * 127), build_identity("s", "t" * 128)]
+    assert len({*longer}) == 2, "two long names stay two"
+    for name in longer:
+        assert len(name) == MAX_NAME and re.fullmatch(r"s\.t{117}_[0-9a-f]{8}", name), name
