@@ -8,7 +8,19 @@ from functools import partial
 
 from tests.live.conftest import RunningHub
 
-from faults import clients, clock, databases, descriptors, disk, kills, openapi, peers, reload
+from faults import (
+    clients,
+    clock,
+    databases,
+    descriptors,
+    disk,
+    kills,
+    openapi,
+    peers,
+    policies,
+    reload,
+    task_store,
+)
 from faults.bytes_fuzz import fuzz_bytes
 from faults.doors import fuzz_messages
 from faults.fixtures import FUZZED, echo_server, write_agents
@@ -189,6 +201,20 @@ EXPERIMENTS = [
         "300 bodies of 9.9 MB by one key without their last byte, 150 at once",
         "less than 512 MB of memory; an ordinary caller is served",
         clients.unfinished_bodies, 300, 40,
+    ),
+    Experiment(
+        "full task store",
+        "five times as many A2A tasks as it keeps, then as many that wait for an answer",
+        "finished tasks go, the oldest first, waiting ones stay, refusals are typed, another "
+        "caller is served, the same tasks are there after a restart",
+        task_store.fill_task_store, 5_000, 500,
+    ),
+    Experiment(
+        "changing policies",
+        "5,000 policies, broken files, empty ones and none, under calls",
+        "a broken file changes nothing, what no policy permits is refused, what is permitted is "
+        "served all the while",
+        policies.change_policies, 4_900, 500,
     ),
     Experiment(
         "live reload",

@@ -19,7 +19,19 @@ from faults.harness import (
 from faults.message_seeds import DOORS
 from tests.live.conftest import RunningHub
 
-from faults import clients, clock, databases, descriptors, disk, kills, openapi, peers, reload
+from faults import (
+    clients,
+    clock,
+    databases,
+    descriptors,
+    disk,
+    kills,
+    openapi,
+    peers,
+    policies,
+    reload,
+    task_store,
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +141,20 @@ def test_misbehaving_servers_and_agents_do_not_affect_others(experiment) -> None
 def test_flooding_client_does_not_affect_others() -> None:
     outcome = Outcome()
     clients.flood_with_calls(2, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("K2")
+def test_full_task_store_evicts_finished_tasks_in_order_and_keeps_waiting_ones() -> None:
+    outcome = Outcome()
+    task_store.fill_task_store(50, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("R11")
+def test_changing_policies_permit_nothing_more_and_refuse_nothing_permitted() -> None:
+    outcome = Outcome()
+    policies.change_policies(200, SEED, outcome)
     judge(outcome)
 
 
