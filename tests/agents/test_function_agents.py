@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.agent import Ask, Request
 from dragoman.agents.config import AgentEntry
-from dragoman.agents.function import FunctionAgent
+from dragoman.agents.function import FunctionAgent, blocks_from_content
 from dragoman.core.call import Call
 from dragoman.core.errors import Declined, InvalidInput
 from dragoman.core.principal import OWNER
@@ -65,3 +65,8 @@ async def test_unsupported_input_of_a_function_agent_is_refused(arguments: dict[
     takes_all = agent("listing", "*/*")
     result = await takes_all.run(call(takes_all, arguments))
     assert result.structured["parts"]
+
+
+def test_mapping_whose_type_is_no_text_is_data() -> None:
+    for value in ({"type": [], "text": "x"}, {"type": {}, "text": "x"}, {"type": None}):
+        assert blocks_from_content(value) == [{"type": "data", "data": value}]

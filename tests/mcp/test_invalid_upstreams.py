@@ -13,9 +13,10 @@ import pytest
 from tests.mcp.http_stub_server import Request, legacy, modern, serve_stub
 from tests.mcp.upstream_hub import Scripted, UpstreamHub, http, run_hub, until
 
-from dragoman.core.errors import HubError, Unreachable
+from dragoman.core.errors import HubError, Unreachable, WorkFailed
 from dragoman.mcp.config import ServerEntry, StdioTransport
-from dragoman.mcp.protocol.revisions import LATEST
+from dragoman.mcp.protocol.errors import encode_error
+from dragoman.mcp.protocol.revisions import LATEST, REVISIONS
 
 pytestmark = [pytest.mark.promise("B1"), pytest.mark.timeout(30)]
 
@@ -48,6 +49,18 @@ async def test_server_may_change_era_after_each_start(
             assert await text(world) == era
             with pytest.raises(Unreachable):
                 await text(world, die=True)
+
+
+@pytest.mark.parametrize("odd", [[], {}, None, 7, [["text"]]])
+async def test_values_of_an_unexpected_type_fail_no_call(odd: Any, short_tmp: Path) -> None:
+    log = {"method": "notifications/message", "params": {"level": odd, "data": "x"}}
+    content = [{"type": odd, "resource": {"uri": "a://b"}}, {"type": "text", "text": "whole"}]
+    server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [log], "content": content}})
+    async with run_hub(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        for _ in range(2):
+            assert (await world.call("s.t")).content == content
+        assert upstream.connection.state == "connected"
 
 
 async def test_server_claiming_modern_but_needing_a_handshake_gets_one(
@@ -130,3 +143,9 @@ async def test_messages_of_the_other_era_do_not_end_the_connection(short_tmp: Pa
             with pytest.raises(HubError):
                 await text(world)
         assert upstream.connection.session is shared and upstream.connection.restarts == 0
+
+
+@pytest.mark.parametrize("code", [True, "x", None, [], {}])
+def test_error_code_that_is_no_integer_becomes_that_of_an_internal_error(code: Any) -> None:
+    error = WorkFailed("m", {"code": code, "message": "m"})
+    assert json.loads(encode_error(1, error, REVISIONS["2025-11-25"]))["error"]["code"] == -32603

@@ -406,7 +406,7 @@ def blocks_from_content(content: Any) -> list[Mapping[str, Any]]:
         return [{"type": "text", "text": _replace_surrogates(content)}]
     content = _convert_to_json(content)
     if isinstance(content, Mapping):
-        if content.get("type") in _MEMBERS and _MEMBERS[content["type"]] in content:
+        if _MEMBERS.get(str(content.get("type"))) in content:
             return [content]
         return [{"type": "data", "data": content}]
     if not isinstance(content, Sequence):
@@ -415,7 +415,7 @@ def blocks_from_content(content: Any) -> list[Mapping[str, Any]]:
     for block in content:
         if isinstance(block, str):
             block = {"type": "text", "text": block}
-        if not isinstance(block, Mapping) or _MEMBERS.get(block.get("type", "")) not in block:
+        if not isinstance(block, Mapping) or _MEMBERS.get(str(block.get("type"))) not in block:
             raise InvalidInput(f"a list with an invalid block: {str(block)[:60]!r}")
         blocks.append(block)
     return blocks

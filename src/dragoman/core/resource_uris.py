@@ -23,7 +23,7 @@ UI = "ui://"
 _UI_OWN = ".dragoman/"
 _UI_WRITTEN = re.compile(r"ui://[a-z0-9_-]+\.dragoman/")
 LINK = "resource_link"
-LINKING = frozenset({LINK, "resource"})
+LINKING = (LINK, "resource")  # no set: a server may send a type that cannot be hashed
 """Content types with the address of a resource."""
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ACROSS = frozenset("+#/?&;")

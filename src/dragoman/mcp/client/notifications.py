@@ -174,10 +174,10 @@ def _read_number(value: Any) -> float | None:
 
 def log_message_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     level, logger = params.get("level"), params.get("logger")
-    if level not in SEVERITY or "data" not in params:
+    if not isinstance(level, str) or level not in SEVERITY or "data" not in params:
         return None
     name = logger[:200] if isinstance(logger, str) else None
-    return LogMessage(level=str(level), data=params["data"], logger=name)
+    return LogMessage(level=level, data=params["data"], logger=name)
 
 
 def render_log_message(message: LogMessage) -> str:

@@ -137,7 +137,7 @@ def _as_native(
     id: rpc.Id, error: errors.HubError, native: dict[str, Any], revision: int, uri: str | None
 ) -> bytes:
     code, data = native.get("code"), native.get("data")
-    code = code if isinstance(code, int) else rpc.INTERNAL_ERROR
+    code = code if type(code) is int else rpc.INTERNAL_ERROR  # nor a bool
     if uri is not None and code == RESOURCE_NOT_FOUND and data is None:
         data = {"uri": uri}
     if revision >= R2607:
