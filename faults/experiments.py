@@ -20,6 +20,7 @@ from faults import (
     policies,
     reload,
     task_store,
+    upstream_fuzz,
 )
 from faults.bytes_fuzz import fuzz_bytes
 from faults.doors import fuzz_messages
@@ -88,6 +89,21 @@ EXPERIMENTS = [
             FUZZED_MESSAGES,
         )
         for door in DOORS
+    ),
+    *(
+        Experiment(
+            f"upstream: {upstream}",
+            "a server or agent whose answers are changed in structure and in bytes",
+            "0 hangs, 0 HTTP 500, 0 tracebacks; it is used again when it answers well",
+            partial(upstream_fuzz.fuzz_upstream, upstream), FUZZED_MESSAGES, 2_000,
+        )
+        for upstream in upstream_fuzz.UPSTREAMS
+    ),
+    Experiment(
+        "upstream: A2A cards",
+        "agents whose card is another one at every fetch, changed in structure and in bytes",
+        "0 hangs, 0 HTTP 500, 0 tracebacks; another agent is used meanwhile",
+        upstream_fuzz.fuzz_cards, 20_000, 500,
     ),
     Experiment(
         "OpenAPI document",

@@ -17,6 +17,7 @@ from faults.harness import (
     write_config,
 )
 from faults.message_seeds import DOORS
+from faults.upstream_fuzz import UPSTREAMS, fetch_cards, fuzzed_hub, send_calls
 from tests.live.conftest import RunningHub
 
 from faults import (
@@ -64,6 +65,17 @@ def test_fuzzed_bytes_neither_hang_nor_break_the_listener(fuzzed: RunningHub) ->
 def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None:
     outcome = Outcome()
     fuzz_messages(fuzzed, door, 700, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("B7")
+@pytest.mark.timeout(120)
+def test_fuzzing_servers_and_agents_get_a_typed_error_and_are_used_again() -> None:
+    outcome = Outcome()
+    with fuzzed_hub(SEED, outcome) as (hub, url):
+        for upstream in UPSTREAMS:
+            send_calls(hub, upstream, range(300), SEED, outcome)
+        fetch_cards(hub, url, 80, outcome)
     judge(outcome)
 
 
