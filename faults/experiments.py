@@ -100,6 +100,14 @@ EXPERIMENTS = [
         for upstream in upstream_fuzz.UPSTREAMS
     ),
     Experiment(
+        "upstream: MCP lists",
+        "a server whose handshake and lists are others at every connection, changed in structure "
+        "and in bytes",
+        "0 hangs, 0 HTTP 500, 0 tracebacks; another server is used meanwhile; it is used when it "
+        "answers well",
+        upstream_fuzz.fuzz_lists, 10_000, 300,
+    ),
+    Experiment(
         "upstream: A2A cards",
         "agents whose card is another one at every fetch, changed in structure and in bytes",
         "0 hangs, 0 HTTP 500, 0 tracebacks; another agent is used meanwhile",

@@ -2,7 +2,8 @@
 
     fuzzing_peer.py stdio SEED    an MCP server on its pipes
     fuzzing_peer.py http SEED     /mcp, /streams and /answers (agents), /card/N (agents whose card
-                                  changes); prints its URL in one line of JSON
+                                  changes), /lists/N (a server with other lists in its first N
+                                  answers); prints its URL in one line of JSON
 
 A call says in its arguments which cases it wants: `number` is the first, `count` how many. They are
 followed by a good answer, where the transport allows that, so that no call has to wait.
@@ -25,7 +26,7 @@ if __name__ == "__main__":
 from tests.a2a.scripted_agent import card_10, task_10
 
 from faults.mutations import mutate, mutate_bytes
-from faults.upstream_seeds import A2A, ID, MCP, SKILL, build_cards
+from faults.upstream_seeds import A2A, ID, LISTS, MCP, SKILL, build_cards
 
 WANTED = re.compile(rb"number\D+(\d+)\D+count\D+(\d+)")
 STARTS = (
@@ -71,6 +72,16 @@ def build_card(seed: int, number: int, url: str) -> bytes:
     )
 
 
+def build_list(seed: int, number: int, method: str, id: Any) -> bytes:
+    """The result of a handshake or a list; that of the handshake is good at most times."""
+    chance = random.Random(f"list:{seed}:{number}")
+    answer = {"jsonrpc": "2.0", "id": id, "result": LISTS[method]}
+    if method == "initialize" and chance.random() < 0.8:
+        return json.dumps(answer).encode()
+    answer["result"] = mutate(LISTS[method], chance)
+    return mutate_bytes(json.dumps(answer).encode(), chance)
+
+
 def find_wanted(body: bytes) -> tuple[int, int]:
     found = WANTED.search(body)
     return (int(found[1]), int(found[2])) if found else (0, 0)
@@ -87,7 +98,9 @@ def answer_mcp(message: Any) -> Any:
             "capabilities": {"tools": {}, "logging": {}},
             "serverInfo": {"name": "fuzzing", "version": "1"},
         },
-        "tools/list": {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]},
+        "tools/list": {
+            "tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("t", "good")]
+        },
         "tools/call": {"content": [{"type": "text", "text": "done"}]},
         "ping": {},
         "logging/setLevel": {},
@@ -120,6 +133,7 @@ class FuzzingServer:
         self.seed = seed
         self.url = ""
         self.cards: dict[str, count[int]] = {}
+        self.lists = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -141,7 +155,13 @@ class FuzzingServer:
         if method != "POST":
             return self._build_response(b"no", "text/plain", "405 Method Not Allowed")
         message = json.loads(body)
-        good = answer_mcp(message) if where == "mcp" else self._answer_a2a(message)
+        if where == "lists" and message.get("method") in LISTS and "id" in message:
+            self.lists += 1
+            if self.lists <= int(path.strip("/").split("/")[1]):
+                return self._build_response(
+                    build_list(self.seed, self.lists, message["method"], message["id"])
+                )
+        good = answer_mcp(message) if where in ("mcp", "lists") else self._answer_a2a(message)
         if good is None:
             return self._build_response(b"", "", "202 Accepted")
         data = json.dumps(good).encode()

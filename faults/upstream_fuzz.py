@@ -10,6 +10,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,12 @@ from urllib.parse import urlsplit
 
 from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub
+from tests.live.module_hub import state_of
 from tests.peers import wire
 from tests.peers.process import server_entry
 
 from faults.bytes_fuzz import ANSWER_SECONDS
+from faults.fixtures import echo_server
 from faults.harness import ROOT, Outcome, fresh_hub, until
 from faults.message_fuzz import Connection
 from faults.message_seeds import Seed
@@ -151,6 +154,36 @@ def send_calls(hub: RunningHub, upstream: str, numbers: range, seed: int, outcom
 def fuzz_upstream(upstream: str, size: int, seed: int, outcome: Outcome) -> None:
     with fuzzed_hub(seed, outcome) as (hub, _):
         send_calls(hub, upstream, range(size), seed, outcome)
+
+
+def fuzz_lists(size: int, seed: int, outcome: Outcome) -> None:
+    """A server is connected to again and again, with another handshake and other lists each time;
+    the good answers that follow are used."""
+    with fuzzing_peer(seed) as url:
+        lists = server_entry(
+            "lists", "http", f"{url}/lists/{size}", timeout_secs=CALL_SECONDS, pin="off"
+        )
+        with fresh_hub(outcome, [echo_server(), lists], CONFIG) as hub:
+            hub.wait_connected("r")
+            end = time.monotonic() + size / 10 + 60
+            while not (good := call_over_api(hub, "lists.good", 20)[0] == 200):
+                if time.monotonic() > end or len(outcome.failures) > 10:
+                    break
+                answer = wire.post(f"{hub.url}/api/mcp/servers/lists/restart", {})
+                outcome.check(answer.status == 200, f"HTTP {answer.status}: {answer.body[:300]!r}")
+                ended = until(
+                    lambda: state_of(hub, "lists")["state"] in ("connected", "failed"), 15
+                )
+                outcome.check(ended, f"neither connected nor failed: {state_of(hub, 'lists')}")
+                outcome.count("connected", state_of(hub, "lists")["state"] == "connected")
+                for path in ("/api/mcp/servers", "/api/tools", "/api/prompts", "/api/resources"):
+                    status = hub.get(path).status
+                    outcome.check(status == 200, f"GET {path}: HTTP {status}")
+                outcome.count("connections")
+                served = call_over_api(hub, "r.echo", 20)[0] == 200
+                outcome.check(served, "another server is not served")
+            outcome.figures["messages"] = size
+            outcome.check(good, "the server is not used although it answers well")
 
 
 async def refetch_cards(names: list[str], port: int, size: int, outcome: Outcome) -> None:

@@ -55,6 +55,34 @@ MCP: list[Any] = [
     [build_answer({"content": []}), build_notice("notifications/message", {"data": 1})],
 ]  # fmt: skip
 
+SCHEMA = {
+    "type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}, "b": {"$ref":
+    "#/$defs/d"}}, "required": ["a"], "$defs": {"d": {"enum": [1, None]}},
+    "additionalProperties": False,
+}  # fmt: skip
+TOOL = {
+    "name": "t", "title": "T", "description": "d", "inputSchema": SCHEMA, "outputSchema": SCHEMA,
+    "annotations": {"readOnlyHint": True}, "icons": [{"src": "https://a/b", "sizes": ["1x1"]}],
+    "execution": {"taskSupport": "optional"}, "_meta": {"a/b": {}},
+}  # fmt: skip
+LISTS: dict[str, Any] = {
+    "initialize": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {"listChanged": True}, "prompts": {}, "logging": {},
+                         "resources": {"subscribe": True}, "completions": {}, "tasks": {}},
+        "serverInfo": {"name": "lists", "version": "1", "title": "L", "icons": []},
+        "instructions": "Do it.",
+    },
+    "tools/list": {"tools": [TOOL, {**TOOL, "name": "u"}, {"name": "v", "inputSchema": {}}],
+                   "ttlMs": 5, "cacheScope": "public"},
+    "prompts/list": {"prompts": [{"name": "p", "title": "P", "description": "d", "arguments":
+                                  [{"name": "a", "required": True}]}]},
+    "resources/list": {"resources": [{"uri": "a://b", "name": "n", "mimeType": "text/plain",
+                                      "size": 3, "annotations": {"priority": 1}}]},
+    "resources/templates/list": {"resourceTemplates": [{"uriTemplate": "a://{b}", "name": "n"}]},
+}  # fmt: skip
+"""Results by method: the handshake and the lists of a server."""
+
 STATUS = {"state": "TASK_STATE_WORKING", "timestamp": "2026-01-01T00:00:00Z"}
 MESSAGE = {
     "messageId": "m", "role": "ROLE_AGENT", "taskId": "t1", "contextId": "c1", "extensions": [],

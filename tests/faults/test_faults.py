@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from faults.bytes_fuzz import fuzz_bytes
-from faults.doors import fuzz_messages
-from faults.fixtures import FUZZED, echo_server, write_agents
-from faults.harness import (
-    SEED,
-    NotHere,
-    Outcome,
-    running_hub,
-    temporary_home,
-    write_config,
-)
-from faults.message_seeds import DOORS
-from faults.upstream_fuzz import UPSTREAMS, fetch_cards, fuzzed_hub, send_calls
-from tests.live.conftest import RunningHub
+from faults.harness import SEED, NotHere, Outcome
+from tests.faults.judging import judge
 
 from faults import (
     clients,
@@ -27,64 +13,11 @@ from faults import (
     descriptors,
     disk,
     kills,
-    openapi,
     peers,
     policies,
     reload,
     task_store,
 )
-
-
-@pytest.fixture(scope="module")
-def fuzzed() -> Iterator[RunningHub]:
-    """One hub for all fuzzers; its log has no traceback at the end."""
-    outcome = Outcome()
-    with temporary_home() as home:
-        agents = write_agents(home, "quick", "asking")
-        write_config(home, [echo_server()], FUZZED + agents)
-        with running_hub(outcome, home) as hub:
-            hub.wait_connected("r")
-            yield hub
-    assert not outcome.failures, "\n".join(outcome.failures)
-
-
-def judge(outcome: Outcome) -> None:
-    print(outcome.figures)
-    assert not outcome.failures, "\n".join(outcome.failures)
-
-
-@pytest.mark.promise("N1")
-def test_fuzzed_bytes_neither_hang_nor_break_the_listener(fuzzed: RunningHub) -> None:
-    outcome = Outcome()
-    fuzz_bytes(fuzzed, 2_000, SEED, outcome)
-    judge(outcome)
-
-
-@pytest.mark.promise("N1")
-@pytest.mark.parametrize("door", DOORS)
-def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None:
-    outcome = Outcome()
-    fuzz_messages(fuzzed, door, 700, SEED, outcome)
-    judge(outcome)
-
-
-@pytest.mark.promise("B7")
-@pytest.mark.timeout(120)
-def test_fuzzing_servers_and_agents_get_a_typed_error_and_are_used_again() -> None:
-    outcome = Outcome()
-    with fuzzed_hub(SEED, outcome) as (hub, url):
-        for upstream in UPSTREAMS:
-            send_calls(hub, upstream, range(300), SEED, outcome)
-        fetch_cards(hub, url, 80, outcome)
-    judge(outcome)
-
-
-@pytest.mark.promise("N1")
-@pytest.mark.timeout(120)
-def test_api_answers_as_its_openapi_document_says() -> None:
-    outcome = Outcome()
-    openapi.check_api(1, SEED, outcome, "--phases", "coverage")
-    judge(outcome)
 
 
 @pytest.mark.promise("K2", "N1")
