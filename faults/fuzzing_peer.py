@@ -1,9 +1,10 @@
 """An MCP server and an A2A agent that send the hub mutated messages, in a process of its own.
 
     fuzzing_peer.py stdio SEED    an MCP server on its pipes
-    fuzzing_peer.py http SEED     /mcp, /streams and /answers (agents), /card/N (agents whose card
-                                  changes), /lists/N (a server with other lists in its first N
-                                  answers); prints its URL in one line of JSON
+    fuzzing_peer.py http SEED     prints its URL in one line of JSON
+
+Below that URL: /mcp and /sse (servers), /streams and /answers (agents), /card/N (agents whose card
+changes), /lists/N (a server with other lists in its first N answers).
 
 A call says in its arguments which cases it wants: `number` is the first, `count` how many. They are
 followed by a good answer, where the transport allows that, so that no call has to wait.
@@ -134,6 +135,8 @@ class FuzzingServer:
         self.url = ""
         self.cards: dict[str, count[int]] = {}
         self.lists = 0
+        self.streams: dict[str, asyncio.StreamWriter] = {}
+        self.numbers = count()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -141,15 +144,43 @@ class FuzzingServer:
             method, path = head.split()[:2]
             size = re.search(r"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
             body = await reader.readexactly(int(size[1])) if size else b""
-            writer.write(self.respond(method, path, body))
-            await writer.drain()
-        except (asyncio.IncompleteReadError, OSError, ValueError):
+            if path == "/sse":
+                await self._keep_stream(reader, writer)
+            else:
+                writer.write(self.respond(method, path, body))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError):
             pass
         finally:
             writer.close()
 
+    async def _keep_stream(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """The stream of HTTP+SSE: answers to what is posted to the place that it names."""
+        place = str(next(self.numbers))
+        self.streams[place] = writer
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        writer.write(f"event: endpoint\ndata: /posts/{place}\n\n".encode())
+        try:
+            await reader.read()  # until the hub closes it
+        finally:
+            del self.streams[place]
+
+    def _post(self, place: str, body: bytes) -> bytes:
+        message = json.loads(body)
+        if (answer := answer_mcp(message)) is not None:
+            first, wanted = find_wanted(body)
+            for number in range(first, first + wanted):
+                event = build_event("mcp", self.seed, number, message["id"])
+                self.streams[place].write(event)
+            self.streams[place].write(b"\n\ndata: " + json.dumps(answer).encode() + b"\n\n")
+        return self._build_response(b"", "", "202 Accepted")
+
     def respond(self, method: str, path: str, body: bytes) -> bytes:
         where = path.strip("/").split("/")[0]
+        if where == "posts":
+            return self._post(path.rpartition("/")[2], body)
         if "/.well-known/" in path:
             return self._respond_with_card(path)
         if method != "POST":

@@ -47,11 +47,13 @@ probe_secs = 3600
 enabled = true
 max_tasks = 100
 """
-UPSTREAMS = ("MCP over stdio", "MCP over HTTP", "MCP over SSE", "A2A answers", "A2A streams")
+UPSTREAMS = ("MCP over stdio", "MCP over HTTP", "MCP over SSE", "MCP over HTTP+SSE", "A2A answers",
+             "A2A streams")  # fmt: skip
 TOOLS = {
     "MCP over stdio": ("piped.t", EACH),
     "MCP over HTTP": ("http.t", 1),
     "MCP over SSE": ("http.t", EACH),
+    "MCP over HTTP+SSE": ("legacy.t", EACH),
     "A2A answers": ("answers.do", 1),
     "A2A streams": ("streams.do", EACH),
 }
@@ -76,12 +78,13 @@ def fuzzed_hub(seed: int, outcome: Outcome) -> Iterator[tuple[RunningHub, str]]:
         servers = [
             server_entry("piped", "stdio", sys.executable, PROGRAM, "stdio", seed,
                          timeout_secs=CALL_SECONDS),
+            server_entry("legacy", "sse", f"{url}/sse", timeout_secs=CALL_SECONDS),
             server_entry("http", "http", f"{url}/mcp", timeout_secs=CALL_SECONDS),
         ]  # fmt: skip
         agents = [external(name, f"{url}/{name}", timeout_secs=CALL_SECONDS, pin="off")
                   for name in ("streams", "answers")]  # fmt: skip
         with fresh_hub(outcome, servers, CONFIG + "".join(agents)) as hub:
-            hub.wait_connected("piped", "http")
+            hub.wait_connected("piped", "http", "legacy")
             for tool, _ in TOOLS.values():
                 outcome.check(is_served(hub, tool, 20), f"{tool} does not work")
             yield hub, url
