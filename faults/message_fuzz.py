@@ -21,6 +21,8 @@ from faults.mutations import build_case
 AT_ONCE = 16
 STREAM_SECONDS = 0.1
 """How long a stream that does not end is read."""
+INTERNAL = re.compile(rb"[: ]-32603\b")
+"""The code of an internal error; an id may have the same digits."""
 NAMED = re.compile(rb'"reason": ?"(?!INTERNAL)[A-Z_]+"')
 """A typed error of A2A for which an older dialect has no code but -32603."""
 
@@ -89,7 +91,7 @@ class Connection:
 def judge(status: int, body: bytes) -> str:
     if status == 500 or status > 504:
         return f"HTTP {status}: {body[:300]!r}"
-    if b"-32603" in body and not NAMED.search(body):
+    if INTERNAL.search(body) and not NAMED.search(body):
         return f"internal error: {body[:300]!r}"
     return ""
 

@@ -15,7 +15,7 @@ from tests.peers import wire
 
 from faults.bytes_fuzz import ANSWER_SECONDS
 from faults.harness import Outcome
-from faults.message_fuzz import Connection, judge
+from faults.message_fuzz import INTERNAL, Connection, judge
 from faults.message_seeds import DOORS, Seed
 from faults.mutations import build_case
 
@@ -72,7 +72,7 @@ async def send_posts(port: int, batch: Sequence[int], seed: int, came: bytearray
                 replace(case, path=case.path.replace("PLACE", place.lstrip("/"))), {}
             )
             if problem := judge(status, body):
-                came += f"-32603 case {number}: {problem}".encode()
+                came += f" -32603 in case {number}: {problem}".encode()
         for name in LAST:
             await connection.exchange(Seed(place, build_ping(name)), {})
         await reading
@@ -107,8 +107,8 @@ async def fuzz_sessions(
                 outcome.fail(f"{cases}: {error!r}")
             outcome.count("messages", len(batch))
             outcome.count("accepted", came.count(b'"result"'))
-            if b"-32603" in came:
-                at = came.index(b"-32603")
+            if found := INTERNAL.search(came):
+                at = found.start()
                 outcome.fail(f"{cases}: {bytes(came[max(0, at - 300) : at + 300])!r}")
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))

@@ -140,7 +140,7 @@ async def call_tool(upstream: str, port: int, numbers: range, seed: int, outcome
             outcome.count("calls")
             outcome.count("messages", wanted)
             if problem:
-                outcome.fail(f"{upstream} --seed {seed} --case {number}: {problem}")
+                outcome.fail(f"{upstream}, seed {seed}, case {number}: {problem}")
         connection.close()
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
