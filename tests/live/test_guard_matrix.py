@@ -47,7 +47,7 @@ from dragoman.web.errors import TABLE as HTTP_TABLE
 from dragoman.wire.json import MAX_BYTES
 from dragoman.wire.rpc import INVALID_REQUEST
 
-pytestmark = [pytest.mark.promise("O2", "P4", "R7"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.promise("O2", "P4", "P5", "R7"), pytest.mark.timeout(60)]
 
 PROGRAM = Path(__file__).with_name("recording_server.py")
 AGENT = '''
@@ -82,6 +82,12 @@ grpc_port = 0
 [[agents]]
 name = "nest"
 function = "nest_agent:nest"
+[taint]
+clients = "enforce"
+[[taint.tools]]
+match = "rec.taint_*"
+sources = ["external_network"]
+sinks = ["exec"]
 [limits]
 LIMITS = 1
 """
@@ -113,6 +119,7 @@ GUARDS: Mapping[str, Guard] = {
     "schema": Guard(errors.InvalidInput, "invalid arguments for", outcome="invalid"),
     "pin": Guard(errors.Quarantined, "changed"),
     "fail": Guard(errors.Repeating, "times in a row", reached=2, beside=["cli"]),
+    "taint": Guard(errors.Tainted, "external_network -> exec", reached=1, beside=["cli"]),
     "slow": Guard(errors.TimedOut, "took longer than 0.6 s", reached=1, outcome="target_failed"),
     "absent": Guard(
         errors.Unreachable, "is not available yet", outcome="target_failed", server="gone"
@@ -298,7 +305,8 @@ def call_grpc(rig: Rig, tool: str, times: int) -> Seen:
             seen = Seen(error.code().name, "", error.details())
         else:
             if task.artifacts:
-                return Seen("completed", "", task.artifacts[0].parts[0].text)
+                seen = Seen("completed", "", task.artifacts[0].parts[0].text)
+                continue
             state = pb.TaskState.Name(task.status.state).removeprefix("TASK_STATE_")
             seen = Seen(state.lower().replace("_", "-"), "", str(task.status))
     return seen

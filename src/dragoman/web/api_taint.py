@@ -9,6 +9,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route, route
+from dragoman.web.openapi_schemas import TEXT
 
 MAX_LISTED = 1_000
 
@@ -35,7 +36,10 @@ class TaintApi:
         tools = self._taint.describe_tools(request.caller)
         return build_response({**self._taint.describe_rules(), "tools": tools})
 
-    @admin_route("GET /api/taint/stored", "Labels of stored data; ?prefix= of their keys")
+    @admin_route(
+        "GET /api/taint/stored", "Labels of stored data; ?prefix= of their keys",
+        query={"prefix": TEXT},
+    )  # fmt: skip
     async def _list_stored(self, request: ApiRequest) -> ApiResponse:
         found = self._taint.list_stored(request.query.get("prefix", ""), MAX_LISTED)
         return build_response({"stored": found, "total": len(found)})
@@ -43,7 +47,8 @@ class TaintApi:
     @admin_route(
         "POST /api/taint/declassify",
         "Remove labels of stored data: {key, why, label?}",
-        (400, 404, 500, 503),
+        (404, 500),
+        "TaintDeclassification",
     )
     async def _declassify(self, request: ApiRequest) -> ApiResponse:
         match parse_object(request):

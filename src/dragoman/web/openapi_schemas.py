@@ -163,5 +163,11 @@ SCHEMAS: Mapping[str, Schema] = {
     },
     "PinName": _build_object(("name",), name={"type": "string", "minLength": 1}),
     "PinTarget": _build_object(("target",), target={"type": "string", "minLength": 1}),
+    "TaintDeclassification": _build_object(
+        ("key", "why"),
+        key={"type": "string", "minLength": 1},
+        why={"type": "string", "pattern": r"\S"},
+        label=TEXT,
+    ),
     "Object": {"type": "object"},
 }
