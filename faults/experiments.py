@@ -9,6 +9,7 @@ from functools import partial
 from tests.live.conftest import RunningHub
 
 from faults import (
+    attacks,
     clients,
     clock,
     databases,
@@ -239,6 +240,14 @@ EXPERIMENTS = [
         "a broken file changes nothing, what no policy permits is refused, what is permitted is "
         "served all the while",
         policies.change_policies, 4_900, 500,
+    ),
+    Experiment(
+        "injected instructions",
+        "an agent obeys every instruction in web pages, files, conversations and other agents, in "
+        "four encodings; definitions change after their approval",
+        "no command runs and no secret leaves by an injected call; each changed definition is "
+        "quarantined; no everyday call is refused",
+        attacks.attack, 160, 8,
     ),
     Experiment(
         "live reload",

@@ -7,6 +7,7 @@ from faults.harness import SEED, NotHere, Outcome
 from tests.faults.judging import judge
 
 from faults import (
+    attacks,
     clients,
     clock,
     databases,
@@ -106,4 +107,12 @@ def test_changing_policies_permit_nothing_more_and_refuse_nothing_permitted() ->
 def test_every_configuration_edit_is_applied_while_servers_start() -> None:
     outcome = Outcome()
     reload.edit_configuration(15, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("P5", "R9")
+@pytest.mark.timeout(120)
+def test_injected_instructions_and_changed_definitions_are_refused() -> None:
+    outcome = Outcome()
+    attacks.attack(8, SEED, outcome)
     judge(outcome)
