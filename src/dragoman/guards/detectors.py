@@ -69,6 +69,8 @@ _PLACEHOLDER = re.compile(
 MIN_DISTINCT = 8
 """Different characters in a credential: placeholders repeat a few."""
 
+MIN_DIGITS = 9
+"""Digits of the shortest number."""
 _NUMBERS = re.compile(
     r"(?<![\w.-])(?:"
     r"(?P<ssn>\d{3}-\d{2}-\d{4})"
@@ -102,7 +104,11 @@ def _is_real(found: re.Match[str]) -> bool:
 
 def find_personal_data(text: str) -> str:
     """Returns the kind of the first number of a person or account; empty if there is none."""
-    for found in _NUMBERS.finditer(text[:MAX_LOOKED_AT]):
+    text = text[:MAX_LOOKED_AT]
+    data = text.encode("utf-8", "replace")
+    if len(data) - len(data.translate(None, b"0123456789")) < MIN_DIGITS:  # most texts
+        return ""
+    for found in _NUMBERS.finditer(text):
         if found["ssn"]:
             from stdnum.us import ssn
 

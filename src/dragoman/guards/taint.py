@@ -227,13 +227,16 @@ class Taint:
         self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
     ) -> None:
         tool, trace, chain = call.tool, call.trace, running.chain
-        why = dict(flows.sources)
-        if result is not None and flows.detects:
-            why |= self._detect(result, flows)
+        why = flows.sources
+        if result is not None and flows.detects and (found := self._detect(result)):
+            why = {**why, **found}
         if result is not None and (flows.secret_fields or flows.pii_fields):
-            why |= _find_fields(result, flows)
+            why = {**why, **_find_fields(result, flows)}
+        store_is_empty = self._carried.store.is_empty
+        if not why and store_is_empty and tool.agent is None:  # the common case
+            return
         origins = {label: LabelOrigin(tool.name, trace.id, text) for label, text in why.items()}
-        if not self._carried.store.is_empty:
+        if not store_is_empty:
             stored = self._carried.find_stored(list_stored_keys(call, flows.stored_by))
             origins = {**stored, **origins}
             why = {**{label: f"stored by {one.tool}" for label, one in stored.items()}, **why}
@@ -253,14 +256,14 @@ class Taint:
             is_stored = self._table.settings.clients == ENFORCE
             self._carried.add_to_run(call, origins, is_stored)
 
-    def _detect(self, result: Result, flows: ToolFlows) -> dict[str, str]:
+    def _detect(self, result: Result) -> dict[str, str]:
         wanted = self._table.settings.detect
         found: dict[str, str] = {}
         for text in _list_texts(result):
-            if SECRET in wanted and SECRET not in found and (kind := find_credential(text)):
-                found[SECRET] = kind
-            if PII in wanted and PII not in found and (kind := find_personal_data(text)):
-                found[PII] = kind
+            if SECRET in wanted and (kind := find_credential(text)):
+                found.setdefault(SECRET, kind)
+            if PII in wanted and (kind := find_personal_data(text)):
+                found.setdefault(PII, kind)
         return found
 
 
