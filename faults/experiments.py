@@ -9,12 +9,12 @@ from functools import partial
 from tests.live.conftest import RunningHub
 
 from faults import (
-    attacks,
     clients,
     clock,
     databases,
     descriptors,
     disk,
+    injections,
     kills,
     openapi,
     peers,
@@ -247,7 +247,7 @@ EXPERIMENTS = [
         "four encodings; definitions change after their approval",
         "no command runs and no secret leaves by an injected call; each changed definition is "
         "quarantined; no everyday call is refused",
-        attacks.attack, 160, 8,
+        injections.inject, 160, 8,
     ),
     Experiment(
         "live reload",

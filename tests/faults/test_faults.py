@@ -7,12 +7,12 @@ from faults.harness import SEED, NotHere, Outcome
 from tests.faults.judging import judge
 
 from faults import (
-    attacks,
     clients,
     clock,
     databases,
     descriptors,
     disk,
+    injections,
     kills,
     peers,
     policies,
@@ -114,5 +114,5 @@ def test_every_configuration_edit_is_applied_while_servers_start() -> None:
 @pytest.mark.timeout(120)
 def test_injected_instructions_and_changed_definitions_are_refused() -> None:
     outcome = Outcome()
-    attacks.attack(8, SEED, outcome)
+    injections.inject(8, SEED, outcome)
     judge(outcome)

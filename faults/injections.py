@@ -130,7 +130,7 @@ def list_tools(**changed: Any) -> list[dict[str, Any]]:
     return [{**one, **changed} if one["name"] == "pinned" else one for one in tools]
 
 
-def attack(size: int, seed: int, outcome: Outcome) -> None:
+def inject(size: int, seed: int, outcome: Outcome) -> None:
     """`size` injections, as many pieces of everyday work, and 110 changed definitions at most."""
     rng = random.Random(seed)
     with temporary_home() as home:
