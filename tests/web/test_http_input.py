@@ -25,6 +25,7 @@ from tests.web.test_listener import (
     run_listener_rig,
 )
 
+from dragoman.core import read_pacing
 from dragoman.core.background import Work
 from dragoman.web.http import body_budget, http1
 from dragoman.web.http.body_budget import BodyBudget
@@ -387,6 +388,57 @@ async def test_chunked_body_reserves_the_maximum_until_its_end(
             await here.work.running.wait()
         assert budget.held == 40 * KB
         upload.writer.close()
+
+
+# --- bodies that would take long
+
+
+@pytest.mark.promise("N1")
+async def test_body_with_too_many_values_is_refused_before_it_is_complete() -> None:
+    budget = BodyBudget(64 << 20)
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":[' + b"{}," * 3_300_000
+        upload = await Upload(here, ALICE, body).begin()
+        await upload.is_wanted()
+        upload.writer.write(body[:500_000])
+        assert await upload.status() == 400
+        error = json.loads(upload.said)["error"]
+        assert error == {"code": -32700, "message": "the message has more than 200000 values"}
+        assert budget.held == 0
+
+
+async def test_large_bodies_of_a_principal_are_read_at_a_bounded_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(read_pacing, "BODY_BYTES_PER_SECOND", 2 << 20)
+    budget = BodyBudget(64 << 20)
+    body = padded(mcp_http_fixture.request(1, "ping"), 1 << 20)
+    async with mcp_http_fixture.run_mcp_rig(budget) as here:
+        upload = await Upload(here, ALICE, body).begin()
+        await upload.is_wanted()
+        begun = asyncio.get_running_loop().time()
+        assert await upload.finish() == 200
+        took = asyncio.get_running_loop().time() - begun
+        # The last piece is followed by no pause; uvloop reads a quarter of a megabyte at once.
+        assert took > 0.25
+        # Small requests of the principal wait for nothing, nor do large ones of others.
+        (alice,) = budget._paces
+        assert budget.pace(alice, 1 << 30) > 60
+        answer = await here.send("POST", message=mcp_http_fixture.request(1, "ping"))
+        assert (await answer.json())["result"] == {}
+        bobs = await Upload(here, BOB, LARGE).begin()
+        await bobs.is_wanted()
+        assert await bobs.finish() == 200
+
+
+def test_idle_principals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "MAX_PACED", 3)
+    budget = BodyBudget(1)
+    assert budget.pace("busy", 1 << 30) > 30
+    for number in range(10):
+        assert budget.pace(number, 0) == 0
+    assert len(budget._paces) <= 4
+    assert budget.pace("busy", 0) > 29
 
 
 # --- refusals in the form of the path

@@ -23,7 +23,9 @@ async def inflate_counting(data: bytes) -> tuple[bytes, int]:
 
     counting = asyncio.create_task(count())
     try:
-        return await inflate(data, b"deflate", 10 << 20, 1 << 14, lambda: True), turns
+        return await inflate(
+            data, b"deflate", 10 << 20, 1 << 14, lambda: True, lambda size: 0
+        ), turns
     finally:
         counting.cancel()
 
@@ -44,3 +46,16 @@ async def test_inflated_body_is_complete_at_any_size(size: int) -> None:
         for broken in (whole[:-1], whole + b"x", whole + b"x" * STEP_BYTES):
             with pytest.raises(CorruptBody):
                 await inflate_counting(broken)
+
+
+async def test_inflating_pauses_for_what_it_read_and_made() -> None:
+    counted: list[int] = []
+
+    def pace(size: int) -> float:
+        counted.append(size)
+        return 0.0
+
+    plain = bytes(STEP_BYTES * 8)
+    packed = zlib.compress(plain)
+    assert await inflate(packed, b"deflate", 10 << 20, 1 << 14, lambda: True, pace) == plain
+    assert sum(counted) >= len(plain) + len(packed) and max(counted) <= 2 * STEP_BYTES

@@ -1,4 +1,5 @@
-"""Limits how fast unsolicited messages of a peer are read, so that other peers are not delayed."""
+"""Limits how fast unsolicited messages and large bodies of a peer are read, so that other peers are
+not delayed."""
 
 from __future__ import annotations
 
@@ -49,3 +50,27 @@ class Pace:
         if self._unasked <= self._per_second:
             return 0.0
         return min(LONGEST, self._unasked / self._per_second - 1.0 + 0.05)
+
+
+BODY_BYTES_PER_SECOND = 32 * 1024 * 1024
+"""How fast large bodies of one peer are read or inflated: a megabyte takes a few milliseconds."""
+BODY_BURST_SECONDS = 0.05
+"""A peer may be ahead of that by as much as comes in this time."""
+
+
+class BytePace:
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due = 0.0
+        """When all bytes so far would have come at the permitted speed."""
+
+    def pause(self, size: int) -> float:
+        """Seconds to pause after so many bytes."""
+        now = monotonic()
+        self._due = due = max(self._due, now) + size / BODY_BYTES_PER_SECOND
+        return max(0.0, due - now - BODY_BURST_SECONDS)
+
+    def is_idle(self) -> bool:
+        """Whether it can be forgotten."""
+        return self._due < monotonic()

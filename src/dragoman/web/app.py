@@ -25,7 +25,7 @@ from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
-from dragoman.wire.json import MAX_BYTES, encode
+from dragoman.wire.json import MAX_BYTES, TOO_MANY_VALUES, encode
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,12 @@ async def _serve_inflated(
     try:
         if coding in decompression.CODINGS and request.body:
             request.body = await decompression.inflate(
-                request.body, coding, BODY_BYTES, SMALL_BYTES, lambda: request.take_room(BODY_BYTES)
+                request.body,
+                coding,
+                BODY_BYTES,
+                SMALL_BYTES,
+                lambda: request.take_room(BODY_BYTES),
+                request.pace,
             )
             if request.reserved:
                 request.take_room(len(request.body))
@@ -359,6 +364,7 @@ _ANOTHER_USER = build_error(
     _CHALLENGE,
 )
 _REFUSED = {
+    400: (rpc.PARSE_ERROR, TOO_MANY_VALUES),
     413: (rpc.INVALID_REQUEST, f"message too large: at most {MAX_BYTES} bytes"),
     503: (
         -32000,  # a server error, as for every refusal that may be retried

@@ -17,6 +17,7 @@ MAX_REPLY_DEPTH = 128
 """For responses of servers: one tool whose schema is too deep is left out alone."""
 MAX_TOKENS = 200_000
 """Structural characters in a request: `{`, `[` and `,`."""
+TOO_MANY_VALUES = f"the message has more than {MAX_TOKENS} values"
 MAX_REPLY_TOKENS = 1_000_000
 """For responses of servers: a list of ten thousand tools is legitimate."""
 
@@ -27,6 +28,11 @@ encode = msgspec.json.Encoder().encode
 
 class Malformed(ValueError):
     """Invalid JSON, or JSON beyond the limits; the message says why."""
+
+
+def count_tokens(text: bytes | bytearray) -> int:
+    """Structural characters, also those in strings: an upper bound of the values."""
+    return text.count(b"{") + text.count(b"[") + text.count(b",")
 
 
 def decode(

@@ -1,4 +1,5 @@
-"""Limits the bytes of request bodies in memory, in all and for each principal. Knows no sockets."""
+"""Limits the bytes of request bodies in memory, in all and for each principal, and how fast large
+bodies of one principal are read. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
+from dragoman.core.read_pacing import BytePace
+
 MAX_WAITING = 256
 """Requests that wait for room at once. Up to one read of each is in memory already."""
 MAX_WAITING_EACH = 64
 """Of these, requests of one principal."""
+MAX_PACED = 1_000
+"""Principals whose speed is known before those that send nothing are forgotten."""
 
 
 class BodyWaiter(Protocol):
@@ -32,6 +37,7 @@ class BodyBudget:
         self._count = 0
         self._crowded = False
         """A request waits for bytes of other principals, and none may overtake it."""
+        self._paces: dict[Hashable, BytePace] = {}
 
     def take(self, owner: Hashable, size: int) -> bool:
         """Reserves the bytes, unless they do not fit or an earlier request waits for room."""
@@ -69,6 +75,15 @@ class BodyBudget:
         self._add(owner, -size)
         if self._waiting:
             self._grant()
+
+    def pace(self, owner: Hashable, size: int) -> float:
+        """Seconds to pause after so many bytes of large bodies of the principal."""
+        pace = self._paces.get(owner)
+        if pace is None:
+            if len(self._paces) >= MAX_PACED:
+                self._paces = {one: pace for one, pace in self._paces.items() if not pace.is_idle()}
+            pace = self._paces[owner] = BytePace()
+        return pace.pause(size)
 
     def _fits(self, owner: Hashable, size: int) -> bool:
         return self.held + size <= self.limit and self._held_by.get(owner, 0) + size <= self.share

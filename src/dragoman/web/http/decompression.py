@@ -32,9 +32,15 @@ class CorruptBody(Exception):
 
 
 async def inflate(
-    data: bytes, coding: bytes, most: int, small: int, take_room: Callable[[], bool]
+    data: bytes,
+    coding: bytes,
+    most: int,
+    small: int,
+    take_room: Callable[[], bool],
+    pace: Callable[[int], float],
 ) -> bytes:
-    """`take_room` reserves `most` bytes; called once, if the result is larger than `small`."""
+    """`take_room` reserves `most` bytes; called once, if the result is larger than `small`.
+    `pace` gives the seconds to pause after so many bytes."""
     machine = _machine(data, coding)
     most = min(most, max(FREE_BYTES, MAX_RATIO * len(data)))
     found = bytearray()
@@ -58,7 +64,7 @@ async def inflate(
             if not take_room():
                 raise BodyBudgetFull
             taken = True
-        await asyncio.sleep(0)
+        await asyncio.sleep(pace(len(part) + len(piece)))
     if machine.unused_data or place < len(data):
         raise CorruptBody
     return bytes(found)

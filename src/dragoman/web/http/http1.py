@@ -22,6 +22,7 @@ from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import ConnectionLimits
 from dragoman.web.http.request import STATUS, ServerRequest
+from dragoman.wire.json import MAX_TOKENS, count_tokens
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,10 @@ class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
-        "_input", "_last", "_length", "_parser", "_paused", "_pieces", "_queue", "_reading",
-        "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size", "_task",
-        "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiter", "_waiting",
-        "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
+        "_input", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces", "_queue",
+        "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size",
+        "_task", "_timed", "_timer", "_tokens", "_transport", "_unfinished", "_unread", "_url",
+        "_waiter", "_waiting", "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +134,10 @@ class HttpConnection(asyncio.Protocol):
         """Bytes of the body so far."""
         self._length = 0
         """Its Content-Length."""
+        self._tokens = 0
+        """Structural characters of JSON in the pieces of a large body so far."""
+        self._pausing: asyncio.TimerHandle | None = None
+        """Ends a pause that lets other connections be read."""
         self._head_bytes = 0
         """Bytes of the head so far, or after it of the rest of the request."""
         self._at_body = 0
@@ -195,6 +200,8 @@ class HttpConnection(asyncio.Protocol):
         self._due = NEVER
         if self._timer is not None:
             self._timer.cancel()
+        if self._pausing is not None:
+            self._pausing.cancel()
         self._input = None
         self._release_input()
         self._forget_unanswered()
@@ -219,6 +226,23 @@ class HttpConnection(asyncio.Protocol):
             self._parse_input()
         else:
             self._feed(data)
+        if self._size > SMALL_BYTES and self._unfinished:
+            self._pause_body(len(data))
+
+    def _pause_body(self, size: int) -> None:
+        """Stops reading a large body for a moment if its principal sends too fast."""
+        seconds = self.pace(size)
+        if seconds and self._pausing is None and not self.lost:
+            self._pausing = self.loop.call_later(seconds, self._end_pause)
+            self._adjust_reading()
+
+    def pace(self, size: int) -> float:
+        """Seconds to pause after work on so many bytes of a body."""
+        return self._budget.pace(self.owner, size)
+
+    def _end_pause(self) -> None:
+        self._pausing = None
+        self._adjust_reading()
 
     def _parse_input(self) -> None:
         """Parses input while there is room for requests, and until it is the turn of others."""
@@ -338,7 +362,11 @@ class HttpConnection(asyncio.Protocol):
     def _adjust_reading(self) -> None:
         """Reads unless earlier input has to wait: TCP then slows the client down."""
         paused = bool(
-            self._queue or self._waiting or self._input is not None or self._drained is not None
+            self._queue
+            or self._waiting
+            or self._input is not None
+            or self._drained is not None
+            or self._pausing is not None
         )
         if paused != self._paused and not self.lost:
             self._paused = paused
@@ -356,7 +384,7 @@ class HttpConnection(asyncio.Protocol):
         self._fields = {}
         self._repeated = frozenset()
         self._body = b""
-        self._size = self._length = 0
+        self._size = self._length = self._tokens = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -441,10 +469,14 @@ class HttpConnection(asyncio.Protocol):
         elif self._budget.wait(request.principal, size, self):
             self._waiting = size
         else:
-            self._body = b""
-            request.refused = 503
-            self._discarding = True
-            self._ready(request)
+            self._refuse_body(request, 503)
+
+    def _refuse_body(self, request: ServerRequest, status: int) -> None:
+        """Answers without the rest of the body, which is discarded."""
+        self._body = b""
+        request.refused = status
+        self._discarding = True
+        self._ready(request)
 
     def grant_body(self) -> None:
         """The budget has room for the body now."""
@@ -527,6 +559,11 @@ class HttpConnection(asyncio.Protocol):
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += body
+        if self._size > SMALL_BYTES and b"content-encoding" not in self._fields:
+            # Found here in pieces, since to search a whole body takes ten milliseconds.
+            self._tokens += count_tokens(body)
+            if self._tokens > MAX_TOKENS:
+                self._refuse_body(request, 400)
 
     def _takes_more(self, request: ServerRequest) -> bool:
         """Whether a body that has become large is kept."""

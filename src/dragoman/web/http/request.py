@@ -41,7 +41,8 @@ class ServerRequest(msgspec.Struct, eq=False):
     kept: bool = True
     """Whether its body is read."""
     refused: int = 0
-    """413 or 503 if the body is too large, or there is no room for it."""
+    """413, 503 or 400 if the body is too large, there is no room for it, or it has too many
+    values."""
     reserved: int = 0
     """Bytes that it has of the budget for bodies."""
     extra: Headers = []
@@ -68,6 +69,10 @@ class ServerRequest(msgspec.Struct, eq=False):
     def take_room(self, size: int) -> bool:
         """Reserves that many bytes for its body, in all; False if there is no room now."""
         return self._connection.take_room(self, size)
+
+    def pace(self, size: int) -> float:
+        """Seconds to pause after work on so many bytes of its body."""
+        return self._connection.pace(size)
 
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
         """Returns the principal at the other end; calls `find` once for a connection."""
