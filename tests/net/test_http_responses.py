@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import tracemalloc
 import zlib
+from collections.abc import Awaitable
 
 import pytest
 from tests.net.raw_server import (
@@ -17,10 +19,13 @@ from tests.net.raw_server import (
     get,
     lasting,
     listening,
+    once,
 )
 
 from dragoman.core.errors import BadReply, InvalidInput, TimedOut, Unreachable
-from dragoman.net.connection import HEAD_BYTES, WAITING_BYTES
+from dragoman.core.read_pacing import BytePace
+from dragoman.net import pool
+from dragoman.net.connection import HEAD_BYTES, INFLATED_BYTES, STEP_BYTES, WAITING_BYTES
 
 START = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
@@ -175,6 +180,105 @@ async def test_unrequested_compression_is_decoded(answer: bytes) -> None:
             assert "content-encoding" not in reply.headers
             assert await reply.body.read(5) == b"hello"
         assert peer.connections == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, STEP_BYTES - 1, STEP_BYTES, STEP_BYTES * 3 + 1])
+@pytest.mark.parametrize("framing", ["length", "the end of the connection"])
+async def test_compressed_body_is_complete_at_any_size(size: int, framing: str) -> None:
+    for plain in (os.urandom(size), b"a" * size):
+        packed = gzip.compress(plain, 1)
+        head = START + b"content-encoding: gzip\r\n\r\n"
+        answer = compressed(packed) if framing == "length" else head + packed
+        async with listening(once(answer)) as peer, a_client() as client:
+            assert await get(client, peer.url, limit=size) == (200, plain)
+
+
+async def count_turns(work: Awaitable[object]) -> tuple[object, int]:
+    """The result or the error, and how often another task had its turn meanwhile."""
+    running = asyncio.ensure_future(work)
+    turns = 0
+    while not running.done():
+        turns += 1
+        await asyncio.sleep(0)
+    (result,) = await asyncio.gather(running, return_exceptions=True)
+    return result, turns
+
+
+async def test_compressed_body_is_inflated_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred kilobytes may hold two hundred megabytes; other tasks run all the while."""
+    pauses: list[float] = []
+    pause = BytePace.pause
+
+    def note(pace: BytePace, size: int) -> float:
+        pauses.append(pause(pace, size))
+        return 0.0
+
+    monkeypatch.setattr(BytePace, "pause", note)
+    bomb = compressed(gzip.compress(bytes(200 << 20), 9))
+    async with listening(always(bomb)) as peer, a_client() as client:
+        refused, turns = await count_turns(get(client, peer.url, limit=INFLATED_BYTES * 2))
+        assert isinstance(refused, BadReply) and "16 MB after decompression" in str(refused)
+        assert turns >= INFLATED_BYTES // STEP_BYTES
+        assert len(pauses) == INFLATED_BYTES // STEP_BYTES and pauses[-1] > 0.1
+        short, turns = await count_turns(get(client, peer.url, limit=STEP_BYTES * 5))
+        assert isinstance(short, BadReply) and "longer than" in str(short)
+        assert turns < INFLATED_BYTES // STEP_BYTES
+
+
+async def test_cancelling_while_a_body_is_inflated_closes_the_connection() -> None:
+    bomb = compressed(gzip.compress(bytes(8 << 20), 9))
+    async with listening(lasting(bomb)) as peer, a_client() as client:
+        outlet = client.open_configured(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        chunks = aiter(reply.body.chunks())
+        while not reply.body._connection.pace(1 << 20):  # type: ignore[attr-defined]
+            pass  # so that the next step is followed by a pause
+        assert len(await anext(chunks)) == STEP_BYTES
+        running = asyncio.ensure_future(anext(chunks))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.wait_for(peer.gone.wait(), BOUND)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+async def test_large_bodies_of_an_origin_share_a_limit(
+    is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4 * WAITING_BYTES
+    monkeypatch.setattr(pool, "HELD_BYTES", 2 * size - WAITING_BYTES)
+    go, begun = asyncio.Event(), asyncio.Queue[None]()
+    plain = os.urandom(size)
+    body = gzip.compress(plain, 1) if is_packed else plain
+    head = compressed(body)[: -len(body)] if is_packed else START
+    head = head if is_packed else head + b"content-length: %d\r\n\r\n" % size
+
+    async def talk(connection: Talk) -> None:
+        while True:
+            await connection.request()
+            await connection.say(head + body[:-100])
+            begun.put_nowait(None)
+            await go.wait()
+            await connection.say(body[-100:])
+
+    async with listening(talk) as peer, a_client() as client:
+        outlet = client.open_configured(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        first = asyncio.ensure_future(reply.body.read(size))
+        await asyncio.wait_for(begun.get(), BOUND)
+        held = reply.body._connection._home  # type: ignore[attr-defined]
+        async with asyncio.timeout(BOUND):
+            while held._held < size - WAITING_BYTES:
+                await asyncio.sleep(0.001)
+        second = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        with pytest.raises(BadReply, match="too many large answers"):
+            await second.body.read(size)
+        go.set()
+        assert await first == plain
+        assert held._held == 0
+        third = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        assert await third.body.read(size) == plain
 
 
 HOSTILE = {

@@ -14,7 +14,8 @@ Says where it is in one line of JSON.
     drip            the answer, a byte every ?seconds   404-session    forgets each session once
     endless-sse     events without end, no answer       401            asks for a token
     204             no content                          bad-chunks     a chunk length that is none
-    not-http        a line that is no HTTP
+    not-http        a line that is no HTTP              gzip-bomb      ?megabytes (200) of blanks
+    endless-body    a body without end, ?rate bytes/s   flood-sse      events, ?rate bytes/s in all
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ OPTIONS = argparse.Namespace()
 SESSIONS: set[str] = set()
 TOOLS = [{"name": "echo", "inputSchema": {"type": "object"}}]
 FOREVER = 3600
+BOMBS: dict[int, bytes] = {}
 
 
 @dataclass
@@ -176,6 +178,34 @@ async def endless_sse(x: Exchange) -> None:
         await asyncio.sleep(float(x.query.get("seconds", "0.01")))
 
 
+async def send_paced(x: Exchange, piece: bytes) -> None:
+    """The piece again and again, `rate` bytes a second."""
+    loop = asyncio.get_running_loop()
+    rate, begun, sent = float(x.query.get("rate", "1e9")), loop.time(), 0
+    while True:
+        await x.send(piece)
+        sent += len(piece)
+        await asyncio.sleep(max(0.0, begun + sent / rate - loop.time()))
+
+
+async def endless_body(x: Exchange) -> None:
+    await x.head("200 OK", "application/json", Transfer_Encoding="chunked")
+    await send_paced(x, b"10000\r\n" + b" " * (1 << 16) + b"\r\n")
+
+
+async def flood_sse(x: Exchange) -> None:
+    await x.head("200 OK", "text/event-stream")
+    line = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x" * 900}}
+    await send_paced(x, f"event: message\ndata: {json.dumps(line)}\n\n".encode() * 64)
+
+
+async def gzip_bomb(x: Exchange) -> None:
+    size = int(float(x.query.get("megabytes", "200")) * (1 << 20))
+    if size not in BOMBS:
+        BOMBS[size] = gzip.compress(b" " * size)
+    await x.whole("200 OK", "application/json", BOMBS[size], Content_Encoding="gzip")
+
+
 async def no_content(x: Exchange) -> None:
     await x.head("204 No Content")
 
@@ -243,6 +273,9 @@ MODES: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "close": close,
     "drip": drip,
     "endless-sse": endless_sse,
+    "endless-body": endless_body,
+    "flood-sse": flood_sse,
+    "gzip-bomb": gzip_bomb,
     "204": no_content,
     "html-500": html_500,
     "html-200": html_200,

@@ -22,6 +22,8 @@ HEADERS = 100
 WAITING_BYTES = 256 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
 """Of a compressed body, after decompression."""
+STEP_BYTES = 128 * 1024
+"""Bytes inflated in one step; takes less than a millisecond."""
 _INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
 _ANY_WINDOW = 32 + zlib.MAX_WBITS
 """gzip or zlib, as the data says itself."""
@@ -51,9 +53,53 @@ class ConnectionOwner(Protocol):
     def on_lost(self, connection: Connection) -> None:
         """The connection is closed."""
 
+    def pace(self, size: int) -> float:
+        """Seconds to pause after so many bytes have been inflated."""
+
+    def hold(self, size: int) -> bool:
+        """Counts so many bytes more in memory; False if that is too much."""
+
 
 class _Stop(Exception):
     """Raised inside the parser's callbacks to stop parsing."""
+
+
+class Inflater:
+    """Decompresses a body step by step: a small part of it may have megabytes."""
+
+    __slots__ = ("_has_begun", "_has_more", "_left", "_machine", "size")
+
+    def __init__(self) -> None:
+        self._machine = zlib.decompressobj(_ANY_WINDOW)
+        self._left = memoryview(b"")
+        self._has_begun = False
+        self._has_more = False
+        """The last step was full, so there may be more of what was fed."""
+        self.size = 0
+        """Bytes inflated so far."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it needs more data; what follows the end is ignored."""
+        return self._machine.eof or not (self._left or self._has_more)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the data that came is not complete."""
+        return self._has_begun and not self._machine.eof
+
+    def feed(self, data: bytes) -> None:
+        self._left = memoryview(data)
+        self._has_begun = True
+
+    def step(self) -> bytes:
+        # The input of a step is bounded too: empty blocks would be read all at once.
+        part = self._left[:STEP_BYTES]
+        found = self._machine.decompress(part, STEP_BYTES)
+        self._left = self._left[len(part) - len(self._machine.unconsumed_tail) :]
+        self._has_more = len(found) == STEP_BYTES
+        self.size += len(found)
+        return found
 
 
 class HttpExchange(Struct, eq=False):
@@ -75,6 +121,12 @@ class HttpExchange(Struct, eq=False):
     _paused: bool = False
     _collecting: bool = False
     _error: TargetFailed | None = None
+    _held: int = 0
+    """Bytes of a large body in memory that the owner of the connection has counted."""
+    inflater: Inflater | None = None
+    """For a compressed body, which is inflated as it is read."""
+    received: bool = False
+    """All of a compressed body is here."""
 
     async def head(self) -> None:
         while not self.status:
@@ -91,20 +143,26 @@ class HttpExchange(Struct, eq=False):
                 self._waiter = None
 
     async def read(self, limit: int) -> bytes:
+        if self.inflater is not None:
+            return await self._read_inflated(limit)
         self._collecting = True
         if self._paused:
             self._resume()
         if not self.complete and int(self.headers.get("content-length", 0)) > limit:
             self.fail(self._too_long(limit))
-        while True:
-            if len(self._waiting) > limit:
-                self.fail(self._too_long(limit))
-                raise self._too_long(limit)
-            if self._error is not None:
-                raise self._error
-            if self.complete:
-                return self._take()
-            await self._news()
+        try:
+            while True:
+                if len(self._waiting) > limit:
+                    self.fail(self._too_long(limit))
+                    raise self._too_long(limit)
+                if self._error is not None:
+                    raise self._error
+                if self.complete:
+                    return self._take()
+                await self._news()
+        finally:
+            if self._held:
+                self._hold(0)
 
     def chunks(self) -> HttpExchange:
         # A stream may last: from here on its reader keeps the time.
@@ -115,6 +173,8 @@ class HttpExchange(Struct, eq=False):
         return self
 
     async def __anext__(self) -> bytes:
+        if self.inflater is not None:
+            return await self._inflate_next(self.inflater)
         while not self._waiting:
             if self._error is not None:
                 raise self._error
@@ -127,6 +187,61 @@ class HttpExchange(Struct, eq=False):
         if not self.complete:
             self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
 
+    async def _read_inflated(self, limit: int) -> bytes:
+        found = bytearray()
+        try:
+            async for piece in self:
+                found += piece
+                if len(found) > limit:
+                    self.fail_reply(f"it is longer than {limit} bytes after decompression")
+                elif len(found) > WAITING_BYTES:
+                    self._hold(len(found))
+            return bytes(found)
+        finally:
+            found.clear()  # an error keeps this frame
+            self._hold(0)
+
+    async def _inflate_next(self, inflater: Inflater) -> bytes:
+        while True:
+            if self._error is not None:
+                raise self._error
+            if inflater.is_waiting:
+                await self._feed_inflater(inflater)
+                continue
+            try:
+                piece = inflater.step()
+            except zlib.error as error:
+                self.fail_reply(f"its compression is invalid ({error})")
+                continue
+            if inflater.size > INFLATED_BYTES:
+                self.fail_reply(f"it is larger than {INFLATED_BYTES >> 20} MB after decompression")
+                continue
+            pause = self._connection.pace(len(piece))
+            if pause or not inflater.is_waiting:
+                await self._sleep(pause)
+            if piece:
+                return piece
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except BaseException:
+            self.close()  # cancelled, as in `_news`
+            raise
+
+    async def _feed_inflater(self, inflater: Inflater) -> None:
+        if self._waiting:
+            inflater.feed(self._take())
+        elif self.complete:
+            raise StopAsyncIteration
+        elif not self.received:
+            await self._news()
+        elif inflater.is_cut:
+            self.fail_reply("its compressed data ends too early")
+        else:
+            self._connection.release(self)
+            self.finish()
+
     # Called by the connection.
 
     def add(self, data: bytes) -> None:
@@ -138,14 +253,29 @@ class HttpExchange(Struct, eq=False):
         else:
             self._waiting = bytearray(self._waiting)
             self._waiting += data
-        if len(self._waiting) > WAITING_BYTES and not self._collecting and not self._paused:
-            self._paused = True
-            self._connection.pause()
+        if len(self._waiting) > WAITING_BYTES:
+            if self._collecting:
+                self._hold(len(self._waiting))
+            elif not self._paused:
+                self._paused = True
+                self._connection.pause()
+
+    def _hold(self, size: int) -> None:
+        """Has the bytes of this body in memory counted; fails if there are too many of all."""
+        if self._connection.hold(size - self._held):
+            self._held = size
+        else:
+            self.fail_reply("too many large answers are being read from there; try again shortly")
 
     def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def receive(self) -> None:
+        """All of a compressed body has come; its reader inflates it and releases the connection."""
+        self.received = True
+        self.wake()
 
     def finish(self) -> None:
         self.complete = True
@@ -156,6 +286,9 @@ class HttpExchange(Struct, eq=False):
         if self.complete or self._error is not None:
             return
         self._error = error
+        self._waiting = b""  # the error keeps the frames of its readers, and so the exchange
+        if self.inflater is not None:
+            self.inflater.feed(b"")
         self._limit.cancel(self._due)
         self._connection.drop(self)
         self.wake()
@@ -200,9 +333,9 @@ class HttpExchange(Struct, eq=False):
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_closed", "_count", "_done", "_encoded", "_eof", "_exchange", "_feed", "_headers", "_home",
-        "_in_trailers", "_inflated", "_inflater", "_interim", "_keep", "_loop", "_parser",
-        "_problem", "_quiet", "_size", "_transport", "_until_close", "idle_since",
+        "_closed", "_count", "_done", "_eof", "_exchange", "_feed", "_headers", "_home",
+        "_in_trailers", "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet", "_size",
+        "_transport", "_until_close", "idle_since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -235,9 +368,6 @@ class Connection(asyncio.Protocol):
         self._done = self._interim = self._keep = False
         self._in_trailers = self._until_close = False
         self._problem = ""
-        self._encoded = False
-        self._inflater: zlib._Decompress | None = None
-        self._inflated = 0
         self._transport.write(request)
         return exchange
 
@@ -279,7 +409,7 @@ class Connection(asyncio.Protocol):
                 return
             self._keep = False  # more data than the response has
         if self._done:
-            self._finish(exchange)
+            self._complete(exchange)
         elif self._quiet > HEAD_BYTES:
             exchange.fail_reply(f"its headers are longer than {HEAD_BYTES} bytes")
         elif exchange.status:
@@ -296,11 +426,21 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         if self._until_close and self._eof:
-            exchange.finish()
-        else:
+            self._complete(exchange)
+        elif not exchange.received:
             exchange.fail_lost(exc)
 
-    def _finish(self, exchange: HttpExchange) -> None:
+    def _complete(self, exchange: HttpExchange) -> None:
+        if exchange.inflater is not None:
+            exchange.receive()
+        else:
+            self.release(exchange)
+            exchange.finish()
+
+    def release(self, exchange: HttpExchange) -> None:
+        """Lets another request use the connection, if it can be used again."""
+        if self._exchange is not exchange:
+            return
         if exchange._paused:
             exchange._resume()  # while it is still this one's: the next response must be read
         self._exchange = None
@@ -309,7 +449,12 @@ class Connection(asyncio.Protocol):
             self._home.on_idle(self)
         else:
             self.abort()
-        exchange.finish()
+
+    def pace(self, size: int) -> float:
+        return self._home.pace(size)
+
+    def hold(self, size: int) -> bool:
+        return self._home.hold(size)
 
     # httptools
 
@@ -351,7 +496,7 @@ class Connection(asyncio.Protocol):
         elif framing.lower() != "chunked":
             self._refuse(f'its transfer encoding is "{framing[:40]}"')
         if "content-encoding" in headers:
-            self._take_encoding(headers)
+            self._take_encoding(exchange, headers)
         exchange.status = status
         self._in_trailers = True
         if exchange.method == "HEAD":
@@ -360,39 +505,25 @@ class Connection(asyncio.Protocol):
             self._done = True
 
     def on_body(self, data: bytes) -> None:
-        if self._done:
+        exchange = self._exchange
+        if self._done or exchange is None:
             raise _Stop
         self._quiet = 0
-        assert self._exchange is not None
-        self._exchange.add(self._inflate(data) if self._encoded else data)
+        exchange.add(data)
 
-    def _take_encoding(self, headers: dict[str, str]) -> None:
+    def _take_encoding(self, exchange: HttpExchange, headers: dict[str, str]) -> None:
         """Decompresses: some servers compress whatever they are asked for."""
         encoding = headers.pop("content-encoding").strip().lower()
         if encoding in _INFLATED:
             headers.pop("content-length", None)  # which is the compressed length
-            self._encoded = True
+            exchange.inflater = Inflater()
         elif encoding not in ("", "identity"):
             self._refuse("its content encoding was not requested")
-
-    def _inflate(self, data: bytes) -> bytes:
-        if self._inflater is None:
-            self._inflater = zlib.decompressobj(_ANY_WINDOW)
-        try:
-            found = self._inflater.decompress(data, INFLATED_BYTES + 1 - self._inflated)
-        except zlib.error as error:
-            self._refuse(f"its compression is invalid ({error})")
-        self._inflated += len(found)
-        if self._inflated > INFLATED_BYTES:
-            self._refuse(f"it is larger than {INFLATED_BYTES >> 20} MB after decompression")
-        return found
 
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
         elif not self._done:
-            if self._inflater is not None and not self._inflater.eof:
-                self._refuse("its compressed data ends too early")
             self._done = True
             self._keep = self._parser.should_keep_alive()
 

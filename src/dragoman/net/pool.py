@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dragoman.core.errors import Unreachable
+from dragoman.core.read_pacing import BytePace
 from dragoman.net.connection import Connection
 from dragoman.net.dialing import CONNECT_SECONDS, Dialer
 from dragoman.net.urls import Url
@@ -13,12 +14,14 @@ IDLE_SECONDS = 4.0
 """Many servers close after 5 s: a request sent at that moment has an unknown outcome."""
 IDLE = 64
 CONNECTIONS = 512
+HELD_BYTES = 64 * 1024 * 1024
+"""Of large bodies in memory that are not complete."""
 
 
 class ConnectionPool:
     __slots__ = (
-        "__weakref__", "_closed", "_dialer", "_dialling", "_idle", "_open", "_sweep", "gone",
-        "loop",
+        "__weakref__", "_closed", "_dialer", "_dialling", "_held", "_idle", "_open", "_pace",
+        "_sweep", "gone", "loop",
     )  # fmt: skip
 
     def __init__(self, dialer: Dialer) -> None:
@@ -29,6 +32,8 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._dialling = 0
+        self._held = 0
+        self._pace = BytePace()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -96,6 +101,15 @@ class ConnectionPool:
             self._idle.remove(connection)
         if self._closed and not self._open:
             self.gone.set()
+
+    def pace(self, size: int) -> float:
+        return self._pace.pause(size)
+
+    def hold(self, size: int) -> bool:
+        if self._held + size > HELD_BYTES and size > 0:
+            return False
+        self._held += size
+        return True
 
     def _sweep_idle(self) -> None:
         """Closes connections that have been idle too long; the oldest are at the front."""
