@@ -1,4 +1,4 @@
-"""Clients that overload the hub or never finish: floods, slow heads, endless bodies."""
+"""Clients that overload the hub or never finish: floods, endless bodies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from faults.harness import (
     Background,
     Outcome,
     fresh_hub,
-    raise_open_files,
     resident_mb,
     run_command,
 )
 
 FLOOD = 40
-HEAD_SECONDS = 10.0
-BODY_SECONDS = 60.0
-MARGIN = 20.0
 BODY = 9_900_000
 MEMORY_MB = 512
 
@@ -106,65 +102,6 @@ async def _flood(port: int, headers: dict[str, str], seconds: float) -> Counter[
     async with asyncio.timeout(seconds + 60):
         await asyncio.gather(*(call_again_and_again() for _ in range(FLOOD)))
     return seen
-
-
-# --- slow heads and silent connections
-
-
-def slow_heads(connections: int, seed: int, outcome: Outcome) -> None:
-    """Connections that are silent, or send a head line by line; each is closed in its time."""
-    raise_open_files(connections + 500)
-    with fresh_hub(outcome, [echo_server()]) as hub:
-        hub.wait_connected("r")
-        before = resident_mb(hub.pid)
-        regular = Regular(hub, {})
-        with Background(regular.step, 0.02):
-            longest = asyncio.run(_hold(urlsplit(hub.url).port or 0, connections, outcome))
-        outcome.figures["closed after, s"] = round(longest, 1)
-        outcome.figures["more memory, MB"] = round(resident_mb(hub.pid) - before)
-        outcome.figures["calls meanwhile"] = sum(regular.seen.values())
-        outcome.check(
-            regular.seen["200"] == sum(regular.seen.values()) > 0,
-            f"an ordinary caller saw {dict(regular.seen)}",
-        )
-
-
-async def _hold(port: int, connections: int, outcome: Outcome) -> float:
-    longest = 0.0
-
-    async def drip(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n")
-        while True:
-            await asyncio.sleep(1)
-            writer.write(b"X-Header: more\r\n")
-
-    async def hold(number: int) -> None:
-        nonlocal longest
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        begun = time.monotonic()
-        dripping = asyncio.create_task(drip(writer)) if number % 2 else None
-        try:
-            async with asyncio.timeout(HEAD_SECONDS + MARGIN):
-                while await reader.read(1000):
-                    pass
-        except TimeoutError:
-            outcome.fail(f"a slow head is open after {HEAD_SECONDS + MARGIN:.0f} s")
-        except OSError:
-            pass  # reset: closed too
-        finally:
-            if dripping is not None:
-                dripping.cancel()
-            writer.transport.abort()
-        longest = max(longest, time.monotonic() - begun)
-        outcome.count("connections")
-
-    async def batch(numbers: range) -> None:
-        await asyncio.gather(*(hold(number) for number in numbers))
-
-    await asyncio.gather(
-        *(batch(range(n, min(n + 200, connections))) for n in range(0, connections, 200))
-    )
-    return longest
 
 
 # --- bodies that do not end

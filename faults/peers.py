@@ -17,7 +17,7 @@ from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub, _descendants
 from tests.live.module_hub import BackgroundCaller, text_of
 from tests.peers import wire
-from tests.peers.process import alive, server_entry
+from tests.peers.process import HttpPeer, alive, server_entry
 
 from faults.agents import serving_agents
 from faults.fixtures import echo_server
@@ -28,6 +28,12 @@ SERVER_MODES = (
     "exit-at-call", "closes-stdout", "hang-on-call", "wrong-id", "two-answers", "garbage", "flood",
     "prints-banner", "stderr-flood", "bigline", "nothing", "hang",
 )  # fmt: skip
+HTTP_MODES = (
+    "hang-headers", "hang-body", "hang-mid", "reset", "reset-mid", "close", "drip", "endless-sse",
+    "204", "html-500", "html-200", "big", "big-500", "short", "long", "gzip", "gzip-bomb",
+    "redirect-loop", "404-session", "401", "bad-chunks", "not-http", "endless-body", "flood-sse",
+)  # fmt: skip
+HTTP_MB = 20
 AGENT_MODES = ("good", "flooding", "hanging", "comments", "closing", "silent")
 AGENT_CALLS = (*AGENT_MODES, "flooding", "flooding", "flooding")
 TYPED = (200, 403, 404, 409, 429, 502, 503, 504)
@@ -103,6 +109,42 @@ def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
             until(lambda: not [p for p in _descendants(hub.pid) if not alive(p)], 10),
             f"zombies: {zombies}",
         )
+
+
+def misbehaving_http_servers(rounds: int, seed: int, outcome: Outcome) -> None:
+    """Each way in which an HTTP server can fail at a call: all at once, and in more than one round
+    also one at a time."""
+    with HttpPeer("faulty_http") as peer:
+        query = "?seconds=0.2&rate=20e6"
+        servers = [
+            server_entry(mode, "http", f"{peer.url}/after/{mode}{query}", timeout_secs=TIMEOUT)
+            for mode in HTTP_MODES
+        ]
+        with fresh_hub(outcome, [echo_server(), *servers]) as hub:
+            hub.wait_connected("r", *HTTP_MODES)
+            usual = usual_seconds(hub)
+            files = open_files(hub)
+
+            def call(mode: str) -> None:
+                status, took = call_over_api(hub, f"{mode}.echo", 60)
+                outcome.count("calls")
+                fits = status == 200 if mode == "long" else status in (502, 503, 504)
+                outcome.check(fits and took < 20, f"{mode}: {status} after {took:.1f} s")
+
+            with BackgroundCaller(hub, "r.echo") as neighbour:
+                for mode in HTTP_MODES if rounds > 1 else ():
+                    before = resident_mb(hub.pid)
+                    call(mode)
+                    more = resident_mb(hub.pid) - before
+                    outcome.check(more < HTTP_MB, f"{mode}: {more:.0f} MB more")
+                for _ in range(rounds):
+                    with ThreadPoolExecutor(len(HTTP_MODES)) as pool:
+                        list(pool.map(call, HTTP_MODES))
+                judge_neighbour(neighbour, usual, outcome)
+            outcome.check(
+                until(lambda: open_files(hub) <= files + 12, 20),
+                f"{open_files(hub)} descriptors are open, {files} were",
+            )
 
 
 def kill_a_child(hub: RunningHub, chance: random.Random, outcome: Outcome) -> None:

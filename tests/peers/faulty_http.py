@@ -16,6 +16,8 @@ Says where it is in one line of JSON.
     204             no content                          bad-chunks     a chunk length that is none
     not-http        a line that is no HTTP              gzip-bomb      ?megabytes (200) of blanks
     endless-body    a body without end, ?rate bytes/s   flood-sse      events, ?rate bytes/s in all
+    slow            the answer after ?seconds           big-500        an error of ?megabytes (100)
+    short           less than its length, then the end  long           more than its length
 """
 
 from __future__ import annotations
@@ -219,9 +221,29 @@ async def html_200(x: Exchange) -> None:
     await x.whole("200 OK", "text/html", b"<html><body>Sign in</body></html>\n")
 
 
-async def big(x: Exchange) -> None:
+async def short(x: Exchange) -> None:
+    await half(x)
+    x.writer.close()
+
+
+async def long(x: Exchange) -> None:
+    body = reply(x.message or {})
+    await x.head("200 OK", "application/json", len(body))
+    await x.send(body + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+
+async def slow(x: Exchange) -> None:
+    await asyncio.sleep(float(x.query.get("seconds", "0.5")))
+    await ok(x)
+
+
+async def big_500(x: Exchange) -> None:
+    await big(x, "500 Internal Server Error")
+
+
+async def big(x: Exchange, status: str = "200 OK") -> None:
     size = int(float(x.query.get("megabytes", "100")) * (1 << 20))
-    await x.head("200 OK", "application/json", size)
+    await x.head(status, "application/json", size)
     chunk = b" " * (1 << 16)
     sent = 0
     while sent < size:
@@ -280,6 +302,10 @@ MODES: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "html-500": html_500,
     "html-200": html_200,
     "big": big,
+    "big-500": big_500,
+    "short": short,
+    "long": long,
+    "slow": slow,
     "gzip": gzipped,
     "redirect": redirect,
     "redirect-loop": redirect_loop,
