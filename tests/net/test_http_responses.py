@@ -25,7 +25,13 @@ from tests.net.raw_server import (
 from dragoman.core.errors import BadReply, InvalidInput, TimedOut, Unreachable
 from dragoman.core.read_pacing import BytePace
 from dragoman.net import pool
-from dragoman.net.connection import HEAD_BYTES, INFLATED_BYTES, STEP_BYTES, WAITING_BYTES
+from dragoman.net.connection import (
+    HEAD_BYTES,
+    INFLATED_BYTES,
+    PIECE_BYTES,
+    STEP_BYTES,
+    WAITING_BYTES,
+)
 
 START = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
@@ -524,6 +530,27 @@ async def test_connection_is_read_again_after_a_response_that_paused_it() -> Non
         assert await reply.body.read(len(long)) == long
         assert await get(client, peer.url) == (200, b"ok")
         assert peer.connections == 1
+
+
+async def test_stream_is_delivered_in_small_pieces_with_turns_between() -> None:
+    """A quarter of a megabyte may hold thousands of events; other tasks run between its pieces."""
+    body = os.urandom(WAITING_BYTES)
+    answer = START + b"content-length: %d\r\n\r\n" % len(body) + body
+    async with listening(lasting(answer)) as peer, a_client() as client:
+        outlet = client.open_configured(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        async with asyncio.timeout(BOUND):
+            while len(reply.body._waiting) < len(body):  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+        pieces: list[bytes] = []
+
+        async def read() -> None:
+            async for piece in reply.body.chunks():
+                pieces.append(piece)
+
+        _, turns = await count_turns(read())
+        assert b"".join(pieces) == body and max(map(len, pieces)) == PIECE_BYTES
+        assert turns >= WAITING_BYTES // PIECE_BYTES - 1
 
 
 async def test_missing_head_times_out_and_closes_the_connection() -> None:

@@ -22,8 +22,10 @@ HEADERS = 100
 WAITING_BYTES = 256 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
 """Of a compressed body, after decompression."""
-STEP_BYTES = 128 * 1024
+STEP_BYTES = 64 * 1024
 """Bytes inflated in one step; takes less than a millisecond."""
+PIECE_BYTES = 32 * 1024
+"""The most that a reader of a stream gets at once: it may hold a thousand events."""
 _INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
 _ANY_WINDOW = 32 + zlib.MAX_WBITS
 """gzip or zlib, as the data says itself."""
@@ -181,7 +183,11 @@ class HttpExchange(Struct, eq=False):
             if self.complete:
                 raise StopAsyncIteration
             await self._news()
-        return self._take()
+        if len(self._waiting) <= PIECE_BYTES:
+            return self._take()
+        piece, self._waiting = bytes(self._waiting[:PIECE_BYTES]), self._waiting[PIECE_BYTES:]
+        await self._sleep(0)
+        return piece
 
     def close(self) -> None:
         if not self.complete:
@@ -287,6 +293,8 @@ class HttpExchange(Struct, eq=False):
             return
         self._error = error
         self._waiting = b""  # the error keeps the frames of its readers, and so the exchange
+        if self._held:
+            self._hold(0)
         if self.inflater is not None:
             self.inflater.feed(b"")
         self._limit.cancel(self._due)
