@@ -24,8 +24,8 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ANSWER_SECONDS = 60.0
 SLOW_BODY = 1_000
-CONNECTING = 50
-"""Connections that an attacker opens at once: more would fill the queue of the listener."""
+CONNECTING = 500
+"""Connections that an attacker opens in a second; as many are closed after their ten seconds."""
 
 Seen = Counter[str]
 Headers = Mapping[str, str]
@@ -52,7 +52,7 @@ async def read_answer(reader: asyncio.StreamReader, seen: Seen) -> bool:
 
 
 class Pace:
-    """Lets each of `senders` begin `per_second` times a second at most, one after the other."""
+    """Lets all who wait for it go on, one after the other, `per_second` times a second."""
 
     def __init__(self, per_second: float) -> None:
         self._gap = 1 / per_second
@@ -101,18 +101,18 @@ async def hold_connections(how: dict[str, Any], seen: Seen) -> None:
     opened again when it has been closed."""
     head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
     whole = build_request("/mcp", b" " * SLOW_BODY, how["headers"])[:-SLOW_BODY]
-    kinds = ["head"] * how["heads"] + ["body"] * how["bodies"] + ["silent"] * how["silent"]
+    kinds = ["body"] * how["bodies"] + ["head"] * how["heads"] + ["silent"] * how["silent"]
     first = {"head": head, "body": whole, "silent": b""}
     more = {"head": b"X-Header: more\r\n", "body": b" "}
-    room = asyncio.Semaphore(CONNECTING)
+    pace = Pace(CONNECTING)
     longest: dict[str, float] = {}
 
-    async def hold(kind: str, number: int) -> None:
+    async def hold(kind: str) -> None:
         while True:
             writer = None
             try:
-                async with room:
-                    reader, writer = await asyncio.open_connection("127.0.0.1", how["port"])
+                await pace.wait()
+                reader, writer = await asyncio.open_connection("127.0.0.1", how["port"])
                 begun = time.monotonic()
                 seen[kind] += 1
                 writer.write(first[kind])
@@ -141,7 +141,7 @@ async def hold_connections(how: dict[str, Any], seen: Seen) -> None:
             await asyncio.gather(ended, return_exceptions=True)
 
     try:
-        await asyncio.gather(*(hold(kind, number) for number, kind in enumerate(kinds)))
+        await asyncio.gather(*(hold(kind) for kind in kinds))
     finally:
         for kind, seconds in longest.items():
             seen[f"{kind} longest ms"] = int(1000 * seconds)
