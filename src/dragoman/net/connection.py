@@ -194,17 +194,24 @@ class HttpExchange(Struct, eq=False):
             self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
 
     async def _read_inflated(self, limit: int) -> bytes:
-        found = bytearray()
+        # Not one buffer: to enlarge one of megabytes copies it, which takes milliseconds.
+        parts: list[bytes] = []
+        last = bytearray()
+        size = 0
         try:
             async for piece in self:
-                found += piece
-                if len(found) > limit:
+                size += len(piece)
+                last += piece
+                if len(last) >= STEP_BYTES:
+                    parts.append(bytes(last))
+                    last.clear()
+                if size > limit:
                     self.fail_reply(f"it is longer than {limit} bytes after decompression")
-                elif len(found) > WAITING_BYTES:
-                    self._hold(len(found))
-            return bytes(found)
+                elif size > WAITING_BYTES:
+                    self._hold(size)
+            return b"".join([*parts, last])
         finally:
-            found.clear()  # an error keeps this frame
+            parts.clear()  # an error keeps this frame
             self._hold(0)
 
     async def _inflate_next(self, inflater: Inflater) -> bytes:

@@ -43,7 +43,8 @@ async def inflate(
     `pace` gives the seconds to pause after so many bytes."""
     machine = _machine(data, coding)
     most = min(most, max(FREE_BYTES, MAX_RATIO * len(data)))
-    found = bytearray()
+    found: list[bytes] = []  # to enlarge one buffer of megabytes would copy it
+    size = 0
     taken = False
     place, left = 0, b""
     while not machine.eof:
@@ -57,17 +58,18 @@ async def inflate(
         left = machine.unconsumed_tail
         if not piece and not part and not machine.eof:
             raise CorruptBody  # it ends too early
-        found += piece
-        if len(found) > most:
+        found.append(piece)
+        size += len(piece)
+        if size > most:
             raise BodyTooLarge
-        if len(found) > small and not taken:
+        if size > small and not taken:
             if not take_room():
                 raise BodyBudgetFull
             taken = True
         await asyncio.sleep(pace(len(part) + len(piece)))
     if machine.unused_data or place < len(data):
         raise CorruptBody
-    return bytes(found)
+    return b"".join(found)
 
 
 def _machine(data: bytes, coding: bytes) -> zlib._Decompress:
