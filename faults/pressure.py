@@ -2,8 +2,9 @@
 
 In the first there is no attack, in the second the same attacker attacks a listener that discards,
 in the third it attacks the hub. The machine has few cores, and the attacker needs one: the second
-window shows what that alone costs, and the verdict compares the third with it. A call counts from
-the moment at which it was due, so that a hub that answers late does not lower the number of calls.
+window shows what that alone costs. The third must not be slower than both by more than a quarter.
+A call counts from the moment at which it was due, so that a hub that answers late does not lower
+the number of calls.
 """
 
 from __future__ import annotations
@@ -204,12 +205,13 @@ class Pressure:
         for kind, name in NAMES.items():
             p50, p99 = 1000 * self.median(kind, "p50"), 1000 * self.median(kind, "p99")
             figures[f"{before}p50 and p99 {name}, ms"] = f"{p50:.1f} and {p99:.1f}"
-        ratio = self.ratio("sink")
-        figures[f"{before}p99 at the hub over that elsewhere"] = f"{ratio:.2f}"
+        ratios = self.ratio("quiet"), self.ratio("sink")
+        figures[f"{before}p99 over that before and elsewhere"] = "{:.2f} and {:.2f}".format(*ratios)
+        ratio = min(ratios)
         cpu = " and ".join(f"{100 * self.median(kind, 'cpu'):.0f}" for kind in ("quiet", "hub"))
         figures[f"{before}CPU of the hub before and meanwhile, %"] = cpu
         figures[f"{before}recovered after, s"] = f"{max(0.0, self.recovered):.1f}"
-        outcome.check(ratio <= MOST_MORE, f"{what}: p99 is {ratio:.2f} times that elsewhere")
+        outcome.check(ratio <= MOST_MORE, f"{what}: p99 is {ratio:.2f} times that without it")
         outcome.check(
             self.recovered <= RECOVERY_SECONDS, f"{what}: slow for {self.recovered:.1f} s after"
         )

@@ -52,9 +52,9 @@ class Pace:
         return min(LONGEST, self._unasked / self._per_second - 1.0 + 0.05)
 
 
-BODY_BYTES_PER_SECOND = 32 * 1024 * 1024
+BODY_BYTES_PER_SECOND = 16 * 1024 * 1024
 """How fast large bodies of one peer are read or inflated: a megabyte takes a few milliseconds."""
-BODY_BURST_SECONDS = 0.05
+BODY_BURST_SECONDS = 0.1
 """A peer may be ahead of that by as much as comes in this time."""
 
 
