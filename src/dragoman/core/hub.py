@@ -46,7 +46,7 @@ from dragoman.core.tool import (
     build_unknown_tool,
 )
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.core.trace import TraceContext
+from dragoman.core.trace import Trace, TraceContext
 
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -151,6 +151,16 @@ class Hub:
         except HubError as error:
             error.trace = trace.id
             raise
+
+    async def call_within(
+        self, parent: Trace, principal: Principal, name: str, arguments: Mapping[str, Any],
+        options: CallOptions,
+    ) -> tuple[Tool, Result]:  # fmt: skip
+        """Calls a tool on behalf of a running call, whose trace is `parent`."""
+        within = TraceContext(parent.id, parent.span, "", parent.state)
+        return await self.call(
+            principal, name, arguments, structs.replace(options, trace_context=within)
+        )
 
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""

@@ -1,0 +1,79 @@
+"""What the hub grants to its own agents, and where built-in tools find it.
+
+A grant is a set of patterns. Absence means no: an agent without patterns may call nothing. Knows
+neither manifests nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct
+from dragoman.core.tool import Tool
+
+AGENT = "agent"
+"""The kind of the principal that a local agent is when it calls."""
+
+
+class AgentProfile(Struct, frozen=True, kw_only=True):
+    """A local agent and what it was granted. Patterns are globs."""
+
+    name: str
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    org: str = "default"
+    parent: str = ""
+    """The agent that has spawned it; empty for one with a manifest."""
+    workspace: Path
+    """The folder of its files."""
+    tools: tuple[str, ...] = ()
+    """Canonical names, aliases and names of built-in tools."""
+    servers: tuple[str, ...] = ()
+    """MCP servers all of whose tools it may call."""
+    agents: tuple[str, ...] = ()
+    """Agents that it may call, message and kill."""
+    can_spawn: bool = False
+    shell: tuple[str, ...] = ()
+    """Commands that it may run, with their arguments: "git diff *"."""
+    network: tuple[str, ...] = ()
+    """Hosts that it may fetch from: "*.example.org"; "*" for every public one."""
+    memory_read: tuple[str, ...] = ()
+    """Keys that it may recall: "self.*", "shared.*"."""
+    memory_write: tuple[str, ...] = ()
+
+    def grants(self, tool: Tool) -> bool:
+        """Whether the agent may see and call the tool."""
+        if tool.agent is not None and _matches(tool.target.name, self.agents):
+            return True
+        if tool.target.traits.facts.type == "Server" and _matches(tool.target.name, self.servers):
+            return True
+        names = (tool.name, tool.alias, tool.other_names.get("spelled", tool.name))
+        return any(_matches(name, self.tools) for name in names)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class AgentDirectory(Protocol):
+    """The local agents, as built-in tools see them."""
+
+    def find_profile(self, principal: Principal) -> AgentProfile | None:
+        """Finds the agent that the principal is; None for other principals."""
+
+    def list_profiles(self) -> list[AgentProfile]: ...
+
+    async def spawn(self, parent: AgentProfile, manifest: Mapping[str, Any]) -> AgentProfile:
+        """Starts an agent whose grants are not wider than its parent's. Raises `InvalidInput`."""
+
+    async def kill(self, name: str, by: AgentProfile) -> None:
+        """Ends a spawned agent and its running work. Raises `NotFound` or `InvalidInput`."""
+
+
+def build_agent_principal(profile: AgentProfile) -> Principal:
+    """The principal that a local agent is when it calls tools."""
+    return Principal(AGENT, profile.name, profile.org, serves=profile.name)
