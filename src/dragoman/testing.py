@@ -30,6 +30,7 @@ from dragoman.core.event_payloads import render_verb_event
 from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.kept_results import KeptResults
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.name_claims import NameClaims
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
@@ -38,6 +39,7 @@ from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.carried_labels import CarriedLabels
 from dragoman.guards.config import Limits, TaintSettings
+from dragoman.guards.grants import GrantedAuthorizer
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.guards.validate import compile_schema
 from dragoman.policy.engine import PolicyEngine
@@ -151,7 +153,7 @@ def build_a2a_skill_tool(
         signatures="ignore",
         org=org,
     )
-    judge = _build_engine(policies, agent)
+    judge = GrantedAuthorizer(_build_engine(policies, agent), AgentProfiles())
     handles, chains = QuestionHandles(os.urandom(32), SECONDS), CallChains(os.urandom(32))
     limits = Limits()
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)

@@ -27,6 +27,7 @@ from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
@@ -34,6 +35,7 @@ from dragoman.core.tool import INSTRUCTIONS, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.carried_labels import CarriedLabels
 from dragoman.guards.config import Limits, TaintSettings
+from dragoman.guards.grants import GrantedAuthorizer
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.policy.folder import read_default_texts
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -93,7 +95,7 @@ class Hub_:
             self.keys.close()
             self.audit.close()
             raise
-        engine = loaded.engine
+        engine = GrantedAuthorizer(loaded.engine, AgentProfiles())
         stages = guards.build_stages(
             self.audit,
             self.bus,

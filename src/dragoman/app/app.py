@@ -164,6 +164,7 @@ class App:
         for watch in (
             self.applier.follow(),
             poll(parts.guards.policies.check),
+            poll(parts.manifests.follow),
             poll(parts.store_watch.check),
             poll(parts.catalogs.reviews.retry),
             parts.store_watch.keep_pruning(lambda: parts.live.config.audit),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Sequence
 from pathlib import Path
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
+from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.app.app import App
-from dragoman.app.build_agents import AgentsBuilder, build_local_agents
+from dragoman.app.build_agents import (
+    AgentsBuilder,
+    LocalAgents,
+    build_manifest_agents,
+    load_function_agents,
+)
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
@@ -29,6 +36,7 @@ from dragoman.config import Config
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
@@ -59,16 +67,33 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = _build_authenticator(config, stores.keys)
         state = RunState(mode, config.server.public_url, auth.requires_key)
-        names = [*known_ids.list_configured(config), *known_ids.list_registered_agents(home)]
-        catalogs = build_pinned_catalogs(live, stores, bus, registered, names)
+        local: dict[str, LocalAgent] = {}
+        names = [
+            *known_ids.list_configured(config),
+            *known_ids.list_registered_agents(home),
+            *known_ids.list_manifest_agents(home),
+        ]
+        catalogs = build_pinned_catalogs(live, stores, bus, registered, local, names)
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
-        local = build_local_agents(home, config, catalogs.tools)
-        targets = Targets(upstreams, local.by_name, registered)
-        guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams)
+        failures: dict[str, str] = {}
+        load_function_agents(home, config, catalogs.tools, local, failures)
+        targets = Targets(upstreams, local, registered)
+        profiles = AgentProfiles()
+        guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams, profiles)
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
+        manifests = build_manifest_agents(home, live, guards, net, local, profiles, targets)
         agents = AgentsBuilder(
-            home, live, state, stores, hub, net, local, registered, review_card, touch
+            home,
+            live,
+            state,
+            stores,
+            hub,
+            net,
+            LocalAgents(local, ChainMap(failures, manifests.failures)),
+            registered,
+            review_card,
+            touch,
         ).build()
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)
@@ -76,7 +101,18 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
-        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, events
+        home,
+        live,
+        state,
+        stores,
+        store_watch,
+        catalogs,
+        guards,
+        upstreams,
+        mcp,
+        agents,
+        manifests,
+        events,
     )
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,16 +30,26 @@ from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
+from dragoman.agents.manifest import LoadedManifest
+from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
+from dragoman.agents.model_agent import DOOR, ModelAgent
+from dragoman.agents.model_factory import build_models
+from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
-from dragoman.config import Config
+from dragoman.app.targets import Targets
+from dragoman.config import RESERVED, Config
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
+from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
+from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.trace import Trace
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
 from dragoman.net.client import OutboundHttp
@@ -74,18 +84,23 @@ class AgentStores(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalAgents:
-    by_name: Mapping[str, FunctionAgent]
-    failures: dict[str, str]
-    """Why agents of the configuration could not be loaded."""
+    by_name: Mapping[str, LocalAgent]
+    failures: Mapping[str, str]
+    """Why agents of the configuration, or with a manifest, could not be loaded."""
 
 
-def build_local_agents(home: Path, config: Config, catalog: Catalog) -> LocalAgents:
-    """Loads the function agents and offers each as a tool."""
+def load_function_agents(
+    home: Path,
+    config: Config,
+    catalog: Catalog,
+    agents: MutableMapping[str, LocalAgent],
+    failures: MutableMapping[str, str],
+) -> None:
+    """Loads the function agents of the configuration into `agents`, and offers each as a tool.
+    `failures` gets the reasons why some could not be loaded."""
     if config.agents and str(home) not in sys.path:
         sys.path.append(str(home))  # last: the home's modules must not replace others
     validate = compile_schema(SCHEMA)
-    by_name: dict[str, FunctionAgent] = {}
-    failures: dict[str, str] = {}
     for entry in config.agents:
         try:
             agent = FunctionAgent(entry, config.mcp.agent_prefix, validate)
@@ -94,8 +109,54 @@ def build_local_agents(home: Path, config: Config, catalog: Catalog) -> LocalAge
             failures[entry.name] = str(error)
             log.error("%s; the hub runs without it", error)
         else:
-            by_name[agent.name] = agent
-    return LocalAgents(by_name, failures)
+            agents[agent.name] = agent
+
+
+class _GrantedTools:
+    """Implements `agents.model_agent.AgentHub`."""
+
+    def __init__(self, guards: Guards) -> None:
+        self._hub, self._guards = guards.hub, guards
+        self.call_within = guards.hub.call_within
+
+    def list_granted(self, principal: Principal, trace: Trace) -> list[Tool]:
+        above = self._guards.chains.find_running(trace)
+        is_granted = self._guards.granted.is_granted
+        return [
+            tool
+            for tool in self._hub.list_tools(principal, EVERYTHING, door=DOOR)
+            if is_granted(principal, tool, above, DOOR)
+        ]
+
+
+def build_manifest_agents(
+    home: Path,
+    live: LiveConfig,
+    guards: Guards,
+    net: OutboundHttp,
+    agents: MutableMapping[str, LocalAgent],
+    profiles: AgentProfiles,
+    targets: Targets,
+) -> ManifestAgents:
+    """Loads the agents with a manifest."""
+    tools, validate = _GrantedTools(guards), compile_schema(SCHEMA)
+
+    def open_http(url: str, allow_private: bool) -> HttpClient:
+        return net.open_configured(url, allow_private=allow_private)
+
+    def build(loaded: LoadedManifest, profile: AgentProfile) -> LocalAgent:
+        manifest = loaded.manifest
+        models = build_models(manifest, open_http, live.variables)
+        return ModelAgent(manifest, profile, models, tools, live.config.mcp.agent_prefix, validate)
+
+    def find_objection(name: str) -> str | None:
+        if name in RESERVED:
+            return "it is reserved"
+        return "a server or agent has it" if targets.find(name) is not None else None
+
+    made = ManifestAgents(home, guards.hub.catalog, agents, profiles, build, find_objection)
+    made.check()
+    return made
 
 
 # --- the A2A server ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.pin_reviews import PinReviews
@@ -35,10 +36,15 @@ class Catalogs:
 
 
 def build_pinned_catalogs(
-    live: LiveConfig, stores: Stores, bus: Bus, registered: RegisteredAgents, targets: Iterable[str]
+    live: LiveConfig,
+    stores: Stores,
+    bus: Bus,
+    registered: RegisteredAgents,
+    local: Mapping[str, LocalAgent],
+    targets: Iterable[str],
 ) -> Catalogs:
     """`targets` are the names of all servers and agents of the home: others lose their claims."""
-    settings = TargetSettings(live, registered)
+    settings = TargetSettings(live, registered, local)
     pins = PinReviewer(
         stores.pins,
         settings.find_pin_mode,

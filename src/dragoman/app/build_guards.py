@@ -18,6 +18,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import RateLimiter
 from dragoman.core.question_handles import QuestionHandles
@@ -26,6 +27,7 @@ from dragoman.core.startup import Startup
 from dragoman.guards.announce import Announce
 from dragoman.guards.carried_labels import CarriedLabels
 from dragoman.guards.config import Limits, TaintSettings
+from dragoman.guards.grants import GrantedAuthorizer
 from dragoman.guards.overload import Overload
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
@@ -41,6 +43,7 @@ class Guards:
     stages: Sequence[Stage]
     limiter: RateLimiter
     flows: ToolFlowTable
+    granted: GrantedAuthorizer
 
     def apply_limits(self, limits: Limits) -> None:
         guards.apply_limits(self.stages, self.chains, self.kept, self.limiter, limits)
@@ -71,6 +74,7 @@ def build_guards(
     catalogs: Catalogs,
     targets: Targets,
     upstreams: UpstreamManager,
+    profiles: AgentProfiles,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
     limits = live.config.limits
@@ -78,7 +82,7 @@ def build_guards(
     loaded = load_policies(
         home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
     )
-    engine = loaded.engine
+    authorizer = GrantedAuthorizer(loaded.engine, profiles)
     chains = CallChains(
         stores.witness.key,
         depth=limits.chain_depth,
@@ -91,7 +95,7 @@ def build_guards(
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
-        stores.audit, bus, limits, handles, chains, engine, kept, limiter, flows,
+        stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
         CarriedLabels(stores.labels),
     )  # fmt: skip
     startup = Startup(targets.find_absent)
@@ -100,7 +104,7 @@ def build_guards(
         bus,
         stages,
         chains,
-        engine,
+        authorizer,
         results=kept,
         startup=startup,
         refresher=upstreams,
@@ -108,4 +112,4 @@ def build_guards(
         limiter=limiter,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    return Guards(hub, startup, policies, kept, chains, stages, limiter, flows)
+    return Guards(hub, startup, policies, kept, chains, stages, limiter, flows, authorizer)

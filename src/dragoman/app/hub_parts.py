@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.app.build_agents import Agents
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
@@ -29,4 +30,5 @@ class HubParts:
     upstreams: UpstreamManager
     mcp: McpParts
     agents: Agents
+    manifests: ManifestAgents
     events: Events

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
-from dragoman.agents.function import FunctionAgent
+from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
 from dragoman.core.tool import Target, TargetFacts
@@ -21,11 +21,12 @@ class TargetSettings:
 
     _live: LiveConfig
     _registered: RegisteredAgents
+    _local: Mapping[str, LocalAgent]
 
     def find_pin_mode(self, target: str) -> str:
         """The definitions of local agents are trusted; an unknown target is pinned strictly."""
         config = self._live.config
-        if any(agent.name == target for agent in config.agents):
+        if target in self._local or any(one.name == target for one in config.agents):
             return OFF
         for server in config.mcp_servers:
             if server.name == target:
@@ -40,7 +41,7 @@ class TargetSettings:
 
     def list_namespaces(self) -> dict[str, str]:
         """The targets by the prefix of their canonical names."""
-        names = list_configured(self._live.config)
+        names = [*list_configured(self._live.config), *self._local]
         configured = {build_canonical_name(name, "").rstrip("."): name for name in names}
         return configured | self._registered.list_namespaces()
 
@@ -50,7 +51,7 @@ class Targets:
     """The targets themselves, connected or not."""
 
     _upstreams: UpstreamManager
-    _local: Mapping[str, FunctionAgent]
+    _local: Mapping[str, LocalAgent]
     _registered: RegisteredAgents
 
     def find(self, name: str) -> Target | None:

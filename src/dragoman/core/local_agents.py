@@ -59,6 +59,33 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
 
 
+class AgentProfiles:
+    """The profiles of the agents that have one, by name."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[str, AgentProfile] = {}
+        self.version = 0
+        """Changes with every profile."""
+
+    def find(self, principal: Principal) -> AgentProfile | None:
+        """Finds the agent that the principal is; None for other principals."""
+        return self._profiles.get(principal.serves) if principal.serves else None
+
+    def get(self, name: str) -> AgentProfile | None:
+        return self._profiles.get(name)
+
+    def add(self, profile: AgentProfile) -> None:
+        self._profiles[profile.name] = profile
+        self.version += 1
+
+    def remove(self, name: str) -> None:
+        if self._profiles.pop(name, None) is not None:
+            self.version += 1
+
+    def list_all(self) -> list[AgentProfile]:
+        return [self._profiles[name] for name in sorted(self._profiles)]
+
+
 class AgentDirectory(Protocol):
     """The local agents, as built-in tools see them."""
 

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from dragoman.core.call_chains import CallChains
     from dragoman.core.kept_results import KeptResults
     from dragoman.core.pipeline import Stage
-    from dragoman.core.ports import AuditLog, Authorizer, RateLimiter
+    from dragoman.core.ports import AuditLog, RateLimiter
     from dragoman.core.question_handles import QuestionHandles
     from dragoman.guards.carried_labels import CarriedLabels
     from dragoman.guards.config import Limits
+    from dragoman.guards.grants import GrantedAuthorizer
     from dragoman.guards.tool_flows import ToolFlowTable
 
 
@@ -24,7 +25,7 @@ def build_stages(
     limits: Limits,
     handles: QuestionHandles,
     chains: CallChains,
-    authorizer: Authorizer,
+    authorizer: GrantedAuthorizer,
     kept: KeptResults,
     limiter: RateLimiter,
     flows: ToolFlowTable,
@@ -34,6 +35,7 @@ def build_stages(
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
+    from dragoman.guards.grants import Grants
     from dragoman.guards.loop import LoopGuard
     from dragoman.guards.overload import Overload
     from dragoman.guards.questions import Questions
@@ -51,6 +53,7 @@ def build_stages(
         RateLimit(limiter),  # before what costs more than a lookup
         Recursion(chains),  # cheap to check: a loop must not cost a decision
         LoopGuard(limits.loop),  # nor must a call that repeats without progress
+        Grants(authorizer),  # an agent may do what it was granted, and no more than its callers
         CollectLabels(chains, flows, carried),  # which the policies read
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline

@@ -11,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dragoman.agents.manifest import list_manifests, load_manifest
 from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import HubError
+from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
@@ -158,7 +159,22 @@ def list_configured(config: Config) -> list[str]:
 
 def list_targets(home: Path) -> list[str]:
     """Lists the names of all servers and agents of a home."""
-    return [*list_configured(load(home / "config.toml")), *list_registered_agents(home)]
+    return [
+        *list_configured(load(home / "config.toml")),
+        *list_registered_agents(home),
+        *list_manifest_agents(home),
+    ]
+
+
+def list_manifest_agents(home: Path) -> list[str]:
+    """Lists the names of the agents with a manifest, as far as it can be read."""
+    names = []
+    for folder, file in list_manifests(home).items():
+        try:
+            names.append(load_manifest(file).manifest.name)
+        except ConfigError:
+            names.append(folder)
+    return names
 
 
 def list_registered_agents(home: Path) -> list[str]:

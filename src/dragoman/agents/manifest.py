@@ -1,0 +1,356 @@
+"""Agent manifests: `agents/NAME/agent.toml` or `agent.json` in the home.
+
+The manifests of OpenFang and OpenStarry load as they are: their fields are translated, and those
+without a meaning here give a warning each. Any other unknown field is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from dragoman.agents.config import SkillEntry
+from dragoman.agents.models.script import ScriptStep
+from dragoman.core.errors import ConfigError
+from dragoman.core.local_agents import AgentProfile
+
+FILES = ("agent.toml", "agent.json")
+FOLDER = "agents"
+WORKSPACE = "workspace"
+MAX_MANIFEST = 1024 * 1024
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
+
+
+def _about(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class ModelSettings(Struct, frozen=True, kw_only=True):
+    provider: Annotated[
+        str,
+        _about(
+            "`openai` for every server with OpenAI's chat completions, `ollama` for one on this "
+            "machine, `script` for the steps of [[script]], `client` for the model of the client "
+            "that calls, or a provider of the extra `agents`, such as `anthropic`."
+        ),
+    ] = "openai"
+    model: Annotated[str, _about("The name of the model.")] = ""
+    base_url: Annotated[str, _about("The URL of the server, up to /v1.")] = ""
+    api_key_env: Annotated[str, _about("The variable that has the API key.")] = ""
+    system_prompt: Annotated[str, _about("The instructions.")] = ""
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    context_tokens: Annotated[
+        int, Meta(ge=1_000), _about("Tokens of the conversation that the model can read.")
+    ] = 100_000
+    tool_mode: Annotated[
+        Literal["native", "constrained"],
+        _about("How the model calls tools: by its own tool calls, or by answers in JSON."),
+    ] = "native"
+    timeout_secs: Annotated[
+        float, Meta(gt=0, le=3_600), _about("Seconds until an answer begins.")
+    ] = 120.0
+    allow_private: Annotated[
+        bool, _about("Whether the name in base_url may lead to a private address.")
+    ] = False
+    extra: Annotated[dict[str, Any], _about("Further members of each request.")] = {}
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """Nothing is granted that is not named."""
+
+    tools: Annotated[
+        list[str], _about("Tools that it may call, with * for anything; built-in ones too.")
+    ] = []
+    mcp_servers: Annotated[list[str], _about("MCP servers all of whose tools it may call.")] = []
+    agents: Annotated[list[str], _about("Agents that it may call, with * for anything.")] = []
+    agent_spawn: Annotated[bool, _about("Whether it may start agents of its own.")] = False
+    shell: Annotated[list[str], _about('Commands for shell_exec: "git diff *".')] = []
+    network: Annotated[list[str], _about("Hosts for web_fetch; * for all public ones.")] = []
+    memory_read: Annotated[list[str], _about("Memory keys that it may recall.")] = field(
+        default_factory=lambda: ["self.*"]
+    )
+    memory_write: Annotated[list[str], _about("Memory keys that it may store.")] = field(
+        default_factory=lambda: ["self.*"]
+    )
+
+
+class AgentLimits(Struct, frozen=True, kw_only=True):
+    turns: Annotated[int, Meta(ge=1, le=1_000), _about("Answers of the model per message.")] = 25
+    tool_calls: Annotated[int, Meta(ge=0, le=10_000), _about("Tool calls per message.")] = 100
+    parallel: Annotated[int, Meta(ge=1, le=100), _about("Tool calls at once.")] = 8
+
+
+class McpExposure(Struct, frozen=True, kw_only=True):
+    expose_tools: Annotated[
+        list[str], _about("Tools that its own MCP endpoint offers; none by default.")
+    ] = []
+    private_tools: Annotated[list[str], _about("Tools that it never offers.")] = []
+    expose_files: Annotated[
+        list[str], _about("Files of its workspace that it offers as resources, with *.")
+    ] = []
+
+
+class A2aFacts(Struct, frozen=True, kw_only=True):
+    skills: Annotated[list[SkillEntry], _about("Skills on its card besides its tools.")] = []
+    input_modes: Annotated[list[str], _about("The media types it accepts.")] = field(
+        default_factory=lambda: ["text/plain", "application/json"]
+    )
+    output_modes: Annotated[list[str], _about("The media types of its answers.")] = field(
+        default_factory=lambda: ["text/plain", "application/json"]
+    )
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    name: str
+    description: str = ""
+    version: str = "1.0.0"
+    author: str = ""
+    tags: list[str] = []
+    model: ModelSettings = ModelSettings()
+    fallback_models: list[ModelSettings] = []
+    capabilities: Capabilities = Capabilities()
+    profile: Literal[
+        "", "minimal", "coding", "research", "messaging", "automation", "full", "custom"
+    ] = ""
+    skills: list[str] = []
+    limits: AgentLimits = AgentLimits()
+    mcp: McpExposure = McpExposure()
+    a2a: A2aFacts = A2aFacts()
+    script: list[ScriptStep] = []
+    function: str = ""
+
+
+PROFILES: Mapping[str, tuple[str, ...]] = {
+    "": (),
+    "minimal": ("file_read", "file_list"),
+    "coding": ("file_read", "file_list", "file_write", "apply_patch", "shell_exec", "web_fetch"),
+    "research": ("web_fetch", "web_search", "file_read", "file_write"),
+    "messaging": ("agent_send", "agent_list", "memory_store", "memory_recall"),
+    "automation": (
+        "file_read", "file_write", "file_list", "web_fetch", "shell_exec", "memory_store",
+        "memory_recall", "agent_send", "agent_list", "system_time",
+    ),
+    "full": ("*",),
+    "custom": (),
+}  # fmt: skip
+"""The tools of a profile, as OpenFang has them."""
+
+
+class LoadedManifest(Struct, frozen=True):
+    manifest: Manifest
+    warnings: Sequence[str]
+    folder: Path
+
+    def build_profile(self, org: str = "default", parent: str = "") -> AgentProfile:
+        manifest, granted = self.manifest, self.manifest.capabilities
+        return AgentProfile(
+            name=manifest.name,
+            description=manifest.description,
+            tags=tuple(manifest.tags),
+            org=org,
+            parent=parent,
+            workspace=self.folder / WORKSPACE,
+            tools=tuple(map(_fold_pattern, [*PROFILES[manifest.profile], *granted.tools])),
+            servers=tuple(granted.mcp_servers),
+            agents=tuple(granted.agents),
+            can_spawn=granted.agent_spawn,
+            shell=tuple(granted.shell),
+            network=tuple(granted.network),
+            memory_read=tuple(granted.memory_read),
+            memory_write=tuple(granted.memory_write),
+        )
+
+
+def _fold_pattern(pattern: str) -> str:
+    """`fs:read_file` is OpenStarry's spelling of the tool `fs.read_file`."""
+    return pattern.replace(":", ".", 1) if "." not in pattern else pattern
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def list_manifests(home: Path) -> dict[str, Path]:
+    """Lists the manifest file of each agent folder of a home, by the folder's name."""
+    found: dict[str, Path] = {}
+    try:
+        folders = sorted((home / FOLDER).iterdir())
+    except OSError:
+        return found
+    for folder in folders:
+        for name in FILES:
+            if (folder / name).is_file():
+                found[folder.name] = folder / name
+                break
+    return found
+
+
+def load_manifest(file: Path) -> LoadedManifest:
+    """Raises `ConfigError` that names the file, the field and the fix."""
+    try:
+        data = file.read_bytes()[: MAX_MANIFEST + 1]
+    except OSError as error:
+        raise ConfigError(f'"{file}" cannot be read: {error.strerror}') from None
+    if len(data) > MAX_MANIFEST:
+        raise ConfigError(f'"{file}" is larger than {MAX_MANIFEST} bytes')
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f'"{file}" is not UTF-8; save it as UTF-8') from None
+    return parse_manifest(text, file)
+
+
+def parse_manifest(text: str, file: Path) -> LoadedManifest:
+    try:
+        if file.suffix == ".json":
+            raw = msgspec.json.decode(strip_comments(text).encode())
+        else:
+            raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(f'"{file}" cannot be parsed: {error}') from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f'"{file}" must be an object')
+    return build_manifest(raw, file)
+
+
+def build_manifest(raw: Mapping[str, Any], file: Path) -> LoadedManifest:
+    """Builds a manifest from parsed data; `file` names it in errors."""
+    warnings: list[str] = []
+    data = _translate(dict(raw), warnings)
+    data.setdefault("name", file.parent.name)
+    unknown = list(_list_unknown(data, Manifest, ""))
+    if unknown:
+        raise ConfigError(f'"{file}": {"; ".join(unknown[:5])}')
+    try:
+        manifest = msgspec.convert(data, Manifest)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f'"{file}": {error}') from None
+    if not NAME.fullmatch(manifest.name):
+        raise ConfigError(
+            f'"{file}": the name {manifest.name[:80]!r} is invalid: use letters, digits, spaces, '
+            '"_", "-" and ".", at most 64'
+        )
+    return LoadedManifest(manifest, [f'"{file}": {one}' for one in warnings], file.parent)
+
+
+def strip_comments(text: str) -> str:
+    """Removes `//` and `/* */` comments from JSON."""
+    pieces = (found[0] for found in _JSON_PIECES.finditer(text))
+    return "".join(one for one in pieces if not one.startswith(("//", "/*")))
+
+
+_JSON_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|[^"/]+|.', re.DOTALL)
+
+
+def _list_unknown(data: Any, kind: Any, path: str) -> list[str]:
+    """Lists the unknown fields, each with the nearest known one."""
+    found: list[str] = []
+    if not isinstance(data, dict):
+        return found
+    known = {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    for name, value in data.items():
+        where = f"{path}{name}"
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f'; did you mean "{path}{near[0]}"?' if near else ""
+            found.append(f'unknown field "{where}"{hint}')
+            continue
+        inner = _find_struct(known[name].type)
+        if inner is None:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            found += _list_unknown(one, inner, f"{where}.")
+    return found
+
+
+def _find_struct(kind: Any) -> Any:
+    while hasattr(kind, "__metadata__"):
+        kind = kind.__origin__
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return kind
+    for one in getattr(kind, "__args__", ()):
+        if (found := _find_struct(one)) is not None:
+            return found
+    return None
+
+
+# --- the manifests of OpenFang and OpenStarry -----------------------------------------------------
+
+_MEANINGLESS = (
+    "module", "resources", "priority", "metadata", "routing", "autonomous", "pinned_model",
+    "workspace", "state_dir", "generate_identity_files", "exec_policy", "tools", "cache_context",
+    "max_history_messages", "schedule", "plugins", "guide", "policy", "memory", "manifest_version",
+    "$schema",
+)  # fmt: skip
+_MEANINGLESS_CAPABILITIES = (
+    "ofp_discover", "ofp_connect", "econ_spend", "env", "allowedPaths", "llm_query",
+)  # fmt: skip
+
+
+def _translate(data: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    if isinstance(data.get("identity"), dict) or isinstance(data.get("cognition"), dict):
+        data = _translate_openstarry(data, warnings)
+    capabilities = data.get("capabilities")
+    capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+    for old, new in (("agent_message", "agents"), ("mcp_servers", "mcp_servers")):
+        source = capabilities if old == "agent_message" else data
+        if old in source and (source is data or new not in capabilities):
+            capabilities[new] = source.pop(old)
+    for old in ("tool_allowlist", "tool_blocklist"):
+        if data.get(old):
+            warnings.append(
+                f'the field "{old}" has no meaning here; name the tools in capabilities'
+            )
+        data.pop(old, None)
+    for name in _MEANINGLESS_CAPABILITIES:
+        if name in capabilities:
+            del capabilities[name]
+            warnings.append(f'the field "capabilities.{name}" has no meaning here')
+    for name in _MEANINGLESS:
+        if name in data:
+            del data[name]
+            warnings.append(f'the field "{name}" has no meaning here')
+    if capabilities:
+        data["capabilities"] = capabilities
+    return data
+
+
+def _translate_openstarry(data: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    identity = data.pop("identity", None) or {}
+    cognition = dict(data.pop("cognition", None) or {})
+    communication = data.pop("communication", None) or {}
+    found: dict[str, Any] = {
+        name: identity[name] for name in ("name", "description", "version") if name in identity
+    }
+    if "name" not in found and isinstance(identity.get("id"), str):
+        found["name"] = identity["id"]
+    model = {new: cognition.pop(old) for old, new in _COGNITION.items() if old in cognition}
+    if rounds := cognition.pop("maxToolRounds", None):
+        found["limits"] = {"turns": rounds}
+    warnings += [f'the field "cognition.{name}" has no meaning here' for name in cognition]
+    if model:
+        found["model"] = model
+    if isinstance(communication, dict):
+        if exposed := communication.pop("exposedTools", None):
+            found["mcp"] = {"expose_tools": exposed}
+        if targets := communication.pop("canSendTo", None):
+            capabilities = dict(data.get("capabilities") or {})
+            data["capabilities"] = {**capabilities, "agents": targets}
+        names = [f"communication.{name}" for name in communication]
+        warnings += [f'the field "{name}" has no meaning here' for name in names]
+    return {**data, **found}
+
+
+_COGNITION = {
+    "provider": "provider",
+    "model": "model",
+    "temperature": "temperature",
+    "maxTokens": "max_tokens",
+}

@@ -1,0 +1,213 @@
+"""The agents of a home that have a manifest: loads them, follows their files, starts and ends them.
+
+Implements `core.local_agents.AgentDirectory`. A manifest that is invalid leaves its agent as it
+was; the others are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dragoman.agents.manifest import (
+    FOLDER,
+    LoadedManifest,
+    build_manifest,
+    list_manifests,
+    load_manifest,
+)
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import ConfigError, InvalidInput, NotFound
+from dragoman.core.local_agents import AgentProfile, AgentProfiles
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Target, Tool
+
+log = logging.getLogger(__name__)
+
+MAX_SPAWNED = 50
+"""Agents that others have started."""
+Stamp = tuple[int, int, int]
+
+
+class LocalAgent(Target, Protocol):
+    """An agent that runs in the hub."""
+
+    @property
+    def tool(self) -> Tool: ...
+
+    def close(self) -> None: ...
+
+
+BuildAgent = Callable[[LoadedManifest, AgentProfile], LocalAgent]
+"""Builds the agent of a manifest; raises `ConfigError`."""
+
+
+class ManifestAgents:
+    def __init__(
+        self,
+        home: Path,
+        catalog: Catalog,
+        agents: MutableMapping[str, LocalAgent],
+        profiles: AgentProfiles,
+        build: BuildAgent,
+        find_objection: Callable[[str], str | None],
+    ) -> None:
+        """`agents` are all local agents by name, to which these are added. `find_objection` says
+        why no agent can have a name, if so."""
+        self._home = home
+        self._catalog = catalog
+        self._agents = agents
+        self._build = build
+        self._find_objection = find_objection
+        self._profiles = profiles
+        self._files: dict[str, tuple[Path, Stamp | None]] = {}
+        """The manifest of each folder, and what it was when it was read."""
+        self._names: dict[str, str] = {}
+        """The agent of each folder."""
+        self.failures: dict[str, str] = {}
+        """Why the manifest of a folder is not in force."""
+
+    # --- manifests --------------------------------------------------------------------------------
+
+    def check(self) -> list[str]:
+        """Loads manifests that are new or have changed, and removes agents whose manifest is gone.
+        Returns the folders that have changed."""
+        found = list_manifests(self._home)
+        changed = []
+        for folder in [one for one in self._files if one not in found]:
+            changed.append(folder)
+            del self._files[folder]
+            self.failures.pop(folder, None)
+            if (name := self._names.pop(folder, None)) is not None:
+                self._remove(name)
+                log.info('agent "%s" was removed', name)
+        for folder, file in found.items():
+            stamp = _read_stamp(file)
+            if self._files.get(folder) != (file, stamp):
+                self._files[folder] = file, stamp
+                changed.append(folder)
+                self._load(folder, file)
+        return changed
+
+    async def follow(self) -> None:
+        """Applies changes of manifests; called again and again."""
+        self.check()
+
+    def _load(self, folder: str, file: Path) -> None:
+        try:
+            loaded = load_manifest(file)
+            self._replace(folder, loaded)
+        except ConfigError as error:
+            self.failures[folder] = str(error)
+            kept = " as it was" if folder in self._names else ""
+            log.error("%s; the hub runs without it%s", error, kept)
+            return
+        self.failures.pop(folder, None)
+        for warning in loaded.warnings:
+            log.warning("%s", warning)
+        log.info('agent "%s" is ready', loaded.manifest.name)
+
+    def _replace(self, folder: str, loaded: LoadedManifest) -> None:
+        name, old = loaded.manifest.name, self._names.get(folder)
+        if name != old and name in self._agents:
+            raise ConfigError(f'"{folder}": there is an agent "{name}" already')
+        if name != old and (objection := self._find_objection(name)) is not None:
+            raise ConfigError(f'"{folder}": the name "{name}" cannot be used: {objection}')
+        profile = loaded.build_profile()
+        agent = self._build(loaded, profile)
+        if old is not None:
+            self._remove(old)
+        self._add(profile, agent)
+        self._names[folder] = name
+
+    def _add(self, profile: AgentProfile, agent: LocalAgent) -> None:
+        profile.workspace.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._agents[profile.name] = agent
+        self._profiles.add(profile)
+        self._catalog.offer(profile.name, [agent.tool])
+
+    def _remove(self, name: str) -> None:
+        self._catalog.offer(name, [])
+        self._profiles.remove(name)
+        agent = self._agents.pop(name, None)
+        if agent is not None:
+            agent.close()
+
+    # --- AgentDirectory ---------------------------------------------------------------------------
+
+    def find_profile(self, principal: Principal) -> AgentProfile | None:
+        return self._profiles.find(principal)
+
+    def list_profiles(self) -> list[AgentProfile]:
+        return self._profiles.list_all()
+
+    async def spawn(self, parent: AgentProfile, manifest: Mapping[str, Any]) -> AgentProfile:
+        if not parent.can_spawn:
+            raise InvalidInput(f'agent "{parent.name}" may not start agents (agent_spawn)')
+        if sum(bool(one.parent) for one in self._profiles.list_all()) >= MAX_SPAWNED:
+            raise InvalidInput(f"{MAX_SPAWNED} agents have been started already; end one first")
+        place = self._home / FOLDER / parent.name / "spawned" / str(manifest.get("name", ""))
+        try:
+            loaded = build_manifest(manifest, place / "agent.toml")
+            name = loaded.manifest.name
+            if name in self._agents:
+                raise ConfigError(f'there is an agent "{name}" already')
+            if (objection := self._find_objection(name)) is not None:
+                raise ConfigError(f'the name "{name}" cannot be used: {objection}')
+            profile = loaded.build_profile(parent.org, parent.name)
+            wider = list(_list_wider(profile, parent))
+            if wider:
+                raise ConfigError(
+                    f'agent "{name}" would have more than its parent "{parent.name}": '
+                    f"{', '.join(wider[:5])}"
+                )
+            agent = self._build(loaded, profile)
+        except ConfigError as error:
+            raise InvalidInput(str(error)) from None
+        self._add(profile, agent)
+        return profile
+
+    async def kill(self, name: str, by: AgentProfile) -> None:
+        profile = self._profiles.get(name)
+        if profile is None:
+            raise NotFound(f'there is no agent "{name[:200]}"')
+        if profile.parent != by.name:
+            raise InvalidInput(f'agent "{name}" was not started by "{by.name}"')
+        self._remove(name)
+
+    def close(self) -> None:
+        for profile in self._profiles.list_all():
+            agent = self._agents.get(profile.name)
+            if agent is not None:
+                agent.close()
+
+
+def _list_wider(child: AgentProfile, parent: AgentProfile) -> Iterator[str]:
+    """Lists the grants of a child that none of its parent's covers."""
+    for field in ("tools", "servers", "agents", "shell", "network", "memory_read", "memory_write"):
+        granted = getattr(parent, field)
+        for pattern in getattr(child, field):
+            if not any(_covers(one, pattern) for one in granted):
+                yield f'{field} "{pattern}"'
+    if child.can_spawn and not parent.can_spawn:
+        yield "agent_spawn"
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    """Whether every name that `narrow` matches is matched by `wide`, as far as that is certain:
+    equal patterns, `*`, and a prefix."""
+    if wide in ("*", narrow):
+        return True
+    prefix = wide.removesuffix("*")
+    plain = not any(one in prefix for one in "*?[")
+    return wide.endswith("*") and plain and narrow.startswith(prefix)
+
+
+def _read_stamp(file: Path) -> Stamp | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

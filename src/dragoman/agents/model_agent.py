@@ -1,0 +1,409 @@
+"""An agent that thinks with a model and acts with tools: a target with one tool, which takes a
+message.
+
+Messages of one conversation are answered in their order, those of others concurrently. A run that a
+tool's question interrupts is kept until it is answered, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from secrets import token_hex
+from time import monotonic
+from typing import Any, Protocol
+
+from dragoman.agents.manifest import Manifest
+from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop
+from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, OnText
+from dragoman.core.agent_tool import SCHEMA, blocks_from_arguments, build_agent_tool
+from dragoman.core.call import (
+    ABSENT,
+    Artifact,
+    Call,
+    Progress,
+    Result,
+    Updates,
+    WantedUpdates,
+    discard_update,
+)
+from dragoman.core.conversations import (
+    CONTEXT,
+    Conversation,
+    Conversations,
+    add_context,
+    find_context_in_meta,
+    new_conversation_id,
+)
+from dragoman.core.errors import InvalidInput, Overloaded, WorkFailed
+from dragoman.core.hub import CallOptions
+from dragoman.core.local_agents import AgentProfile, build_agent_principal
+from dragoman.core.principal import Principal
+from dragoman.core.structs import Struct, replace
+from dragoman.core.tool import AgentFacts, TargetFacts, TargetTraits, Tool, Validator
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.trace import Trace
+from dragoman.wire.json import decode_reply, encode
+
+DOOR = "agent"
+"""The entry point of calls that an agent makes."""
+RESPONSE = "response"
+"""The id of the artifact with an agent's answer."""
+OUTPUT_SCHEMA = "dragoman.hub/output-schema"
+"""In the `_meta` of a request or the metadata of a message: a JSON Schema of the answer."""
+FLUSH_CHARS = 80
+"""Characters of an answer that are sent together, so that a stream has fewer pieces."""
+MAX_TOOLS = 128
+"""Tools that a model is offered."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class AgentRuntimeLimits(Struct, frozen=True, kw_only=True):
+    conversations: int = 1_000
+    """Conversations of one agent that are kept."""
+    messages: int = 200
+    """Messages of one of them."""
+    suspended: int = 100
+    """Runs that wait for an answer."""
+    suspended_seconds: float = 900.0
+
+
+class AgentHub(Protocol):
+    """What an agent needs of the hub."""
+
+    def list_granted(self, principal: Principal, trace: Trace) -> list[Tool]:
+        """Lists the tools that the agent may call on behalf of the call with that trace."""
+
+    def call_within(
+        self,
+        parent: Trace,
+        principal: Principal,
+        name: str,
+        arguments: Mapping[str, Any],
+        options: CallOptions,
+    ) -> Awaitable[tuple[Tool, Result]]: ...
+
+
+class _Conversation:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.lock = asyncio.Lock()
+
+
+class _Suspended(Struct, frozen=True):
+    state: LoopState
+    principal: str
+    context: str
+    until: float
+
+
+class ModelAgent:
+    traits = TargetTraits(facts=TargetFacts(type="Agent"), may_last=True, ends_questions=False)
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        profile: AgentProfile,
+        models: Sequence[ChatModel],
+        hub: AgentHub,
+        prefix: str,
+        validate: Validator,
+        limits: AgentRuntimeLimits | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.name = manifest.name
+        self.manifest = manifest
+        self.profile = profile
+        self._principal = build_agent_principal(profile)
+        self._hub = hub
+        self._limits = limits or AgentRuntimeLimits()
+        self._clock = clock
+        settings = manifest.limits
+        self._loop = ModelLoop(
+            models,
+            manifest.model.system_prompt,
+            LoopLimits(
+                turns=settings.turns,
+                tool_calls=settings.tool_calls,
+                parallel=settings.parallel,
+                context_tokens=manifest.model.context_tokens,
+            ),
+            manifest.name,
+        )
+        self.tool = build_agent_tool(self, build_facts(manifest), prefix, validate, SCHEMA)
+        self._conversations = Conversations(manifest.name)
+        self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
+        """By principal and context, the least recent first."""
+        self._suspended: OrderedDict[str, _Suspended] = OrderedDict()
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    async def run(self, call: Call) -> Result:
+        if call.handle:
+            return await self._continue(call)
+        context = self._find_context(call)
+        kept = self._find_conversation(call.principal, context)
+        async with kept.lock:
+            state = LoopState([*kept.messages, _build_user_message(call)], (), _find_schema(call))
+            result = await self._advance(call, context, state, None)
+            if result.questions is None:
+                self._keep_messages(kept, state)
+        id = self._conversations.keep(call, Conversation(context), context)
+        return result if result.questions else add_context(result, call, id, shown=True)
+
+    async def _continue(self, call: Call) -> Result:
+        """Continues a run that has asked, with the answers."""
+        suspended = self._suspended.pop(call.handle or "", None)
+        if suspended is None or suspended.until < self._clock():
+            raise InvalidInput(
+                f'agent "{self.name}" no longer waits for this answer; send the message again'
+            )
+        kept = self._find_conversation(call.principal, suspended.context)
+        async with kept.lock:
+            result = await self._advance(
+                call, suspended.context, suspended.state, call.answers or {}
+            )
+            if result.questions is None:
+                self._keep_messages(kept, suspended.state)
+        return result
+
+    async def _advance(
+        self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
+    ) -> Result:
+        run = _Run(self, call, context)
+        state.tools = run.offered
+        stream = _TextStream(call.updates)
+        try:
+            outcome = await self._loop.run(state, run.call_tool, stream.begin, answers)
+        finally:
+            call.notes.usage = {
+                name: getattr(state.usage, name) for name in state.usage.__struct_fields__
+            }
+        if not isinstance(outcome, ModelReply):
+            return Result(questions=outcome, handle=self._suspend(call, context, state))
+        stream.flush()
+        return _build_result(outcome, state, self.name)
+
+    def _suspend(self, call: Call, context: str, state: LoopState) -> str:
+        now = self._clock()
+        while self._suspended and next(iter(self._suspended.values())).until < now:
+            self._suspended.popitem(last=False)
+        if len(self._suspended) >= self._limits.suspended:
+            raise Overloaded(
+                f'agent "{self.name}" waits for {len(self._suspended)} answers already; try again '
+                "when some have been given"
+            )
+        id = token_hex(16)
+        until = now + self._limits.suspended_seconds
+        self._suspended[id] = _Suspended(state, call.principal.key, context, until)
+        return id
+
+    # --- conversations ----------------------------------------------------------------------------
+
+    def _find_context(self, call: Call) -> str:
+        if call.message is not None and call.message.context:
+            return call.message.context
+        asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
+        return self._conversations.find(call, str(asked)).id or new_conversation_id()
+
+    def _find_conversation(self, principal: Principal, context: str) -> _Conversation:
+        key = principal.key, context
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = _Conversation()
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._limits.conversations:
+            oldest = next((one for one, it in self._kept.items() if not it.lock.locked()), None)
+            if oldest is None or oldest == key:
+                break
+            del self._kept[oldest]
+        return kept
+
+    def _keep_messages(self, kept: _Conversation, state: LoopState) -> None:
+        messages = state.messages[-self._limits.messages :]
+        while messages and messages[0].get("role") != "user":
+            messages = messages[1:]
+        kept.messages = messages
+
+    def close(self) -> None:
+        self._suspended.clear()
+        self._kept.clear()
+
+
+class _Run:
+    """The tools of one run."""
+
+    def __init__(self, agent: ModelAgent, call: Call, context: str) -> None:
+        self._agent = agent
+        self._call = call
+        self._names: dict[str, str] = {}
+        """Canonical names, by those that the model uses."""
+        self.offered: list[OfferedTool] = []
+        for tool in agent._hub.list_granted(agent._principal, call.trace)[:MAX_TOOLS]:
+            name = self._make_name(tool)
+            self._names[name] = tool.name
+            schema = tool.definition.get("inputSchema") or {"type": "object"}
+            self.offered.append(OfferedTool(name, tool.description, schema))
+        self._options = CallOptions(
+            DOOR,
+            EVERYTHING,
+            updates=self._pass_update,
+            wanted_updates=WantedUpdates(progress=True),
+            client=f"{DOOR}/{agent.name}/{context}" if call.features else "",
+            revision=call.revision,
+            features=call.features,
+        )
+
+    def _make_name(self, tool: Tool) -> str:
+        name = _UNSAFE.sub("_", tool.alias)[:64]
+        number = 2
+        while name in self._names:
+            name = f"{name[:60]}_{number}"
+            number += 1
+        return name
+
+    def _pass_update(self, update: Any) -> None:
+        if isinstance(update, Progress):
+            self._call.updates(update)
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Result:
+        options = self._options
+        if handle is not None:
+            options = replace(options, answers=answers, handle=handle)
+        call, agent = self._call, self._agent
+        target = self._names.get(name, name)
+        _, result = await agent._hub.call_within(
+            call.trace, agent._principal, target, arguments, options
+        )
+        return result
+
+
+class _TextStream:
+    """Sends the text of an answer while it is written, in pieces of some size."""
+
+    def __init__(self, updates: Updates) -> None:
+        self._updates = updates
+        self._pending = ""
+        self._begun = False
+
+    def begin(self) -> OnText:
+        """Begins another text, which replaces the last one."""
+        self._begun, self._pending = False, ""
+        return self._write
+
+    def _write(self, text: str) -> None:
+        if self._updates is discard_update:
+            return
+        self._pending += text
+        if len(self._pending) >= FLUSH_CHARS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        block = {"type": "text", "text": self._pending}
+        self._updates(
+            Artifact(id=RESPONSE, name=RESPONSE, content=[block], append=self._begun, last=False)
+        )
+        self._begun, self._pending = True, ""
+
+
+def build_facts(manifest: Manifest, tools: Sequence[Tool] = ()) -> AgentFacts:
+    """Builds what is published: a skill for each of `tools`, and the declared ones."""
+    declared = [
+        {
+            "id": skill.id,
+            "name": skill.name or skill.id.replace("_", " "),
+            "description": skill.description or f"Can do {skill.id}.",
+            "tags": skill.tags or ["agent"],
+            "examples": skill.examples,
+            "public": skill.public,
+        }
+        for skill in manifest.a2a.skills
+    ]
+    names = {skill["id"] for skill in declared}
+    from_tools = [
+        {
+            "id": tool.alias,
+            "name": tool.alias.replace("_", " "),
+            "description": tool.description or f"Can use the {tool.alias} tool",
+            "tags": ["tool"],
+            "examples": [],
+            "public": True,
+        }
+        for tool in tools
+        if tool.alias not in names
+    ]
+    return AgentFacts(
+        name=manifest.name,
+        description=manifest.description or f'The agent "{manifest.name}".',
+        version=manifest.version,
+        skills=[*declared, *from_tools],
+        input_modes=tuple(manifest.a2a.input_modes),
+        output_modes=tuple(manifest.a2a.output_modes),
+    )
+
+
+# --- messages and results -------------------------------------------------------------------------
+
+
+def _build_user_message(call: Call) -> Message:
+    parts: list[dict[str, Any]] = []
+    for block in blocks_from_arguments(call.arguments):
+        if not isinstance(block, Mapping):
+            continue
+        kind = block.get("type")
+        if kind == "text":
+            parts.append({"type": "text", "text": str(block.get("text", ""))})
+        elif kind == "image":
+            url = f"data:{block.get('mimeType', 'image/png')};base64,{block.get('data', '')}"
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        elif kind == "data":
+            parts.append({"type": "text", "text": encode(block.get("data")).decode()})
+        else:
+            parts.append({"type": "text", "text": _describe_file(block)})
+    if all(one["type"] == "text" for one in parts):
+        return {"role": "user", "content": "\n".join(one["text"] for one in parts)}
+    return {"role": "user", "content": parts}
+
+
+def _describe_file(block: Mapping[str, Any]) -> str:
+    resource = block.get("resource")
+    if isinstance(resource, Mapping) and isinstance(resource.get("text"), str):
+        return f"[file {resource.get('uri', '')}]\n{resource['text']}"
+    where = block.get("uri") or (resource.get("uri") if isinstance(resource, Mapping) else "")
+    return f"[file {where or block.get('mimeType', '')}]"
+
+
+def _find_schema(call: Call) -> Mapping[str, Any] | None:
+    metadata = call.message.metadata if call.message is not None else call.meta
+    schema = metadata.get(OUTPUT_SCHEMA) if metadata else None
+    if schema is None:
+        return None
+    if not isinstance(schema, Mapping):
+        raise InvalidInput(f'"{OUTPUT_SCHEMA}" must be a JSON Schema')
+    return schema
+
+
+def _build_result(reply: ModelReply, state: LoopState, agent: str) -> Result:
+    text = reply.text
+    structured: Any = ABSENT
+    if state.schema is not None:
+        try:
+            structured = decode_reply(text.encode())
+        except ValueError as error:
+            raise WorkFailed(f'agent "{agent}" did not answer in JSON: {error}') from None
+    block = {"type": "text", "text": text}
+    return Result(
+        content=[block],
+        structured=structured,
+        artifacts=[Artifact(id=RESPONSE, name=RESPONSE, content=[block])],
+    )

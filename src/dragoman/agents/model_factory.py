@@ -1,0 +1,90 @@
+"""Builds the models of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dragoman.agents.manifest import Manifest, ModelSettings
+from dragoman.agents.models.chat import ChatModel
+from dragoman.core.errors import ConfigError
+from dragoman.wire.http import HttpClient
+
+OpenHttp = Callable[[str, bool], HttpClient]
+"""Opens the client for a configured URL; the second argument allows private addresses."""
+
+BASE_URLS: Mapping[str, tuple[str, str]] = {
+    "openai": ("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "openrouter": ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "groq": ("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+    "mistral": ("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "deepseek": ("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
+    "together": ("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
+    "ollama": ("http://127.0.0.1:11434/v1", ""),
+    "lmstudio": ("http://127.0.0.1:1234/v1", ""),
+    "vllm": ("http://127.0.0.1:8000/v1", ""),
+    "llamacpp": ("http://127.0.0.1:8080/v1", ""),
+}
+"""Providers with OpenAI's chat completions: their URL, and the variable with the key."""
+SCRIPT = "script"
+
+
+def build_models(
+    manifest: Manifest, open_http: OpenHttp, variables: Mapping[str, str]
+) -> Sequence[ChatModel]:
+    """The model of a manifest, and its fallbacks. Raises `ConfigError`."""
+    settings = [manifest.model, *manifest.fallback_models]
+    if manifest.script and not manifest.model.model and manifest.model.provider == "openai":
+        return [_build_script(manifest)]  # a manifest with nothing but a script
+    return [_build_model(one, manifest, open_http, variables) for one in settings]
+
+
+def _build_script(manifest: Manifest) -> ChatModel:
+    from dragoman.agents.models.script import ScriptModel
+
+    if not manifest.script:
+        raise ConfigError(f'agent "{manifest.name}" has no [[script]] steps')
+    try:
+        return ScriptModel(manifest.script)
+    except ValueError as error:
+        raise ConfigError(f'agent "{manifest.name}": {error}') from None
+
+
+def _build_model(
+    settings: ModelSettings, manifest: Manifest, open_http: OpenHttp, variables: Mapping[str, str]
+) -> ChatModel:
+    if settings.provider == SCRIPT:
+        return _build_script(manifest)
+    where = f'agent "{manifest.name}"'
+    if settings.provider not in BASE_URLS and not settings.base_url:
+        known = ", ".join([*BASE_URLS, SCRIPT])
+        raise ConfigError(
+            f'{where}: unknown model provider "{settings.provider}": use {known}, or give a '
+            "base_url"
+        )
+    if not settings.model:
+        raise ConfigError(f"{where}: model.model is missing: name the model")
+    from dragoman.agents.models.constrained import ConstrainedModel
+    from dragoman.agents.models.openai import OpenAiModel, OpenAiSettings
+
+    default_url, default_key = BASE_URLS.get(settings.provider, ("", ""))
+    variable = settings.api_key_env or default_key
+    key = variables.get(variable, "") if variable else ""
+    if settings.api_key_env and not key:
+        raise ConfigError(
+            f'{where}: the variable "{settings.api_key_env}" is not set: set it in the '
+            "environment or in the home's env file"
+        )
+    base = settings.base_url or default_url
+    model = OpenAiModel(
+        OpenAiSettings(
+            model=settings.model,
+            base_url=base,
+            api_key=key,
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            timeout=settings.timeout_secs,
+            extra=settings.extra,
+        ),
+        open_http(base, settings.allow_private),
+    )
+    return ConstrainedModel(model) if settings.tool_mode == "constrained" else model

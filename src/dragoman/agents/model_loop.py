@@ -1,0 +1,335 @@
+"""The loop of an agent that thinks with a model: ask, call tools, ask again, until it answers.
+
+Every tool call is a call of the hub on behalf of the call that the agent serves. Knows neither
+targets nor conversations: it works on a list of messages and can be suspended while a tool asks a
+question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.agents.models.chat import (
+    ChatModel,
+    ContextTooLong,
+    Message,
+    ModelReply,
+    ModelUnavailable,
+    OfferedTool,
+    OnText,
+    ToolRequest,
+)
+from dragoman.core.backoff import Backoff
+from dragoman.core.call import ABSENT, Question, Result
+from dragoman.core.errors import HubError, WorkFailed
+from dragoman.core.structs import Struct
+from dragoman.wire.json import decode_reply
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+MAX_PAUSE = 20.0
+"""Seconds that a provider may ask to wait; beyond that, another model is asked."""
+_BACKOFF = Backoff(first=0.5, longest=MAX_PAUSE, jitter=0.5)
+CHARS_PER_TOKEN = 4
+SHORTENED = 400
+"""Characters that are left of an old tool result."""
+RECENT = 6
+"""Messages at the end that are never shortened."""
+SEPARATOR = "/"
+"""Between the id of a tool call and the name of its question."""
+
+
+class LoopLimits(Struct, frozen=True, kw_only=True):
+    turns: int = 25
+    """Answers of the model in one run."""
+    tool_calls: int = 100
+    parallel: int = 8
+    context_tokens: int = 100_000
+    """Size of the conversation, beyond which old results are shortened and old messages dropped."""
+
+
+BeginText = Callable[[], OnText]
+"""Begins the text of an answer, which replaces that of an earlier try or turn."""
+CallTool = Callable[
+    [str, Mapping[str, Any], Mapping[str, Any] | None, str | None], Awaitable[Result]
+]
+"""Calls a tool by the name that the model uses, with arguments, answers and a handle."""
+
+
+class LoopUsage(Struct):
+    model_calls: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+    def add(self, reply: ModelReply) -> None:
+        self.model_calls += 1
+        self.input_tokens += reply.usage.input_tokens
+        self.output_tokens += reply.usage.output_tokens
+        self.cost += reply.usage.cost
+
+
+class PendingTool(Struct, frozen=True):
+    """A tool call that has asked a question."""
+
+    request: ToolRequest
+    handle: str | None
+    questions: Mapping[str, Question]
+
+
+class LoopState(Struct):
+    """A run between two steps; it can be suspended and continued."""
+
+    messages: list[Message]
+    """The conversation, without the instructions."""
+    tools: Sequence[OfferedTool]
+    schema: Mapping[str, Any] | None = None
+    turns: int = 0
+    usage: LoopUsage = msgspec.field(default_factory=LoopUsage)
+    results: dict[str, str] = msgspec.field(default_factory=dict)
+    """The results of the tool calls of this turn, by id."""
+    requests: Sequence[ToolRequest] = ()
+    pending: list[PendingTool] = msgspec.field(default_factory=list)
+
+
+class ModelLoop:
+    def __init__(
+        self,
+        models: Sequence[ChatModel],
+        instructions: str,
+        limits: LoopLimits,
+        name: str,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """The first of `models` is asked first, the others where it cannot answer."""
+        self._models = models
+        self._instructions = instructions
+        self._limits = limits
+        self._name = name
+        self._sleep = sleep
+
+    async def run(
+        self,
+        state: LoopState,
+        call_tool: CallTool,
+        begin_text: BeginText,
+        answers: Mapping[str, Any] | None = None,
+    ) -> ModelReply | Mapping[str, Question]:
+        """Runs until the model answers, or a tool asks; then continues with the `answers`. The
+        names of the questions begin with the ids of their tool calls."""
+        if state.pending:
+            await self._continue_tools(state, call_tool, answers or {})
+        while True:
+            if state.pending:
+                return {
+                    f"{one.request.id}{SEPARATOR}{name}": question
+                    for one in state.pending
+                    for name, question in one.questions.items()
+                }
+            self._finish_turn(state)
+            if state.turns >= self._limits.turns:
+                raise WorkFailed(
+                    f'agent "{self._name}" has not answered after {state.turns} turns '
+                    "(limits.turns)"
+                )
+            state.turns += 1
+            reply = await self._ask(state, begin_text)
+            state.usage.add(reply)
+            state.messages.append(_build_message(reply))
+            if not reply.tool_requests:
+                return reply
+            await self._call_tools(state, reply.tool_requests, call_tool)
+
+    # --- the model --------------------------------------------------------------------------------
+
+    async def _ask(self, state: LoopState, begin_text: BeginText) -> ModelReply:
+        problems: list[str] = []
+        for model in self._models:
+            try:
+                return await self._ask_one(model, state, begin_text)
+            except ModelUnavailable as error:
+                problems.append(str(error))
+                log.warning('agent "%s": %s', self._name, error)
+        raise WorkFailed(f'agent "{self._name}" has no model that answers: {"; ".join(problems)}')
+
+    async def _ask_one(
+        self, model: ChatModel, state: LoopState, begin_text: BeginText
+    ) -> ModelReply:
+        budget = self._limits.context_tokens
+        tries = 0
+        while True:
+            messages = [*self._build_instructions(), *compact(state.messages, budget)]
+            try:
+                return await model.complete(messages, state.tools, begin_text(), state.schema)
+            except ContextTooLong:
+                if budget < 1_000:
+                    raise
+                budget //= 2
+            except ModelUnavailable as error:
+                tries += 1
+                if tries >= TRIES:
+                    raise
+                pause = error.retry_after
+                if pause is not None and pause > MAX_PAUSE:
+                    raise
+                await self._sleep(_BACKOFF.delay(tries) if pause is None else pause)
+
+    def _build_instructions(self) -> list[Message]:
+        text = self._instructions
+        return [{"role": "system", "content": text}] if text else []
+
+    # --- tools ------------------------------------------------------------------------------------
+
+    async def _call_tools(
+        self, state: LoopState, requests: Sequence[ToolRequest], call_tool: CallTool
+    ) -> None:
+        state.requests, state.results = requests, {}
+        allowed = self._limits.tool_calls - state.usage.tool_calls
+        state.usage.tool_calls += min(allowed, len(requests))
+        gate = asyncio.Semaphore(self._limits.parallel)
+
+        async def call_one(request: ToolRequest) -> None:
+            async with gate:
+                await self._call_one(state, request, call_tool, None, None)
+
+        await asyncio.gather(*(call_one(one) for one in requests[: max(allowed, 0)]))
+        for one in requests[max(allowed, 0) :]:
+            state.results[one.id] = (
+                f"Error: this run may make {self._limits.tool_calls} tool calls, and has made them "
+                "all (limits.tool_calls). Answer with what you know"
+            )
+
+    async def _continue_tools(
+        self, state: LoopState, call_tool: CallTool, answers: Mapping[str, Any]
+    ) -> None:
+        pending, state.pending = state.pending, []
+        for one in pending:
+            prefix = f"{one.request.id}{SEPARATOR}"
+            own = {
+                name.removeprefix(prefix): answer
+                for name, answer in answers.items()
+                if name.startswith(prefix)
+            }
+            await self._call_one(state, one.request, call_tool, own, one.handle)
+
+    async def _call_one(
+        self,
+        state: LoopState,
+        request: ToolRequest,
+        call_tool: CallTool,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> None:
+        try:
+            arguments = _parse_arguments(request.arguments)
+        except ValueError as error:
+            state.results[request.id] = f"Error: the arguments are not a JSON object: {error}"
+            return
+        try:
+            result = await call_tool(request.name, arguments, answers, handle)
+        except HubError as error:
+            state.results[request.id] = f"Error: {error}"
+            return
+        if result.questions is not None:
+            state.pending.append(PendingTool(request, result.handle, result.questions))
+            return
+        state.results[request.id] = render_result(result)
+
+    def _finish_turn(self, state: LoopState) -> None:
+        """Adds the results of the turn to the conversation, in the order of the requests."""
+        for one in state.requests:
+            text = state.results.get(one.id, "")
+            state.messages.append({"role": "tool", "tool_call_id": one.id, "content": text})
+        state.requests, state.results = (), {}
+
+
+def _build_message(reply: ModelReply) -> Message:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+    if reply.tool_requests:
+        message["tool_calls"] = [
+            {
+                "id": one.id,
+                "type": "function",
+                "function": {"name": one.name, "arguments": one.arguments},
+            }
+            for one in reply.tool_requests
+        ]
+    return message
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    arguments = decode_reply(text.encode("utf-8", "replace"))
+    if not isinstance(arguments, dict):
+        raise ValueError(f"found {type(arguments).__name__}")
+    return arguments
+
+
+def render_result(result: Result) -> str:
+    """Renders the result of a tool as text for a model."""
+    texts: list[str] = []
+    for block in result.content:
+        if not isinstance(block, dict):
+            continue
+        text = block.get("text")
+        resource = block.get("resource")
+        if text is None and isinstance(resource, dict):
+            text = resource.get("text")
+        if isinstance(text, str):
+            texts.append(text)
+        else:
+            where = block.get("uri") or block.get("mimeType") or ""
+            texts.append(f"[{block.get('type', 'data')} {where}]".replace(" ]", "]"))
+    if not texts and result.structured is not ABSENT:
+        texts.append(msgspec.json.encode(result.structured).decode())
+    text = "\n".join(texts)
+    return f"Error: {text}" if result.failed else text
+
+
+def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
+    """Fits a conversation into a number of tokens: first shortens old tool results, then drops the
+    oldest messages. A result is never left without its request."""
+    limit = tokens * CHARS_PER_TOKEN
+    kept = list(messages)
+    size = sum(map(_measure, kept))
+    for place in range(max(len(kept) - RECENT, 0)):
+        if size <= limit:
+            return kept
+        message = kept[place]
+        text = message.get("content")
+        if message.get("role") == "tool" and isinstance(text, str) and len(text) > SHORTENED:
+            short = f"{text[:SHORTENED]} [… {len(text) - SHORTENED} characters were removed]"
+            kept[place] = {**message, "content": short}
+            size -= len(text) - len(short)
+    dropped, last = 0, _find_last_exchange(kept)
+    while size > limit and dropped < last:
+        size -= _measure(kept[dropped])
+        dropped += 1
+    while dropped < last and kept[dropped].get("role") == "tool":
+        dropped += 1
+    if not dropped:
+        return kept
+    note = {"role": "user", "content": f"[{dropped} earlier messages were removed]"}
+    return [note, *kept[dropped:]]
+
+
+def _find_last_exchange(messages: Sequence[Message]) -> int:
+    """Finds where the part begins that must stay: the last message that is not a result."""
+    place = len(messages) - 1
+    while place > 0 and messages[place].get("role") == "tool":
+        place -= 1
+    return max(place, 0)
+
+
+def _measure(message: Message) -> int:
+    content = message.get("content")
+    size = len(content) if isinstance(content, str) else len(str(content or ""))
+    return size + len(str(message.get("tool_calls") or "")) + 10

@@ -1,0 +1,83 @@
+"""What an agent says to a model and what comes back, independent of the provider.
+
+Messages are plain objects in the form of OpenAI's chat completions, which most servers speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from dragoman.core.errors import TargetFailed, WorkFailed
+from dragoman.core.structs import Struct
+
+Message = Mapping[str, Any]
+"""`role` is `system`, `user`, `assistant` or `tool`."""
+
+
+class ToolRequest(Struct, frozen=True):
+    """A tool call that a model asks for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: possibly invalid."""
+
+
+class ModelUsage(Struct, frozen=True):
+    """What a model reports that an answer took."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    """In US dollars, where the provider reports it."""
+
+
+class ModelReply(Struct, frozen=True):
+    text: str = ""
+    tool_requests: Sequence[ToolRequest] = ()
+    usage: ModelUsage = ModelUsage()
+    model: str = ""
+    """The model that answered."""
+    is_cut: bool = False
+    """Whether the model stopped because its answer became too long."""
+
+
+class OfferedTool(Struct, frozen=True):
+    """A tool as a model sees it."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+
+OnText = Callable[[str], None]
+"""Takes the text of an answer piece by piece."""
+
+
+class ChatModel(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        on_text: OnText,
+        schema: Mapping[str, Any] | None = None,
+    ) -> ModelReply:
+        """Asks for the next message. With `schema` the answer is JSON that matches it. Raises
+        `ModelUnavailable` if another try, or another model, may succeed, or else `WorkFailed`."""
+
+
+class ModelUnavailable(TargetFailed):
+    """The model cannot answer now: it is overloaded, limits the rate, or cannot be reached."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which the provider asks to try again; None if it has not said."""
+
+
+class ContextTooLong(WorkFailed):
+    """The conversation does not fit into the model's context."""

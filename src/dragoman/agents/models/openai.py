@@ -1,0 +1,284 @@
+"""Models behind OpenAI's chat completions: OpenAI, Ollama, vLLM, llama.cpp, OpenRouter and others.
+
+Answers are streamed. What a server sends is bounded and may be malformed; an answer that is not
+streamed is accepted too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.agents.models.chat import (
+    ContextTooLong,
+    Message,
+    ModelReply,
+    ModelUnavailable,
+    ModelUsage,
+    OfferedTool,
+    OnText,
+    ToolRequest,
+)
+from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
+from dragoman.core.structs import Struct
+from dragoman.wire.http import HttpClient, HttpReply
+from dragoman.wire.json import decode_reply, encode
+from dragoman.wire.sse import EventTooLong, SseParser
+
+MAX_REPLY = 10 * 1024 * 1024
+MAX_ERROR = 64 * 1024
+MAX_TOOL_REQUESTS = 128
+_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "too many tokens")
+
+
+class OpenAiSettings(Struct, frozen=True, kw_only=True):
+    model: str
+    base_url: str
+    """Up to `/v1`."""
+    api_key: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout: float = 120.0
+    """Seconds until the answer begins."""
+    idle_timeout: float = 60.0
+    """Seconds between two pieces of it."""
+    extra: Mapping[str, Any] = {}
+    """Further members of the request."""
+
+
+class OpenAiModel:
+    """Implements `ChatModel`."""
+
+    def __init__(self, settings: OpenAiSettings, http: HttpClient) -> None:
+        self.settings = settings
+        self.name = settings.model
+        self._http = http
+        self._url = f"{settings.base_url.rstrip('/')}/chat/completions"
+        self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        if settings.api_key:
+            self._headers["authorization"] = f"Bearer {settings.api_key}"
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        on_text: OnText,
+        schema: Mapping[str, Any] | None = None,
+    ) -> ModelReply:
+        body = self._build_request(messages, tools, schema)
+        timeout = self.settings.timeout
+        try:
+            reply = await self._http.request(
+                "POST", self._url, self._headers, encode(body), timeout=timeout
+            )
+        except (Unreachable, TimedOut) as error:
+            raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
+        if reply.status != 200:
+            raise await self._build_error(reply)
+        answer = _Answer(self.name, on_text)
+        try:
+            if "event-stream" in reply.headers.get("content-type", ""):
+                await self._read_stream(reply, answer)
+            else:
+                answer.take_whole(decode_reply(await reply.body.read(MAX_REPLY)))
+        except (Unreachable, TimedOut) as error:
+            raise ModelUnavailable(f'the model "{self.name}" broke off: {error}') from error
+        except (BadReply, ValueError, EventTooLong) as error:
+            raise self._build_malformed(str(error)) from error
+        finally:
+            reply.body.close()
+        return answer.build()
+
+    def _build_request(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        schema: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        settings = self.settings
+        body: dict[str, Any] = {
+            **settings.extra,
+            "model": settings.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if settings.max_tokens is not None:
+            body["max_tokens"] = settings.max_tokens
+        if tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": one.name,
+                        "description": one.description,
+                        "parameters": one.schema,
+                    },
+                }
+                for one in tools
+            ]
+        if schema is not None:
+            named = {"name": "answer", "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        return body
+
+    async def _read_stream(self, reply: HttpReply, answer: _Answer) -> None:
+        parser, size = SseParser(), 0
+        chunks = reply.body.chunks()
+        while not answer.is_done:
+            try:
+                async with asyncio.timeout(self.settings.idle_timeout):
+                    chunk = await anext(chunks, b"")
+            except TimeoutError:
+                raise TimedOut(f"no data for {self.settings.idle_timeout:g} s") from None
+            if not chunk:
+                break
+            size += len(chunk)
+            if size > MAX_REPLY:
+                raise BadReply(f"its answer is larger than {MAX_REPLY} bytes")
+            for event in parser.feed(chunk):
+                answer.take_event(event.data)
+        if not answer.has_begun:
+            raise Unreachable("the stream ended without an answer", sent=True)
+
+    async def _build_error(self, reply: HttpReply) -> Exception:
+        try:
+            text = (await reply.body.read(MAX_ERROR)).decode("utf-8", "replace")
+        except (BadReply, TimedOut, Unreachable):
+            text = ""
+        finally:
+            reply.body.close()
+        words = _find_error(text)
+        key = self.settings.api_key
+        words = words.replace(key, "…") if key else words
+        said = f'the model "{self.name}" answered with status {reply.status}: {words}'
+        if reply.status in _BUSY:
+            return ModelUnavailable(said, _parse_retry_after(reply.headers.get("retry-after", "")))
+        if any(one in words.lower() for one in _TOO_LONG):
+            return ContextTooLong(said)
+        return WorkFailed(said)
+
+    def _build_malformed(self, why: str) -> ModelUnavailable:
+        return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
+
+
+class _Answer:
+    """Puts the pieces of a streamed answer together."""
+
+    def __init__(self, model: str, on_text: OnText) -> None:
+        self.is_done = False
+        self.has_begun = False
+        self._model = model
+        self._on_text = on_text
+        self._text: list[str] = []
+        self._requests: dict[int, list[Any]] = {}
+        """Id, name and pieces of the arguments, by index."""
+        self._usage = ModelUsage()
+        self._finish = ""
+
+    def take_event(self, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self.is_done = self.has_begun = True
+            return
+        event = decode_reply(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is not an object")
+        if (error := event.get("error")) is not None:
+            raise BadReply(_find_error(encode({"error": error}).decode()))
+        self._take_common(event)
+        for choice in _list_objects(event.get("choices"))[:1]:
+            self.has_begun = True
+            if isinstance(delta := choice.get("delta"), dict):
+                self._take_delta(delta)
+            self._finish = str(choice.get("finish_reason") or self._finish)
+
+    def take_whole(self, body: Any) -> None:
+        if not isinstance(body, dict):
+            raise ValueError("the answer is not an object")
+        self._take_common(body)
+        choices = _list_objects(body.get("choices"))
+        if not choices or not isinstance(message := choices[0].get("message"), dict):
+            raise ValueError("the answer has no message")
+        self.has_begun = True
+        self._take_delta(message)
+        self._finish = str(choices[0].get("finish_reason") or "")
+
+    def _take_common(self, body: Mapping[str, Any]) -> None:
+        if isinstance(model := body.get("model"), str) and model:
+            self._model = model
+        if isinstance(usage := body.get("usage"), dict):
+            self._usage = ModelUsage(
+                _read_count(usage.get("prompt_tokens")),
+                _read_count(usage.get("completion_tokens")),
+                _read_cost(usage.get("cost")),
+            )
+
+    def _take_delta(self, delta: Mapping[str, Any]) -> None:
+        text = delta.get("content")
+        if isinstance(text, list):  # content parts
+            text = "".join(str(one.get("text") or "") for one in _list_objects(text))
+        if isinstance(text, str) and text:
+            self._text.append(text)
+            self._on_text(text)
+        for place, piece in enumerate(_list_objects(delta.get("tool_calls"))):
+            index = piece.get("index")
+            index = index if isinstance(index, int) else place
+            if index not in self._requests and len(self._requests) >= MAX_TOOL_REQUESTS:
+                raise BadReply(f"it asks for more than {MAX_TOOL_REQUESTS} tool calls at once")
+            request = self._requests.setdefault(index, ["", "", []])
+            request[0] = str(piece.get("id") or request[0])
+            if isinstance(function := piece.get("function"), dict):
+                request[1] = str(function.get("name") or request[1])
+                arguments = function.get("arguments")
+                if isinstance(arguments, dict):  # Ollama's own form
+                    arguments = encode(arguments).decode()
+                if isinstance(arguments, str):
+                    request[2].append(arguments)
+
+    def build(self) -> ModelReply:
+        requests = [
+            ToolRequest(id or f"call_{index}", name, "".join(pieces))
+            for index, (id, name, pieces) in sorted(self._requests.items())
+        ]
+        return ModelReply(
+            "".join(self._text), requests, self._usage, self._model, self._finish == "length"
+        )
+
+
+def _list_objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _read_count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+
+
+def _read_cost(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e9 else 0.0
+
+
+def _find_error(text: str) -> str:
+    """Finds the message in the body of an error: OpenAI's form, or others."""
+    try:
+        body = decode_reply(text.encode())
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict):
+        words = [str(error[one]) for one in ("code", "message") if error.get(one)]
+        text = ": ".join(words) or text
+    elif isinstance(error, str):
+        text = error
+    return " ".join(text.split())[:300] or "no reason given"
+
+
+def _parse_retry_after(text: str) -> float | None:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return None
