@@ -7,6 +7,7 @@ was asked.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def _list_events(answer: Answer, model: str) -> Iterator[dict[str, Any]]:
     for at in range(0, len(text), 5):
         yield build({"content": text[at : at + 5]})
     calls = answer.get("calls", ())
-    for index, (name, arguments) in enumerate(calls):
+    for index, (name, _) in enumerate(calls):
         shown = {"index": index, "id": f"call_{index}_{time.monotonic_ns()}", "type": "function"}
         yield build({"tool_calls": [{**shown, "function": {"name": name, "arguments": ""}}]})
     pieces = [one if isinstance(one, str) else json.dumps(one) for _, one in calls]
@@ -115,7 +116,8 @@ def running_model() -> Iterator[ScriptedModel]:
                 for event in _list_events(answer, body["model"]):
                     self._chunk(f"data: {json.dumps(event)}\n\n".encode())
                     if "drop" in answer:
-                        self.connection.close()
+                        self.connection.shutdown(socket.SHUT_RDWR)
+                        self.close_connection = True
                         return
                     if "stall" in answer:
                         self._wait_for_client()

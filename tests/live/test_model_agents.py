@@ -1,0 +1,318 @@
+"""Agents from manifests in a running hub, with a model server over real HTTP: the seeds' code
+reviewer through every entry point, faults of the model, grants, conversations, live reload.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.live.a2a_hub import BINDINGS, SEND, DialectBinding
+from tests.live.configurable_servers import run_configurable_hub, tool
+from tests.live.conftest import RunningHub
+from tests.live.module_hub import error_kind, run_concurrently, until
+from tests.peers import wire
+from tests.peers.scripted_model import ScriptedModel, running_model, say, use
+
+pytestmark = [pytest.mark.promise("T1", "P1", "F3", "Q4"), pytest.mark.timeout(60)]
+
+CONFIG = """
+[mcp]
+stdio_expose = ["*"]
+[a2a]
+enabled = true
+"""
+OFFERS = {
+    "tools": [tool("read"), tool("status"), tool("secret")],
+    "results": {"read": {"content": [{"type": "text", "text": "def f(): pass"}]}},
+}
+REVIEWER = """
+name = "code-reviewer"
+description = "Reviews code"
+version = "2.1.0"
+[model]
+provider = "openai"
+model = "scripted-1"
+base_url = "{url}"
+system_prompt = "You review code."
+[capabilities]
+tools = ["files.read", "mcp_files_status"]
+agents = ["helper"]
+"""
+HELPER = """
+[model]
+model = "scripted-1"
+base_url = "{url}"
+[capabilities]
+agents = ["code-reviewer"]
+"""
+
+
+class Rig:
+    def __init__(self, hub: RunningHub, model: ScriptedModel) -> None:
+        self.hub = hub
+        self.model = model
+
+    def write(self, name: str, text: str) -> Path:
+        folder = self.hub.home / "agents" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "agent.toml").write_text(text.replace("{url}", self.model.url), encoding="utf-8")
+        return folder
+
+    def ask(self, message: str, agent: str = "code-reviewer", **more: Any) -> dict[str, Any]:
+        called = self.hub.call(f"{agent}.message", {"message": message}, **more)
+        return dict(called["result"])
+
+    def text(self, message: str, agent: str = "code-reviewer", **more: Any) -> str:
+        return str(self.ask(message, agent, **more)["content"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    place = tmp_path_factory.mktemp("agents")
+    with (
+        running_model() as model,
+        run_configurable_hub(place, CONFIG, files={"offers": OFFERS}) as (hub, _),
+    ):
+        rig = Rig(hub, model)
+        rig.write("code-reviewer", REVIEWER)
+        rig.write("helper", HELPER)
+        until(lambda: {"code-reviewer", "helper"} <= set(list_agents(hub)))
+        yield rig
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Rig:
+    shared.model.answers.clear()
+    shared.model.rules.clear()
+    shared.model.requests.clear()
+    shared.model.broken.clear()
+    return shared
+
+
+def list_agents(hub: RunningHub) -> list[str]:
+    return list(hub.api("/api/status")["agents"]["local"])
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+def test_agent_calls_a_tool_and_answers(rig: Rig) -> None:
+    rig.model.answers += [use(("mcp_files_read", {"path": "a.py"})), say("It does nothing.")]
+    result = rig.ask("Review a.py")
+    assert result["content"][0]["text"] == "It does nothing."
+    first, second = rig.model.requests
+    assert [one["role"] for one in first["messages"]] == ["system", "user"]
+    assert first["messages"][0]["content"] == "You review code."
+    names = {one["function"]["name"] for one in first["tools"]}
+    assert names == {"mcp_files_read", "mcp_files_status", "dragoman_agent_helper"}
+    assert second["messages"][-1]["role"] == "tool"
+    assert second["messages"][-1]["content"] == "def f(): pass"
+    asked = second["messages"][-2]["tool_calls"][0]
+    assert json.loads(asked["function"]["arguments"]) == {"path": "a.py"}
+    assert asked["id"] == second["messages"][-1]["tool_call_id"]
+
+
+def test_calls_of_an_agent_are_one_trace(rig: Rig) -> None:
+    rig.model.answers += [use(("mcp_files_read", {})), say("done")]
+    rig.ask("trace me")
+    rows = rig.hub.audit()[-2:]
+    assert [one["verb"] for one in rows] == ["code-reviewer.message", "files.read"]
+    assert rows[0]["trace"] == rows[1]["trace"]
+    assert rows[1]["caller"] == "agent:code-reviewer" and rows[1]["depth"] == 1
+    assert rows[1]["on_behalf_of"] == rows[0]["caller"]
+    usage = rows[0]["usage"]
+    assert (usage["model_calls"], usage["tool_calls"]) == (2, 1)
+    assert (usage["input_tokens"], usage["output_tokens"]) == (22, 14)
+
+
+def test_parallel_tool_calls_are_answered_in_their_order(rig: Rig) -> None:
+    calls = [(name, {"n": n}) for n, name in enumerate(["mcp_files_read", "mcp_files_status"] * 3)]
+    rig.model.answers += [use(*calls), say("all done")]
+    assert rig.text("many") == "all done"
+    results = [one for one in rig.model.requests[1]["messages"] if one["role"] == "tool"]
+    asked = rig.model.requests[1]["messages"][2]["tool_calls"]
+    assert [one["tool_call_id"] for one in results] == [one["id"] for one in asked]
+    assert [one["content"] for one in results] == ["def f(): pass", "arrived: status"] * 3
+
+
+def test_conversation_continues_in_its_context(rig: Rig) -> None:
+    rig.model.answers += [say("one"), say("two"), say("three")]
+    first = rig.ask("first", era="modern")
+    context = first["_meta"]["dragoman.hub/context"]
+    more = {"message": "second", "context": context}
+    rig.hub.call("code-reviewer.message", more)
+    rig.hub.call("code-reviewer.message", {"message": "other"})
+    texts = [[one["content"] for one in each["messages"]] for each in rig.model.requests]
+    assert texts[1] == ["You review code.", "first", "one", "second"]
+    assert texts[2] == ["You review code.", "other"]
+
+
+@pytest.mark.parametrize("binding", BINDINGS, ids=str)
+def test_agent_answers_over_a2a(rig: Rig, binding: DialectBinding) -> None:
+    rig.model.answers += [use(("mcp_files_read", {})), say("Looks fine to me.")]
+    params = binding.params("Review it")
+    params["message"]["metadata"] = {"skillId": "code-reviewer.message"}
+    reply = binding.ask(rig.hub, SEND, params)
+    assert "Looks fine to me." in json.dumps(reply.value)
+
+
+def test_agent_answers_over_stdio_under_its_seed_name(rig: Rig) -> None:
+    rig.model.answers += [say("from stdio")]
+    relay = rig.hub.relay()
+    relay.initialize()
+    try:
+        named = {"name": "dragoman_agent_code_reviewer", "arguments": {"message": "hi"}}
+        result = relay.request("tools/call", named)["result"]
+    finally:
+        relay.close()
+    assert result["content"][0]["text"] == "from stdio"
+
+
+# --- grants ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["files.secret", "mcp_files_secret", "files.nothing", "x", ""])
+def test_what_is_not_granted_is_unknown(rig: Rig, name: str) -> None:
+    rig.model.answers += [use((name or "no", {})), say("I could not.")]
+    assert rig.text("try") == "I could not."
+    said = rig.model.requests[1]["messages"][-1]["content"]
+    assert said.startswith(f'Error: there is no tool "{name or "no"}"')
+
+
+def test_agents_stop_when_they_call_each_other_in_a_circle(rig: Rig) -> None:
+    rig.model.rules += [
+        ("begin", use(("dragoman_agent_helper", {"message": "your turn"}))),
+        ("your turn", use(("dragoman_agent_code_reviewer", {"message": "back to you"}))),
+        ("would wait for itself", say("helper: refused")),
+        ("helper: refused", say("stopped")),
+    ]
+    begun = time.monotonic()
+    assert rig.text("begin") == "stopped"
+    assert time.monotonic() - begun < 20
+    refused = [one for one in rig.hub.audit()[-4:] if one["outcome"] == "refused"]
+    assert [one["error"] for one in refused] == ["Looping"]
+
+
+# --- faults of the model --------------------------------------------------------------------------
+
+
+def test_malformed_arguments_and_invented_tools_are_explained_to_the_model(rig: Rig) -> None:
+    rig.model.answers += [
+        use(("mcp_files_read", '{"path": '), ("mcp_files_read", "[1]"), ("made_up", {})),
+        say("sorry"),
+    ]
+    assert rig.text("go") == "sorry"
+    results = [one["content"] for one in rig.model.requests[1]["messages"] if one["role"] == "tool"]
+    assert [one.split(":")[1].strip() for one in results[:2]] == [
+        "the arguments are not a JSON object"
+    ] * 2
+    assert results[2].startswith('Error: there is no tool "made_up"')
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 503, "body": {"error": {"message": "overloaded"}}},
+        {"status": 429, "body": {}, "headers": {"retry-after": "0"}},
+        {"text": "begun", "drop": True},
+        {"raw": b"data: not json\n\n"},
+        {"raw": b""},
+        {"whole": "nonsense"},
+    ],
+    ids=["503", "429", "dropped", "garbage", "empty", "no-message"],
+)
+def test_model_that_fails_once_is_asked_again(rig: Rig, fault: dict[str, Any]) -> None:
+    rig.model.answers += [fault, say("better now")]
+    assert rig.text("try") == "better now"
+    assert len(rig.model.requests) == 2
+
+
+def test_model_that_keeps_failing_is_reported(rig: Rig) -> None:
+    rig.model.answers += [{"status": 500, "body": {"error": {"message": "kaput"}}}] * 3
+    failed = rig.ask("try")
+    assert failed["isError"] and "kaput" in failed["content"][0]["text"]
+    assert "no model that answers" in failed["content"][0]["text"]
+    rig.model.answers += [{"status": 401, "body": {"error": {"message": "bad key"}}}]
+    refused = rig.ask("try")
+    assert "status 401: bad key" in refused["content"][0]["text"]
+
+
+def test_model_that_asks_for_a_hundred_tools_is_bounded(rig: Rig) -> None:
+    rig.model.answers += [use(*[("mcp_files_read", {"n": n}) for n in range(120)]), say("enough")]
+    assert rig.text("all of them") == "enough"
+    results = [one["content"] for one in rig.model.requests[1]["messages"] if one["role"] == "tool"]
+    assert len(results) == 120
+    made = sum(one == "def f(): pass" for one in results)
+    assert made <= 100 and sum("Error" in one for one in results) == 120 - made
+
+
+def test_model_that_never_stops_calling_tools_is_stopped(rig: Rig) -> None:
+    rig.model.rules += [("", use(("mcp_files_status", {})))]
+    failed = rig.ask("loop")
+    assert failed["isError"]
+    assert "turns" in failed["content"][0]["text"]
+    refusals = [one for one in rig.hub.audit() if one.get("error") == "Repeating"]
+    assert refusals, "the loop guard refuses the repeated calls meanwhile"
+
+
+def test_cancelled_call_reaches_the_model_connection(rig: Rig) -> None:
+    rig.model.answers += [{"text": "slow", "stall": True}]
+    called = {"name": "code-reviewer.message", "arguments": {"message": "stall"}}
+    relay = rig.hub.relay()
+    relay.initialize()
+    try:
+        relay.send(wire.request(77, "tools/call", called))
+        until(lambda: rig.model.open == 1)
+        relay.notify("notifications/cancelled", {"requestId": 77, "reason": "enough"})
+        assert rig.model.broken.wait(10)
+    finally:
+        relay.close()
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+def test_changed_manifest_takes_effect_and_the_others_stay(rig: Rig) -> None:
+    hub = rig.hub
+    folder = rig.write("temp", REVIEWER.replace('"code-reviewer"', '"temp"'))
+    until(lambda: "temp" in list_agents(hub))
+    rig.write("temp", "name = 'temp'\nnonsense = 1\n")
+    until(lambda: "temp" in hub.api("/api/status")["agents"]["failed"])
+    assert "unknown field" in hub.api("/api/status")["agents"]["failed"]["temp"]
+    rig.model.answers += [say("still the old one")]
+    assert rig.text("hi", "temp") == "still the old one"
+    rig.write("temp", '[[script]]\nsay = "scripted: {message}"\n')
+    until(lambda: rig.text("hi", "temp") == "scripted: hi")
+    (folder / "agent.toml").unlink()
+    until(lambda: "temp" not in list_agents(hub))
+    assert error_kind(hub.call("temp.message", {"message": "hi"})) == "NotFound"
+
+
+def test_fifty_messages_at_once_are_answered_each(rig: Rig) -> None:
+    rig.model.rules += [(f"message {n} ", say(f"answer {n}")) for n in range(50)]
+    answers = run_concurrently(lambda n: rig.text(f"message {n} please"), 50)
+    assert answers == [f"answer {n}" for n in range(50)]
+
+
+def test_messages_of_one_context_are_answered_in_their_order(rig: Rig) -> None:
+    rig.model.rules += [("slow", say("slow one")), ("quick", say("quick one"))]
+    binding = next(one for one in BINDINGS if one.version == "1.0")
+    context = str(uuid4())
+
+    def send(text: str) -> Any:
+        params = binding.params(text)
+        params["message"] |= {
+            "metadata": {"skillId": "code-reviewer.message"},
+            "contextId": context,
+        }
+        return binding.ask(rig.hub, SEND, params).value
+
+    run_concurrently(lambda n: send(["slow", "quick"][n % 2]), 6)
+    lengths = sorted(len(one["messages"]) for one in rig.model.requests)
+    assert lengths == [2, 4, 6, 8, 10, 12]  # each has seen what came before it
