@@ -316,3 +316,50 @@ def test_messages_of_one_context_are_answered_in_their_order(rig: Rig) -> None:
     run_concurrently(lambda n: send(["slow", "quick"][n % 2]), 6)
     lengths = sorted(len(one["messages"]) for one in rig.model.requests)
     assert lengths == [2, 4, 6, 8, 10, 12]  # each has seen what came before it
+
+
+# --- an agent as an MCP server of its own ---------------------------------------------------------
+
+EXPOSING = """
+[model]
+model = "scripted-1"
+base_url = "{url}"
+[capabilities]
+mcp_servers = ["files"]
+[mcp]
+expose_tools = ["files:read", "files:secret", "mcp_files_stat*"]
+private_tools = ["files:secret"]
+"""
+
+
+@pytest.mark.promise("Q1", "Q2", "Q3", "G4")
+def test_agent_is_an_mcp_server_of_its_own(rig: Rig) -> None:
+    hub = rig.hub
+    rig.write("exposing", f'name = "openstarry-coder"\nversion = "1.0.0"\n{EXPOSING}')
+    until(lambda: "openstarry-coder" in list_agents(hub))
+    session = wire.Session(f"{hub.url}/agents/openstarry-coder/mcp", "2024-11-05")
+    begun = session.result
+    assert begun["serverInfo"] == {"name": "openstarry-coder", "version": "1.0.0"}
+    assert begun["capabilities"]["tools"] == {"listChanged": True}
+    assert begun["capabilities"]["resources"]["listChanged"] is True
+    names = [one["name"] for one in session.request("tools/list")["result"]["tools"]]
+    assert names == ["files:read", "mcp_files_status"]
+    for name in ("files:read", "files.read", "mcp_files_read"):
+        called = session.request("tools/call", {"name": name, "arguments": {}})
+        assert called["result"]["content"] == [{"type": "text", "text": "def f(): pass"}], name
+    for name in ("files:secret", "files.secret", "mcp_files_secret", "files.look"):
+        refused = session.request("tools/call", {"name": name, "arguments": {}})
+        assert error_kind(refused) == "NotFound" or "there is no tool" in json.dumps(refused), name
+    rows = [one for one in hub.audit() if one["verb"].endswith("read")][-2:]
+    assert [one["caller"] for one in rows] == ["local:local", "agent:openstarry-coder"]
+    assert rows[0]["trace"] == rows[1]["trace"]
+
+
+@pytest.mark.promise("Q3")
+def test_agent_exposes_nothing_by_default(rig: Rig) -> None:
+    session = wire.Session(f"{rig.hub.url}/agents/code-reviewer/mcp", "2025-11-25")
+    assert session.request("tools/list")["result"]["tools"] == []
+    unknown = wire.post(f"{rig.hub.url}/agents/nobody/mcp", wire.request(1, "ping"), {})
+    assert unknown.status == 404
+    other = wire.post(f"{rig.hub.url}/agents/code-reviewer/other", wire.request(1, "ping"), {})
+    assert other.status == 404

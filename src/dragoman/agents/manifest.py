@@ -158,7 +158,7 @@ class LoadedManifest(Struct, frozen=True):
             org=org,
             parent=parent,
             workspace=self.folder / WORKSPACE,
-            tools=tuple(map(_fold_pattern, [*PROFILES[manifest.profile], *granted.tools])),
+            tools=tuple(map(fold_pattern, [*PROFILES[manifest.profile], *granted.tools])),
             servers=tuple(granted.mcp_servers),
             agents=tuple(granted.agents),
             can_spawn=granted.agent_spawn,
@@ -169,7 +169,7 @@ class LoadedManifest(Struct, frozen=True):
         )
 
 
-def _fold_pattern(pattern: str) -> str:
+def fold_pattern(pattern: str) -> str:
     """`fs:read_file` is OpenStarry's spelling of the tool `fs.read_file`."""
     return pattern.replace(":", ".", 1) if "." not in pattern else pattern
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from dragoman.agents.manifest import (
     FOLDER,
     LoadedManifest,
+    Manifest,
     build_manifest,
     list_manifests,
     load_manifest,
@@ -64,6 +65,7 @@ class ManifestAgents:
         self._profiles = profiles
         self._files: dict[str, tuple[Path, Stamp | None]] = {}
         """The manifest of each folder, and what it was when it was read."""
+        self._manifests: dict[str, Manifest] = {}
         self._names: dict[str, str] = {}
         """The agent of each folder."""
         self.failures: dict[str, str] = {}
@@ -119,21 +121,29 @@ class ManifestAgents:
         agent = self._build(loaded, profile)
         if old is not None:
             self._remove(old)
-        self._add(profile, agent)
+        self._add(profile, agent, loaded.manifest)
         self._names[folder] = name
 
-    def _add(self, profile: AgentProfile, agent: LocalAgent) -> None:
+    def _add(self, profile: AgentProfile, agent: LocalAgent, manifest: Manifest) -> None:
         profile.workspace.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._agents[profile.name] = agent
         self._profiles.add(profile)
+        self._manifests[profile.name] = manifest
         self._catalog.offer(profile.name, [agent.tool])
 
     def _remove(self, name: str) -> None:
         self._catalog.offer(name, [])
         self._profiles.remove(name)
+        self._manifests.pop(name, None)
         agent = self._agents.pop(name, None)
         if agent is not None:
             agent.close()
+
+    def find_by_name(self, name: str) -> AgentProfile | None:
+        return self._profiles.get(name)
+
+    def get_manifest(self, name: str) -> Manifest:
+        return self._manifests[name]
 
     # --- AgentDirectory ---------------------------------------------------------------------------
 
@@ -166,7 +176,7 @@ class ManifestAgents:
             agent = self._build(loaded, profile)
         except ConfigError as error:
             raise InvalidInput(str(error)) from None
-        self._add(profile, agent)
+        self._add(profile, agent, loaded.manifest)
         return profile
 
     async def kill(self, name: str, by: AgentProfile) -> None:

@@ -69,7 +69,7 @@ class App:
         config = parts.live.config
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}
-        under = build_a2a_mounts(config, parts.agents.a2a)
+        under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":
@@ -159,6 +159,7 @@ class App:
         serving: list[ServesPrincipals] = [
             *(parts.mcp.http, parts.mcp.sse, parts.mcp.tasks, parts.events.streams, parts.agents),
             parts.guards.kept,
+            parts.endpoints,
             *self._listeners,
         ]
         for watch in (
@@ -188,6 +189,7 @@ class App:
         for listener in self._listeners:
             listener.stop_accepting()
         parts.mcp.close()
+        parts.endpoints.close()
         parts.agents.begin_stop()
         parts.events.streams.close()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]

@@ -10,9 +10,11 @@ from pathlib import Path
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
+from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.app import App
 from dragoman.app.build_agents import (
     AgentsBuilder,
+    GrantedTools,
     LocalAgents,
     build_manifest_agents,
     load_function_agents,
@@ -82,7 +84,11 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams, profiles)
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
-        manifests = build_manifest_agents(home, live, guards, net, local, profiles, targets)
+        granted = GrantedTools(guards)
+        manifests = build_manifest_agents(
+            home, live, guards, net, local, profiles, targets, granted
+        )
+        endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(
             home,
             live,
@@ -112,6 +118,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         mcp,
         agents,
         manifests,
+        endpoints,
         events,
     )
     applier = ConfigApplier(parts, watch)

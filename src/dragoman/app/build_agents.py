@@ -32,7 +32,7 @@ from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
 from dragoman.agents.manifest import LoadedManifest
 from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
-from dragoman.agents.model_agent import DOOR, ModelAgent
+from dragoman.agents.model_agent import DOOR, AgentHub, ModelAgent
 from dragoman.agents.model_factory import build_models
 from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
@@ -112,7 +112,7 @@ def load_function_agents(
             agents[agent.name] = agent
 
 
-class _GrantedTools:
+class GrantedTools:
     """Implements `agents.model_agent.AgentHub`."""
 
     def __init__(self, guards: Guards) -> None:
@@ -137,9 +137,10 @@ def build_manifest_agents(
     agents: MutableMapping[str, LocalAgent],
     profiles: AgentProfiles,
     targets: Targets,
+    tools: AgentHub,
 ) -> ManifestAgents:
     """Loads the agents with a manifest."""
-    tools, validate = _GrantedTools(guards), compile_schema(SCHEMA)
+    validate = compile_schema(SCHEMA)
 
     def open_http(url: str, allow_private: bool) -> HttpClient:
         return net.open_configured(url, allow_private=allow_private)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.agents.manifest_agents import ManifestAgents
+from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.build_agents import Agents
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
@@ -31,4 +32,5 @@ class HubParts:
     mcp: McpParts
     agents: Agents
     manifests: ManifestAgents
+    endpoints: AgentEndpoints
     events: Events

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
 from dragoman.core.errors import RateLimited
@@ -28,6 +28,7 @@ from dragoman.mcp.protocol.revisions import (
     MODERN_KEY,
     NAMES,
     REVISIONS,
+    SERVER_KEY,
     Revision,
     build_discover_result,
     build_initialize_result,
@@ -62,6 +63,14 @@ FindMismatch = Callable[[Any, Mapping[bytes, bytes]], str | None]
 """Finds a header that contradicts the message."""
 
 
+class ServerIdentity(NamedTuple):
+    """How a server introduces itself, if not as the hub."""
+
+    name: str
+    version: str
+    instructions: str = ""
+
+
 class McpServer:
     def __init__(
         self,
@@ -75,6 +84,7 @@ class McpServer:
         list_aliases: bool = False,
         instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
         clients: ConnectedClients | None = None,
+        identity: ServerIdentity | None = None,
     ) -> None:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
         name to the naming style of its lists. After `task_after` seconds a call becomes a task if
@@ -89,6 +99,7 @@ class McpServer:
         self.call_handler = CallHandler(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
         self._introduction = Introduction(hub, instructions)
+        self._identity = identity
         self._methods: dict[str, Callable[[McpRequest], Awaitable[bytes]]] = {
             "initialize": self._initialize,
             "ping": _answer_ping,
@@ -231,6 +242,8 @@ class McpServer:
         viewer = client.principal, client.view, client.door
         if text := self._introduction.render_instructions(*viewer):
             result["instructions"] = text
+        if self._identity is not None:
+            _add_identity(result, self._identity)
         extensions = self._introduction.merge_extensions(*viewer)
         if extensions and revision.has_extensions:
             able = result["capabilities"]
@@ -315,6 +328,16 @@ def cancel_request(message: Any, running: Running) -> None:
     cancel = running.pop(rpc.find_cancelled(message), None)
     if cancel is not None:
         cancel()
+
+
+def _add_identity(result: dict[str, Any], identity: ServerIdentity) -> None:
+    info = {"name": identity.name, "version": identity.version}
+    if "serverInfo" in result:
+        result["serverInfo"] = info
+    else:
+        result["_meta"] = {**result["_meta"], SERVER_KEY: info}
+    if identity.instructions:
+        result["instructions"] = identity.instructions
 
 
 def _viewer_from_request(request: McpRequest) -> Viewer:

@@ -1,0 +1,118 @@
+"""Each agent as an MCP server of its own, at `/agents/NAME/mcp`.
+
+An endpoint has catalogs of its own, with what the agent's manifest exposes, and the pipeline of the
+hub. It is built at the first request for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from dragoman.agents.exposure import list_exposed
+from dragoman.agents.manifest_agents import ManifestAgents
+from dragoman.agents.model_agent import AgentHub
+from dragoman.app.build_guards import Guards
+from dragoman.core.access import WhyEnded
+from dragoman.core.background import Work
+from dragoman.core.catalog import admit_all, build_catalogs
+from dragoman.core.hub import Hub
+from dragoman.core.local_agents import AgentProfile, build_agent_principal
+from dragoman.core.name_claims import NameClaims
+from dragoman.core.principal import Principal
+from dragoman.core.tool import TOOL
+from dragoman.core.trace import new_trace
+from dragoman.mcp.server.dispatcher import McpServer, ServerIdentity
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport
+from dragoman.web.app import PathMount
+from dragoman.wire.http import JSON_HEADERS, HttpRequest
+from dragoman.wire.json import encode
+
+PREFIX, SUFFIX = "/agents", "/mcp"
+
+
+@dataclass(eq=False, slots=True)
+class AgentEndpoint:
+    profile: AgentProfile
+    hub: Hub
+    transport: StreamableHttpTransport
+    seen: tuple[int, int] = (-1, -1)
+    """The versions of the catalog and the profiles that its tools are of."""
+
+
+@dataclass(eq=False, slots=True)
+class AgentEndpoints:
+    _guards: Guards
+    _manifests: ManifestAgents
+    _tools: AgentHub
+    _key: bytes
+    _open: dict[str, AgentEndpoint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._guards.hub.catalog.on_change(self._refresh_all)
+
+    @property
+    def mount(self) -> PathMount:
+        return PathMount(PREFIX, self._serve, lambda path: False, lambda path: True)
+
+    def _serve(self, request: HttpRequest, principal: Principal | None) -> Work[None] | None:
+        name, _, rest = request.path.removeprefix(f"{PREFIX}/").partition("/")
+        endpoint = self._find(unquote(name)) if f"/{rest}" == SUFFIX else None
+        if endpoint is None or principal is None:
+            said = "there is no such agent endpoint: use /agents/NAME/mcp with an agent's name"
+            request.reply(404, JSON_HEADERS, encode({"error": {"message": said}}))
+            return None
+        return endpoint.transport(request, principal)
+
+    def _find(self, name: str) -> AgentEndpoint | None:
+        profile = self._manifests.find_by_name(name)
+        if profile is None:
+            return None
+        found = self._open.get(profile.name)
+        if found is None or found.profile is not profile:
+            if found is not None:
+                found.transport.close()
+            found = self._open[profile.name] = self._build(profile)
+        self._refresh(found)
+        return found
+
+    def _build(self, profile: AgentProfile) -> AgentEndpoint:
+        guards, main = self._guards, self._guards.hub
+        hub = Hub(
+            build_catalogs(admit_all, NameClaims()),
+            main.bus,
+            guards.stages,
+            guards.chains,
+            main.authorizer,
+            results=guards.kept,
+            limiter=guards.limiter,
+        )
+        manifest = self._manifests.get_manifest(profile.name)
+        identity = ServerIdentity(manifest.name, manifest.version, manifest.description)
+        server = McpServer(hub, self._key, identity=identity)
+        return AgentEndpoint(profile, hub, StreamableHttpTransport(server, self._key))
+
+    def _refresh(self, endpoint: AgentEndpoint) -> None:
+        version = self._guards.hub.catalog.version, id(endpoint.profile)
+        if endpoint.seen == version:
+            return
+        endpoint.seen = version
+        profile = endpoint.profile
+        granted = self._tools.list_granted(build_agent_principal(profile), new_trace())
+        exposure = self._manifests.get_manifest(profile.name).mcp
+        tools = list_exposed(profile, exposure, granted, self._tools.call_within)
+        endpoint.hub.catalogs[TOOL].offer(profile.name, tools)
+
+    def _refresh_all(self) -> None:
+        for name, endpoint in list(self._open.items()):
+            if self._manifests.find_by_name(name) is endpoint.profile:
+                self._refresh(endpoint)
+
+    def end_principals(self, why_ended: WhyEnded) -> None:
+        for endpoint in self._open.values():
+            endpoint.transport.end_principals(why_ended)
+
+    def close(self) -> None:
+        for endpoint in self._open.values():
+            endpoint.transport.server.subscriptions.close()
+            endpoint.transport.close()
