@@ -363,3 +363,15 @@ def test_agent_exposes_nothing_by_default(rig: Rig) -> None:
     assert unknown.status == 404
     other = wire.post(f"{rig.hub.url}/agents/code-reviewer/other", wire.request(1, "ping"), {})
     assert other.status == 404
+
+
+@pytest.mark.promise("I1")
+def test_card_has_a_skill_for_each_granted_tool(rig: Rig) -> None:
+    listed = rig.hub.api("/a2a/agents")["agents"]
+    (card,) = [one for one in listed if one["name"] == "code-reviewer"]
+    assert card["version"] == "2.1.0" and card["description"] == "Reviews code"
+    skills = {one["id"]: one for one in card["skills"]}
+    assert set(skills) == {"mcp_files_read", "mcp_files_status", "dragoman_agent_helper"}
+    skill = skills["mcp_files_status"]
+    assert skill["name"] == "mcp files status" and skill["tags"] == ["tool"]
+    assert skill.get("examples", []) == []

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop
@@ -44,7 +44,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct, replace
 from dragoman.core.tool import AgentFacts, TargetFacts, TargetTraits, Tool, Validator
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import Trace
+from dragoman.core.trace import Trace, new_trace
 from dragoman.wire.json import decode_reply, encode
 
 DOOR = "agent"
@@ -132,11 +132,16 @@ class ModelAgent:
             ),
             manifest.name,
         )
-        self.tool = build_agent_tool(self, build_facts(manifest), prefix, validate, SCHEMA)
+        skills = AgentSkills(manifest, self._list_tools)
+        self.tool = build_agent_tool(self, build_facts(manifest, skills), prefix, validate, SCHEMA)
         self._conversations = Conversations(manifest.name)
         self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
         """By principal and context, the least recent first."""
         self._suspended: OrderedDict[str, _Suspended] = OrderedDict()
+
+    def _list_tools(self) -> list[Tool]:
+        """What it may call by itself; for a caller it may be less."""
+        return self._hub.list_granted(self._principal, new_trace())
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -316,37 +321,60 @@ class _TextStream:
         self._begun, self._pending = True, ""
 
 
-def build_facts(manifest: Manifest, tools: Sequence[Tool] = ()) -> AgentFacts:
-    """Builds what is published: a skill for each of `tools`, and the declared ones."""
-    declared = [
-        {
-            "id": skill.id,
-            "name": skill.name or skill.id.replace("_", " "),
-            "description": skill.description or f"Can do {skill.id}.",
-            "tags": skill.tags or ["agent"],
-            "examples": skill.examples,
-            "public": skill.public,
-        }
-        for skill in manifest.a2a.skills
-    ]
-    names = {skill["id"] for skill in declared}
-    from_tools = [
-        {
-            "id": tool.alias,
-            "name": tool.alias.replace("_", " "),
-            "description": tool.description or f"Can use the {tool.alias} tool",
-            "tags": ["tool"],
-            "examples": [],
-            "public": True,
-        }
-        for tool in tools
-        if tool.alias not in names
-    ]
+class AgentSkills(Sequence[Mapping[str, Any]]):
+    """The skills on an agent's card: those of its manifest, and one for each tool that it may call
+    now."""
+
+    def __init__(self, manifest: Manifest, list_tools: Callable[[], list[Tool]]) -> None:
+        self._declared = [
+            {
+                "id": skill.id,
+                "name": skill.name or skill.id.replace("_", " "),
+                "description": skill.description or f"Can do {skill.id}.",
+                "tags": skill.tags or ["agent"],
+                "examples": skill.examples,
+                "public": skill.public,
+            }
+            for skill in manifest.a2a.skills
+        ]
+        self._list_tools = list_tools
+
+    def _list(self) -> list[Mapping[str, Any]]:
+        found: dict[str, Mapping[str, Any]] = {str(one["id"]): one for one in self._declared}
+        for tool in self._list_tools():
+            found.setdefault(
+                tool.alias,
+                {
+                    "id": tool.alias,
+                    "name": tool.alias.replace("_", " "),
+                    "description": tool.description or f"Can use the {tool.alias} tool",
+                    "tags": ["tool"],
+                    "examples": [],
+                    "public": True,
+                },
+            )
+        return list(found.values())
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._list())
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._list()[index]
+
+
+def build_facts(manifest: Manifest, skills: Sequence[Mapping[str, Any]]) -> AgentFacts:
     return AgentFacts(
         name=manifest.name,
         description=manifest.description or f'The agent "{manifest.name}".',
         version=manifest.version,
-        skills=[*declared, *from_tools],
+        skills=skills,
         input_modes=tuple(manifest.a2a.input_modes),
         output_modes=tuple(manifest.a2a.output_modes),
     )
