@@ -1,0 +1,453 @@
+"""Answers of model servers in the forms that they come in, the script, JSON instead of tool calls,
+and what a long conversation is shortened to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop, compact, render_result
+from dragoman.agents.models.chat import (
+    ContextTooLong,
+    Message,
+    ModelReply,
+    ModelUnavailable,
+    OfferedTool,
+    OnText,
+    ToolRequest,
+)
+from dragoman.agents.models.constrained import ConstrainedModel
+from dragoman.agents.models.openai import OpenAiModel, OpenAiSettings
+from dragoman.agents.models.script import ScriptCall, ScriptModel, ScriptStep
+from dragoman.core.call import FORM, Question, Result
+from dragoman.core.errors import Looping, Unreachable, WorkFailed
+from dragoman.wire.http import HttpReply
+
+pytestmark = pytest.mark.promise("T1")
+
+TOOL = OfferedTool("get_weather", "The weather.", {"type": "object"})
+
+
+class Body:
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self._chunks = chunks
+        self.closed = False
+
+    async def read(self, limit: int) -> bytes:
+        return b"".join(self._chunks)[:limit]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Http:
+    """Answers each request with the next reply."""
+
+    def __init__(self, *replies: HttpReply | Exception) -> None:
+        self.replies = list(replies)
+        self.sent: list[dict[str, Any]] = []
+        self.headers: Mapping[str, str] = {}
+
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"", **_: Any
+    ) -> HttpReply:
+        self.headers = headers
+        self.sent.append({"url": url, **json.loads(body)})
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def stream(*events: Any, split: int = 0) -> HttpReply:
+    text = "".join(
+        f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in events
+    ).encode()
+    size = split or len(text)
+    chunks = [text[at : at + size] for at in range(0, len(text), size)]
+    return HttpReply(200, {"content-type": "text/event-stream; charset=utf-8"}, Body(chunks))
+
+
+def whole(body: Any, status: int = 200, **headers: str) -> HttpReply:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HttpReply(status, {"content-type": "application/json", **headers}, Body([data]))
+
+
+async def ask(
+    *replies: HttpReply | Exception, **settings: Any
+) -> tuple[ModelReply, list[str], Http]:
+    http, texts = Http(*replies), list[str]()
+    given = {"model": "m", "base_url": "http://x/v1/", "api_key": "sk-secret", **settings}
+    model = OpenAiModel(OpenAiSettings(**given), http)
+    reply = await model.complete([{"role": "user", "content": "hi"}], [TOOL], texts.append)
+    return reply, texts, http
+
+
+def delta(content: Any = None, **more: Any) -> dict[str, Any]:
+    finish = more.pop("finish", None)
+    inner = {**({"content": content} if content is not None else {}), **more}
+    return {"model": "m-1", "choices": [{"index": 0, "delta": inner, "finish_reason": finish}]}
+
+
+# --- the forms of answers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [0, 1, 7])
+async def test_streamed_text_arrives_in_pieces(split: int) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.01}
+    events = [
+        delta("", role="assistant"), delta("Hel"), delta("lo ü"), delta(finish="stop"),
+        {"choices": [], "usage": usage}, "[DONE]",
+    ]  # fmt: skip
+    reply, texts, http = await ask(stream(*events, split=split))
+    assert (reply.text, texts) == ("Hello ü", ["Hel", "lo ü"])
+    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.cost) == (3, 2, 0.01)
+    assert reply.model == "m-1" and not reply.is_cut
+    sent = http.sent[0]
+    assert sent["url"] == "http://x/v1/chat/completions" and sent["stream"] is True
+    assert sent["tools"][0]["function"]["name"] == "get_weather"
+    assert http.headers["authorization"] == "Bearer sk-secret"
+
+
+async def test_fragments_of_tool_calls_are_put_together() -> None:
+    def piece(index: int, **function: str) -> dict[str, Any]:
+        more = {"id": f"c{index}", "type": "function"} if "name" in function else {}
+        return delta(tool_calls=[{"index": index, **more, "function": function}])
+
+    reply, _, _ = await ask(
+        stream(
+            piece(0, name="get_weather", arguments=""), piece(1, name="get_time", arguments="{}"),
+            piece(0, arguments='{"city":'), piece(0, arguments=' "Oslo"}'),
+            delta(finish="tool_calls"), "[DONE]",
+        )
+    )  # fmt: skip
+    assert reply.tool_requests == [
+        ToolRequest("c0", "get_weather", '{"city": "Oslo"}'),
+        ToolRequest("c1", "get_time", "{}"),
+    ]
+
+
+FORMS: dict[str, Any] = {
+    "openai": {
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt-4o",
+        "choices": [{"index": 0, "message": {
+            "role": "assistant", "content": None, "refusal": None, "annotations": [],
+            "tool_calls": [{"id": "call_a", "type": "function",
+                            "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}]},
+            "logprobs": None, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11,
+                  "prompt_tokens_details": {"cached_tokens": 0}},
+        "service_tier": "default", "system_fingerprint": None,
+    },
+    "ollama": {
+        "id": "chatcmpl-907", "object": "chat.completion", "model": "llama3.2",
+        "system_fingerprint": "fp_ollama",
+        "choices": [{"index": 0, "message": {
+            "role": "assistant", "content": "",
+            "tool_calls": [{"id": "call_x", "index": 0, "type": "function",
+                            "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}]},
+            "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11},
+    },
+    "without ids": {
+        "choices": [{"message": {"content": "", "tool_calls": [
+            {"function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}]}}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 6},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_whole_answers_of_known_servers_are_understood(form: str) -> None:
+    reply, _, _ = await ask(whole(FORMS[form]))
+    (request,) = reply.tool_requests
+    assert request.name == "get_weather" and json.loads(request.arguments) == {"city": "Oslo"}
+    assert request.id and (reply.usage.input_tokens, reply.usage.output_tokens) == (5, 6)
+
+
+async def test_content_parts_and_a_cut_answer_are_understood() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"choices": [{"message": {"content": parts}, "finish_reason": "length"}]}
+    reply, texts, _ = await ask(whole(body))
+    assert (reply.text, texts, reply.is_cut) == ("ab", ["ab"], True)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "said"),
+    [
+        (whole({"error": {"message": "slow down"}}, 429, **{"retry-after": "7"}),
+         ModelUnavailable, "status 429: slow down"),
+        (whole({"error": "loading"}, 503), ModelUnavailable, "status 503: loading"),
+        (whole(b"<html>", 502), ModelUnavailable, "<html>"),
+        (whole({"error": {"code": "context_length_exceeded", "message": "x"}}, 400),
+         ContextTooLong, "context_length_exceeded"),
+        (whole({"error": {"message": "no model; key sk-secret"}}, 404), WorkFailed, "key …"),
+        (whole(b"", 400), WorkFailed, "no reason given"),
+        (whole([]), ModelUnavailable, "not an object"),
+        (whole({"choices": []}), ModelUnavailable, "no message"),
+        (stream("{"), ModelUnavailable, "invalid answer"),
+        (stream("[1]"), ModelUnavailable, "not an object"),
+        (stream({"error": {"message": "out of memory"}}), ModelUnavailable, "out of memory"),
+        (stream({"choices": []}), ModelUnavailable, "without an answer"),
+        (Unreachable("refused", sent=False), ModelUnavailable, "cannot be reached: refused"),
+    ],
+)  # fmt: skip
+async def test_error_says_whether_another_try_may_help(
+    reply: Any, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        await ask(reply)
+    assert said in str(raised.value) and "sk-secret" not in str(raised.value)
+    if isinstance(raised.value, ModelUnavailable) and "slow down" in said:
+        assert raised.value.retry_after == 7
+
+
+async def test_answer_is_bounded() -> None:
+    many = [{"index": n, "function": {"name": "x"}} for n in range(200)]
+    with pytest.raises(ModelUnavailable, match="more than 128 tool calls"):
+        await ask(stream(delta(tool_calls=many)))
+    with pytest.raises(ModelUnavailable, match="larger than"):
+        await ask(stream(*[delta("x" * 1_000_000)] * 11, split=1_000_000))
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A model that answers or fails in turn."""
+
+    def __init__(self, *answers: ModelReply | Exception, name: str = "scripted") -> None:
+        self.name = name
+        self.answers = list(answers)
+        self.asked: list[list[Message]] = []
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        on_text: OnText,
+        schema: Mapping[str, Any] | None = None,
+    ) -> ModelReply:
+        self.asked.append(list(messages))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def use(*names: str) -> ModelReply:
+    return ModelReply("", [ToolRequest(f"c{n}", name, "{}") for n, name in enumerate(names)])
+
+
+class LoopRig:
+    def __init__(self, *models: Scripted, **limits: Any) -> None:
+        self.models = models
+        self.pauses: list[float] = []
+        self.loop = ModelLoop(models, "be brief", LoopLimits(**limits), "a", self._sleep)
+        self.state = LoopState([{"role": "user", "content": "go"}], [TOOL])
+        self.called: list[tuple[str, Any, Any]] = []
+        self.result: Result | Exception = Result(content=[{"type": "text", "text": "sunny"}])
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def _call(self, name: str, arguments: Any, answers: Any, handle: Any) -> Result:
+        self.called.append((name, answers, handle))
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    async def run(self, answers: Any = None) -> Any:
+        return await self.loop.run(self.state, self._call, lambda: lambda text: None, answers)
+
+
+async def test_model_is_tried_again_and_then_the_next_one() -> None:
+    busy = ModelUnavailable("busy")
+    first, second = Scripted(busy, busy, busy), Scripted(ModelReply("hi"), name="other")
+    rig = LoopRig(first, second)
+    assert (await rig.run()).text == "hi"
+    assert len(rig.pauses) == 2 and all(0 < one < 3 for one in rig.pauses)
+    failing = LoopRig(Scripted(busy, busy, busy))
+    with pytest.raises(WorkFailed, match="no model that answers: busy"):
+        await failing.run()
+
+
+@pytest.mark.parametrize(("asked", "pauses"), [(0.25, [0.25, 0.25]), (3600.0, [])])
+async def test_pause_that_a_provider_asks_for_is_kept_or_not_waited_for(
+    asked: float, pauses: list[float]
+) -> None:
+    busy = ModelUnavailable("busy", asked)
+    rig = LoopRig(Scripted(busy, busy, busy), Scripted(ModelReply("hi")))
+    assert (await rig.run()).text == "hi" and rig.pauses == pauses
+
+
+async def test_conversation_that_is_too_long_is_shortened() -> None:
+    rig = LoopRig(
+        Scripted(ContextTooLong("too long"), ContextTooLong("too long"), ModelReply("ok"))
+    )
+    rig.state.messages[:0] = [{"role": "user", "content": "x" * 60_000}] * 8
+    assert (await rig.run()).text == "ok"
+    sizes = [sum(len(str(one["content"])) for one in asked) for asked in rig.models[0].asked]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+    with pytest.raises(ContextTooLong):
+        await LoopRig(Scripted(*[ContextTooLong("no")] * 20)).run()
+
+
+async def test_refusal_of_a_tool_is_told_to_the_model() -> None:
+    rig = LoopRig(Scripted(use("get_weather"), ModelReply("I cannot.")))
+    rig.result = Looping('"x" was refused: it would wait for itself')
+    assert (await rig.run()).text == "I cannot."
+    assert rig.models[0].asked[1][-1]["content"].startswith('Error: "x" was refused')
+
+
+async def test_run_is_suspended_while_tools_ask_and_continues_with_the_answers() -> None:
+    rig = LoopRig(Scripted(use("a", "b"), ModelReply("thanks")))
+    question = Question(FORM, {"message": "Which?"})
+    rig.result = Result(questions={"q": question}, handle="h")
+    asked = await rig.run()
+    assert asked == {"c0/q": question, "c1/q": question}
+    rig.result = Result(content=[{"type": "text", "text": "done"}])
+    rig.called.clear()
+    done = await rig.run({"c0/q": 1, "c1/q": 2})
+    assert done.text == "thanks"
+    assert rig.called == [("a", {"q": 1}, "h"), ("b", {"q": 2}, "h")]
+    assert [one["content"] for one in rig.models[0].asked[1][-2:]] == ["done", "done"]
+
+
+async def test_turns_tool_calls_and_parallel_calls_are_bounded() -> None:
+    rig = LoopRig(Scripted(*[use("x")] * 10), turns=4)
+    with pytest.raises(WorkFailed, match="not answered after 4 turns"):
+        await rig.run()
+    few = LoopRig(Scripted(use(*"abcdef"), ModelReply("ok")), tool_calls=4)
+    assert (await few.run()).text == "ok" and len(few.called) == 4
+    assert "may make 4 tool calls" in few.models[0].asked[1][-1]["content"]
+    running = most = 0
+
+    async def call(*_: Any) -> Result:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return Result()
+
+    wide = LoopRig(Scripted(use(*"abcdefgh"), ModelReply("ok")), parallel=3)
+    await wide.loop.run(wide.state, call, lambda: lambda text: None)
+    assert most == 3
+
+
+def test_results_are_rendered_for_a_model() -> None:
+    blocks = [
+        {"type": "text", "text": "a"},
+        {"type": "image", "mimeType": "image/png", "data": "…"},
+        {"type": "resource", "resource": {"uri": "x", "text": "b"}},
+        {"type": "resource_link", "uri": "file:///c"},
+    ]
+    assert (
+        render_result(Result(content=blocks))
+        == "a\n[image image/png]\nb\n[resource_link file:///c]"
+    )
+    assert render_result(Result(structured={"n": 1})) == '{"n":1}'
+    assert render_result(Result(content=blocks[:1], failed=True)) == "Error: a"
+
+
+def test_compaction_keeps_requests_and_results_together() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+    messages: list[Message] = []
+    for number in range(20):
+        messages += [
+            {"role": "user", "content": f"question {number}"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "r" * 5_000},
+            {"role": "assistant", "content": f"answer {number}"},
+        ]
+    assert compact(messages, 1_000_000) == messages
+    for tokens in (20_000, 5_000, 2_000, 500, 10):
+        kept = compact(messages, tokens)
+        assert kept[-1] == messages[-1]
+        open_calls = 0
+        for message in kept:
+            open_calls += len(message.get("tool_calls") or ())
+            if message["role"] == "tool":
+                open_calls -= 1
+                assert open_calls >= 0, "a result without its request"
+    running = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]},
+               {"role": "tool", "tool_call_id": "c", "content": "r" * 9_000}]  # fmt: skip
+    assert [one["role"] for one in compact(running, 10)][-2:] == ["assistant", "tool"]
+
+
+# --- the script, and JSON instead of tool calls ---------------------------------------------------
+
+
+async def say(model: Any, *messages: Message, tools: Sequence[OfferedTool] = (TOOL,)) -> ModelReply:
+    reply = await model.complete(list(messages), tools, lambda text: None)
+    assert isinstance(reply, ModelReply)
+    return reply
+
+
+async def test_script_answers_by_the_first_step_that_fits() -> None:
+    model = ScriptModel(
+        [
+            ScriptStep(
+                when=r"weather in (\w+)",
+                call=[
+                    ScriptCall(
+                        tool="get_weather", arguments={"city": "{match}", "l": ["{message}"]}
+                    )
+                ],
+            ),
+            ScriptStep(after="get_weather", say="It is {result}."),
+            ScriptStep(when="^bye", say="Goodbye"),
+        ]
+    )
+    user = {"role": "user", "content": "The weather in Oslo?"}
+    reply = await say(model, user)
+    (request,) = reply.tool_requests
+    assert json.loads(request.arguments) == {"city": "Oslo", "l": ["The weather in Oslo?"]}
+    call = {"id": request.id, "function": {"name": "get_weather", "arguments": "{}"}}
+    made = {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": request.id, "content": "sunny"}
+    assert (await say(model, user, made, result)).text == "It is sunny."
+    assert (await say(model, {"role": "user", "content": "Bye now"})).text == "Goodbye"
+    with pytest.raises(WorkFailed, match="no step for the message 'what'"):
+        await say(model, {"role": "user", "content": "what"})
+    with pytest.raises(ValueError, match="not a regular expression"):
+        ScriptModel([ScriptStep(when="(")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "tool"),
+    [
+        ('{"tool": "get_weather", "args": {"city": "Oslo"}}', "", "get_weather"),
+        ('{"final": "sunny"}', "sunny", None),
+        ("not json", "not json", None),
+    ],
+)
+async def test_json_stands_for_tool_calls(answer: str, text: str, tool: str | None) -> None:
+    inner = Scripted(ModelReply(answer), ModelReply("plain"))
+    model = ConstrainedModel(inner)
+    call = {"id": "c", "function": {"name": "t", "arguments": '{"a":1}'}}
+    history: list[Message] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "r"},
+    ]
+    reply = await say(model, *history)
+    assert reply.text == text
+    assert [one.name for one in reply.tool_requests] == ([tool] if tool else [])
+    sent = inner.asked[0]
+    assert "get_weather: The weather." in sent[0]["content"]
+    assert sent[2]["content"] == '{"tool": "t", "args": {"a":1}}' and "Result" in sent[3]["content"]
+    assert (await say(model, history[0], tools=())).text == "plain"
