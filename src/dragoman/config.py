@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
 from dragoman.a2a.config import RENAMED_WIRES as RENAMED_WIRES
-from dragoman.agents.config import AgentEntry
+from dragoman.agents.config import AgentEntry, ModelPrice
 from dragoman.config_layers import (
     Override,
     SettingOrigins,
@@ -82,6 +82,10 @@ class Config(Struct, frozen=True, kw_only=True):
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
     taint: TaintSettings = TaintSettings()
+    prices: Annotated[
+        dict[str, ModelPrice],
+        Meta(description="The prices of models whose provider does not report the cost, by name."),
+    ] = {}
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
     a2a: A2aSettings = A2aSettings()
@@ -583,6 +587,8 @@ LIVE = (
     "limits.target_calls",
     "limits.loop",
     "limits.rate",
+    "limits.budget",
+    "prices",
     "taint",
     "policy.mode",
     "policy.additions",

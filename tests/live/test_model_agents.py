@@ -375,3 +375,33 @@ def test_card_has_a_skill_for_each_granted_tool(rig: Rig) -> None:
     skill = skills["mcp_files_status"]
     assert skill["name"] == "mcp files status" and skill["tags"] == ["tool"]
     assert skill.get("examples", []) == []
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+METERED = """
+[model]
+model = "scripted-1"
+base_url = "{url}"
+[limits]
+tokens_per_day = 30
+"""
+
+
+@pytest.mark.promise("U10")
+def test_usage_is_shown_and_a_budget_refuses(rig: Rig) -> None:
+    hub = rig.hub
+    rig.write("metered", METERED)
+    until(lambda: "metered" in list_agents(hub))
+    rig.model.rules += [("", say("fine"))]
+    assert rig.text("one", "metered") == rig.text("two", "metered") == "fine"
+    refused = hub.call("metered.message", {"message": "three"})
+    assert error_kind(refused) == "RateLimited"
+    assert 'the budget of agent "metered" for today is used up: 36 of 30' in str(refused)
+    (row,) = hub.api("/api/usage?agent=metered&by=agent,origin")["usage"]
+    assert (row["messages"], row["input_tokens"], row["output_tokens"]) == (2, 22, 14)
+    assert row["origin"] == "local:local" and row["seconds"] > 0
+    shown = hub.command("usage", "--agent", "metered", "--by", "model")
+    assert shown.returncode == 0 and "scripted-1" in shown.stdout and "$0.0000" in shown.stdout
+    wrong = hub.get("/api/usage?by=colour")
+    assert wrong.status == 400 and b"by must be of" in wrong.body

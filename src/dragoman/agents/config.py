@@ -34,6 +34,18 @@ class ExtensionEntry(Struct, frozen=True, kw_only=True):
     params: Annotated[dict[str, Any], Meta(description="The parameters of the extension.")] = {}
 
 
+class ModelPrice(Struct, frozen=True, kw_only=True):
+    input: Annotated[
+        float, Meta(ge=0, description="US dollars per million tokens that the model reads.")
+    ] = 0.0
+    output: Annotated[
+        float, Meta(ge=0, description="US dollars per million tokens that the model writes.")
+    ] = 0.0
+
+    def compute(self, input_tokens: int, output_tokens: int) -> float:
+        return (self.input * input_tokens + self.output * output_tokens) / 1e6
+
+
 class AgentEntry(Struct, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=64, description="The name of the agent.")]
     description: Annotated[

@@ -86,6 +86,12 @@ class AgentLimits(Struct, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(ge=1, le=1_000), _about("Answers of the model per message.")] = 25
     tool_calls: Annotated[int, Meta(ge=0, le=10_000), _about("Tool calls per message.")] = 100
     parallel: Annotated[int, Meta(ge=1, le=100), _about("Tool calls at once.")] = 8
+    tokens_per_day: Annotated[
+        int, Meta(ge=0), _about("Tokens of its models per day (UTC); 0: not limited.")
+    ] = 0
+    cost_per_day: Annotated[
+        float, Meta(ge=0), _about("US dollars of its models per day (UTC); 0: not limited.")
+    ] = 0.0
 
 
 class McpExposure(Struct, frozen=True, kw_only=True):

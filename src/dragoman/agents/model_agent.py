@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Protocol, overload
 
 from dragoman.agents.manifest import Manifest
-from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop
+from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, OnText
 from dragoman.core.agent_tool import SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
@@ -86,6 +86,15 @@ class AgentHub(Protocol):
     ) -> Awaitable[tuple[Tool, Result]]: ...
 
 
+class UsageMeter(Protocol):
+    """Where an agent's usage is counted, and its budgets are checked."""
+
+    def check(self, manifest: Manifest, call: Call) -> None:
+        """Raises `RateLimited` if the budget of the agent or of its caller is used up."""
+
+    def record(self, manifest: Manifest, call: Call, usage: LoopUsage, seconds: float) -> None: ...
+
+
 class _Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -108,6 +117,7 @@ class ModelAgent:
         profile: AgentProfile,
         models: Sequence[ChatModel],
         hub: AgentHub,
+        meter: UsageMeter,
         prefix: str,
         validate: Validator,
         limits: AgentRuntimeLimits | None = None,
@@ -118,6 +128,7 @@ class ModelAgent:
         self.profile = profile
         self._principal = build_agent_principal(profile)
         self._hub = hub
+        self._meter = meter
         self._limits = limits or AgentRuntimeLimits()
         self._clock = clock
         settings = manifest.limits
@@ -177,15 +188,15 @@ class ModelAgent:
     async def _advance(
         self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
     ) -> Result:
+        self._meter.check(self.manifest, call)
         run = _Run(self, call, context)
-        state.tools = run.offered
+        state.tools, state.usage = run.offered, LoopUsage()
         stream = _TextStream(call.updates)
+        begun = self._clock()
         try:
             outcome = await self._loop.run(state, run.call_tool, stream.begin, answers)
         finally:
-            call.notes.usage = {
-                name: getattr(state.usage, name) for name in state.usage.__struct_fields__
-            }
+            self._meter.record(self.manifest, call, state.usage, self._clock() - begun)
         if not isinstance(outcome, ModelReply):
             return Result(questions=outcome, handle=self._suspend(call, context, state))
         stream.flush()

@@ -68,9 +68,18 @@ class LoopUsage(Struct):
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    model: str = ""
+    """The one that answered last."""
+    tokens_of: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Tokens in and out of each model that did not report a cost."""
 
     def add(self, reply: ModelReply) -> None:
         self.model_calls += 1
+        self.model = reply.model
+        if not reply.usage.cost:
+            read, written = self.tokens_of.get(reply.model, (0, 0))
+            read, written = read + reply.usage.input_tokens, written + reply.usage.output_tokens
+            self.tokens_of[reply.model] = read, written
         self.input_tokens += reply.usage.input_tokens
         self.output_tokens += reply.usage.output_tokens
         self.cost += reply.usage.cost
@@ -92,7 +101,9 @@ class LoopState(Struct):
     tools: Sequence[OfferedTool]
     schema: Mapping[str, Any] | None = None
     turns: int = 0
+    tool_calls: int = 0
     usage: LoopUsage = msgspec.field(default_factory=LoopUsage)
+    """Since the run was begun or continued."""
     results: dict[str, str] = msgspec.field(default_factory=dict)
     """The results of the tool calls of this turn, by id."""
     requests: Sequence[ToolRequest] = ()
@@ -191,8 +202,10 @@ class ModelLoop:
         self, state: LoopState, requests: Sequence[ToolRequest], call_tool: CallTool
     ) -> None:
         state.requests, state.results = requests, {}
-        allowed = self._limits.tool_calls - state.usage.tool_calls
-        state.usage.tool_calls += min(allowed, len(requests))
+        allowed = self._limits.tool_calls - state.tool_calls
+        made = min(max(allowed, 0), len(requests))
+        state.tool_calls += made
+        state.usage.tool_calls += made
         gate = asyncio.Semaphore(self._limits.parallel)
 
         async def call_one(request: ToolRequest) -> None:

@@ -16,6 +16,7 @@ from dragoman.app.build_agents import (
     AgentsBuilder,
     GrantedTools,
     LocalAgents,
+    Metering,
     build_manifest_agents,
     load_function_agents,
 )
@@ -54,6 +55,7 @@ from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_taint import TaintApi
+from dragoman.web.api_usage import UsageApi
 from dragoman.web.auth import Authenticator
 
 
@@ -86,7 +88,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         mcp = build_mcp(live, hub, stores.witness.key, clients)
         granted = GrantedTools(guards)
         manifests = build_manifest_agents(
-            home, live, guards, net, local, profiles, targets, granted
+            home, live, guards, net, local, profiles, targets, granted, Metering(live, stores.usage)
         )
         endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(
@@ -133,6 +135,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
+        UsageApi(hub, stores.usage),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     api = Api(hub, status, TASKS_ONLY, apis)

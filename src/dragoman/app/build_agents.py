@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +31,11 @@ from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
-from dragoman.agents.manifest import LoadedManifest
+from dragoman.agents.manifest import LoadedManifest, Manifest
 from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
-from dragoman.agents.model_agent import DOOR, AgentHub, ModelAgent
+from dragoman.agents.model_agent import DOOR, AgentHub, ModelAgent, UsageMeter
 from dragoman.agents.model_factory import build_models
+from dragoman.agents.model_loop import LoopUsage
 from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
@@ -41,8 +43,9 @@ from dragoman.app.targets import Targets
 from dragoman.config import RESERVED, Config
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
+from dragoman.core.call import Call
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
@@ -50,6 +53,7 @@ from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
+from dragoman.core.usage import Budget, UsageEntry, UsageStore, check_budget
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
 from dragoman.net.client import OutboundHttp
@@ -129,6 +133,55 @@ class GrantedTools:
         ]
 
 
+class Metering:
+    """Implements `agents.model_agent.UsageMeter`."""
+
+    def __init__(self, live: LiveConfig, store: UsageStore) -> None:
+        self._live = live
+        self._store = store
+
+    def check(self, manifest: Manifest, call: Call) -> None:
+        now, own = time.time(), manifest.limits
+        budget = Budget(tokens=own.tokens_per_day, cost=own.cost_per_day)
+        check_budget(self._store, budget, "agent", manifest.name, now, "limits in its manifest")
+        of_caller = self._live.config.limits.budget
+        budget = Budget(tokens=of_caller.tokens_per_day, cost=of_caller.cost_per_day)
+        check_budget(self._store, budget, "origin", _find_origin(call), now, "[limits.budget]")
+
+    def record(self, manifest: Manifest, call: Call, usage: LoopUsage, seconds: float) -> None:
+        if not usage.model_calls:
+            return
+        prices = self._live.config.prices
+        cost = usage.cost
+        for model, (read, written) in usage.tokens_of.items():
+            price = prices.get(model) or prices.get(manifest.model.model)
+            cost += price.compute(read, written) if price is not None else 0.0
+        entry = UsageEntry(
+            at=time.time(),
+            agent=manifest.name,
+            principal=call.principal.label,
+            origin=_find_origin(call),
+            trace=call.trace.id,
+            model=usage.model,
+            model_calls=usage.model_calls,
+            tool_calls=usage.tool_calls,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cost=cost,
+            seconds=seconds,
+        )
+        names = ("model_calls", "tool_calls", "input_tokens", "output_tokens", "cost")
+        call.notes.usage = {name: getattr(entry, name) for name in names}
+        try:
+            self._store.record(entry)
+        except StorageFailed as error:  # the audit log has the same figures
+            log.error("usage cannot be stored: %s", error)
+
+
+def _find_origin(call: Call) -> str:
+    return call.trace.origin or call.principal.label
+
+
 def build_manifest_agents(
     home: Path,
     live: LiveConfig,
@@ -138,6 +191,7 @@ def build_manifest_agents(
     profiles: AgentProfiles,
     targets: Targets,
     tools: AgentHub,
+    meter: UsageMeter,
 ) -> ManifestAgents:
     """Loads the agents with a manifest."""
     validate = compile_schema(SCHEMA)
@@ -148,7 +202,9 @@ def build_manifest_agents(
     def build(loaded: LoadedManifest, profile: AgentProfile) -> LocalAgent:
         manifest = loaded.manifest
         models = build_models(manifest, open_http, live.variables)
-        return ModelAgent(manifest, profile, models, tools, live.config.mcp.agent_prefix, validate)
+        return ModelAgent(
+            manifest, profile, models, tools, meter, live.config.mcp.agent_prefix, validate
+        )
 
     def find_objection(name: str) -> str | None:
         if name in RESERVED:

@@ -21,6 +21,7 @@ from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.store_inventory import HomeRecord, StoreInventory, survey_stores
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.usage import SqliteUsage
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,13 @@ class Stores:
     tally: Tally
     pins: SqlitePins
     labels: SqliteLabels
+    usage: SqliteUsage
     registry: RegistryStore
     tasks: SqliteTaskStore | MemoryTaskStore
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
-        for store in (self.tasks, self.registry, self.labels, self.pins):
+        for store in (self.tasks, self.registry, self.usage, self.labels, self.pins):
             try:
                 store.close()
             except HubError as error:
@@ -69,13 +71,14 @@ def build_stores(home: Path, config: Config) -> Stores:
         audit = undo.enter_context(closing(SqliteAuditLog(home, durable=config.audit.durable)))
         pins = undo.enter_context(closing(SqlitePins(home)))
         labels = undo.enter_context(closing(SqliteLabels(home)))
+        usage = undo.enter_context(closing(SqliteUsage(home)))
         registry = undo.enter_context(closing(RegistryStore(home)))
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    return Stores(witness, keys, audit, clock, Tally(audit), pins, labels, registry, tasks)
+    return Stores(witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks)
 
 
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:

@@ -45,6 +45,7 @@ COMMANDS = {
     "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
     "audit": ("audit", "audit", "Read and verify the audit log."),
     "limits": ("limits", "limits", "Show rate and concurrency limits, and what is left."),
+    "usage": ("usage", "usage", "Show the tokens, cost and time that agents have used."),
     "taint": ("taint", "taint", "Show which labelled data may go where, and what was refused."),
     "logs": ("logs", "logs", "Show and follow the hub's log."),
     "stores": ("stores", "stores", "List the home's databases; accept a lost one."),

@@ -215,6 +215,19 @@ class RateSettings(Struct, frozen=True, kw_only=True):
         )
 
 
+class BudgetSettings(Struct, frozen=True, kw_only=True):
+    tokens_per_day: Annotated[
+        int,
+        Meta(ge=0),
+        _about("Tokens of models that one caller may cause per day (UTC); 0: not limited."),
+    ] = 0
+    cost_per_day: Annotated[
+        float,
+        Meta(ge=0),
+        _about("US dollars of models that one caller may cause per day (UTC); 0: not limited."),
+    ] = 0.0
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     tool_timeout_secs: Annotated[Seconds, _about("Seconds a tool may take, whatever it is.")] = 60
     progress_timeout_secs: Annotated[
@@ -293,6 +306,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         default_factory=LoopSettings
     )
     rate: RateSettings = RateSettings()
+    budget: BudgetSettings = BudgetSettings()
 
 
 class BusSettings(Struct, frozen=True, kw_only=True):

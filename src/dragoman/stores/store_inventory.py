@@ -27,7 +27,7 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
-from dragoman.stores import dispatches, keys, pins, registry, tasks
+from dragoman.stores import dispatches, keys, pins, registry, tasks, usage
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -47,10 +47,10 @@ DATABASES: Mapping[str, str] = {
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
 calls."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
-FILES = (*DATABASES.values(), dispatches.DATABASE)
+FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
-    for store in (keys, pins, chain, registry, tasks, dispatches)
+    for store in (keys, pins, chain, registry, tasks, dispatches, usage)
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """The stores that every home has from its first start."""
