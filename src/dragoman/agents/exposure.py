@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dragoman.agents.manifest import McpExposure, fold_pattern
 from dragoman.core.call import Call, Result
 from dragoman.core.hub import CallOptions
-from dragoman.core.local_agents import AgentProfile, build_agent_principal
+from dragoman.core.local_agents import (
+    AgentProfile,
+    build_agent_principal,
+    fold_tool_pattern,
+)
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.trace import Trace
+
+if TYPE_CHECKING:
+    from dragoman.agents.manifest import McpExposure
 
 CallWithin = Callable[
     [Trace, Principal, str, Mapping[str, Any], CallOptions], Awaitable[tuple[Tool, Result]]
@@ -70,7 +76,7 @@ def _find_exposed_name(tool: Tool, exposure: McpExposure) -> str:
 
 def _find_match(names: Sequence[str], patterns: Sequence[str]) -> str | None:
     for pattern in patterns:
-        folded = fold_pattern(pattern)
+        folded = fold_tool_pattern(pattern)
         if any(fnmatchcase(name, folded) or fnmatchcase(name, pattern) for name in names):
             return pattern
     return None

@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.agents.config import SkillEntry
+from dragoman.agents.manifest_agents import FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
-from dragoman.core.local_agents import AgentProfile
+from dragoman.core.local_agents import AgentProfile, fold_tool_pattern
 
 FILES = ("agent.toml", "agent.json")
-FOLDER = "agents"
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
@@ -164,7 +164,7 @@ class LoadedManifest(Struct, frozen=True):
             org=org,
             parent=parent,
             workspace=self.folder / WORKSPACE,
-            tools=tuple(map(fold_pattern, [*PROFILES[manifest.profile], *granted.tools])),
+            tools=tuple(map(fold_tool_pattern, [*PROFILES[manifest.profile], *granted.tools])),
             servers=tuple(granted.mcp_servers),
             agents=tuple(granted.agents),
             can_spawn=granted.agent_spawn,
@@ -173,11 +173,6 @@ class LoadedManifest(Struct, frozen=True):
             memory_read=tuple(granted.memory_read),
             memory_write=tuple(granted.memory_write),
         )
-
-
-def fold_pattern(pattern: str) -> str:
-    """`fs:read_file` is OpenStarry's spelling of the tool `fs.read_file`."""
-    return pattern.replace(":", ".", 1) if "." not in pattern else pattern
 
 
 # --- loading --------------------------------------------------------------------------------------

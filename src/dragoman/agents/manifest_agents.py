@@ -9,24 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dragoman.agents.manifest import (
-    FOLDER,
-    LoadedManifest,
-    Manifest,
-    build_manifest,
-    list_manifests,
-    load_manifest,
-)
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Target, Tool
 
+if TYPE_CHECKING:  # a hub without agents does not load what reads manifests
+    from dragoman.agents.manifest import LoadedManifest, Manifest
+
 log = logging.getLogger(__name__)
 
+FOLDER = "agents"
+"""The folder of the agents in the home."""
 MAX_SPAWNED = 50
 """Agents that others have started."""
 Stamp = tuple[int, int, int]
@@ -41,7 +38,7 @@ class LocalAgent(Target, Protocol):
     def close(self) -> None: ...
 
 
-BuildAgent = Callable[[LoadedManifest, AgentProfile], LocalAgent]
+BuildAgent = Callable[["LoadedManifest", AgentProfile], LocalAgent]
 """Builds the agent of a manifest; raises `ConfigError`."""
 
 
@@ -76,6 +73,10 @@ class ManifestAgents:
     def check(self) -> list[str]:
         """Loads manifests that are new or have changed, and removes agents whose manifest is gone.
         Returns the folders that have changed."""
+        if not self._files and not (self._home / FOLDER).is_dir():
+            return []
+        from dragoman.agents.manifest import list_manifests
+
         found = list_manifests(self._home)
         changed = []
         for folder in [one for one in self._files if one not in found]:
@@ -98,6 +99,8 @@ class ManifestAgents:
         self.check()
 
     def _load(self, folder: str, file: Path) -> None:
+        from dragoman.agents.manifest import load_manifest
+
         try:
             loaded = load_manifest(file)
             self._replace(folder, loaded)
@@ -154,6 +157,8 @@ class ManifestAgents:
         return self._profiles.list_all()
 
     async def spawn(self, parent: AgentProfile, manifest: Mapping[str, Any]) -> AgentProfile:
+        from dragoman.agents.manifest import build_manifest
+
         if not parent.can_spawn:
             raise InvalidInput(f'agent "{parent.name}" may not start agents (agent_spawn)')
         if sum(bool(one.parent) for one in self._profiles.list_all()) >= MAX_SPAWNED:

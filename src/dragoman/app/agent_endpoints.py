@@ -7,11 +7,10 @@ hub. It is built at the first request for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from dragoman.agents.exposure import list_exposed
 from dragoman.agents.manifest_agents import ManifestAgents
-from dragoman.agents.model_agent import AgentHub
 from dragoman.app.build_guards import Guards
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
@@ -27,6 +26,9 @@ from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.app import PathMount
 from dragoman.wire.http import JSON_HEADERS, HttpRequest
 from dragoman.wire.json import encode
+
+if TYPE_CHECKING:
+    from dragoman.agents.model_agent import AgentHub
 
 PREFIX, SUFFIX = "/agents", "/mcp"
 
@@ -96,6 +98,8 @@ class AgentEndpoints:
         version = self._guards.hub.catalog.version, id(endpoint.profile)
         if endpoint.seen == version:
             return
+        from dragoman.agents.exposure import list_exposed
+
         endpoint.seen = version
         profile = endpoint.profile
         granted = self._tools.list_granted(build_agent_principal(profile), new_trace())

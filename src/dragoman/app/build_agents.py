@@ -31,11 +31,7 @@ from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
-from dragoman.agents.manifest import LoadedManifest, Manifest
 from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
-from dragoman.agents.model_agent import DOOR, AgentHub, ModelAgent, UsageMeter
-from dragoman.agents.model_factory import build_models
-from dragoman.agents.model_loop import LoopUsage
 from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
@@ -65,8 +61,14 @@ from dragoman.wire.http import HttpClient
 
 if TYPE_CHECKING:
     from dragoman.a2a.server.grpc_server import A2aGrpcServer
+    from dragoman.agents.manifest import LoadedManifest, Manifest
+    from dragoman.agents.model_agent import AgentHub, UsageMeter
+    from dragoman.agents.model_loop import LoopUsage
 
 log = logging.getLogger(__name__)
+
+DOOR = "agent"
+"""The entry point of calls that an agent makes."""
 
 MEGABYTE = 1024 * 1024
 RESOLVERS = 4
@@ -200,6 +202,9 @@ def build_manifest_agents(
         return net.open_configured(url, allow_private=allow_private)
 
     def build(loaded: LoadedManifest, profile: AgentProfile) -> LocalAgent:
+        from dragoman.agents.model_agent import ModelAgent
+        from dragoman.agents.model_factory import build_models
+
         manifest = loaded.manifest
         models = build_models(manifest, open_http, live.variables)
         return ModelAgent(

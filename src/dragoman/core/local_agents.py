@@ -55,6 +55,11 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
         return any(_matches(name, self.tools) for name in names)
 
 
+def fold_tool_pattern(pattern: str) -> str:
+    """`fs:read_file` is OpenStarry's spelling of the tool `fs.read_file`."""
+    return pattern.replace(":", ".", 1) if "." not in pattern else pattern
+
+
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dragoman.agents.manifest import list_manifests, load_manifest
+from dragoman.agents.manifest_agents import FOLDER
 from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
@@ -168,6 +168,10 @@ def list_targets(home: Path) -> list[str]:
 
 def list_manifest_agents(home: Path) -> list[str]:
     """Lists the names of the agents with a manifest, as far as it can be read."""
+    if not (home / FOLDER).is_dir():
+        return []
+    from dragoman.agents.manifest import list_manifests, load_manifest
+
     names = []
     for folder, file in list_manifests(home).items():
         try:
