@@ -112,6 +112,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.config",
         "dragoman.config_layers",
         "dragoman.*.config",
+        "dragoman.agents",
         "dragoman.stores",
         "dragoman.guards",
         "dragoman.mcp",

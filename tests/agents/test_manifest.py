@@ -117,8 +117,8 @@ def test_smallest_manifest_has_the_name_of_its_folder_and_grants_nothing() -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nmae = 'x'", 'unknown field "nmae"; did you mean "name"?'),
-        ("[model]\nmodle = 'x'", 'unknown field "model.modle"; did you mean "model.model"?'),
+        ("names = 'x'", 'unknown field "names"; did you mean "name"?'),
+        ("[model]\nmodels = 'x'", 'unknown field "model.models"; did you mean "model.model"?'),
         ("[[script]]\nsya = 'x'", 'unknown field "script.sya"; did you mean "script.say"?'),
         ("name = 3", "Expected `str`, got `int`"),
         ("name = 'a/b'", "the name 'a/b' is invalid"),

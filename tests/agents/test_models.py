@@ -18,7 +18,7 @@ from dragoman.agents.models.chat import (
     ModelReply,
     ModelUnavailable,
     OfferedTool,
-    OnText,
+    TakeText,
     ToolRequest,
 )
 from dragoman.agents.models.constrained import ConstrainedModel
@@ -105,11 +105,11 @@ def delta(content: Any = None, **more: Any) -> dict[str, Any]:
 async def test_streamed_text_arrives_in_pieces(split: int) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.01}
     events = [
-        delta("", role="assistant"), delta("Hel"), delta("lo ü"), delta(finish="stop"),
+        delta("", role="assistant"), delta("Go"), delta("od ü"), delta(finish="stop"),
         {"choices": [], "usage": usage}, "[DONE]",
     ]  # fmt: skip
     reply, texts, http = await ask(stream(*events, split=split))
-    assert (reply.text, texts) == ("Hello ü", ["Hel", "lo ü"])
+    assert (reply.text, texts) == ("Good ü", ["Go", "od ü"])
     assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.cost) == (3, 2, 0.01)
     assert reply.model == "m-1" and not reply.is_cut
     sent = http.sent[0]
@@ -237,7 +237,7 @@ class Scripted:
         self,
         messages: Sequence[Message],
         tools: Sequence[OfferedTool],
-        on_text: OnText,
+        on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
         self.asked.append(list(messages))
@@ -305,7 +305,7 @@ async def test_conversation_that_is_too_long_is_shortened() -> None:
         await LoopRig(Scripted(*[ContextTooLong("no")] * 20)).run()
 
 
-async def test_refusal_of_a_tool_is_told_to_the_model() -> None:
+async def test_refusal_of_a_tool_reaches_the_model() -> None:
     rig = LoopRig(Scripted(use("get_weather"), ModelReply("I cannot.")))
     rig.result = Looping('"x" was refused: it would wait for itself')
     assert (await rig.run()).text == "I cannot."

@@ -1,7 +1,7 @@
 """A server with OpenAI's chat completions whose answers a test scripts; real HTTP, streamed.
 
-Each request takes the next answer: text, tool calls in fragments, or a fault. `requests` has what
-was asked.
+Each request takes the next answer: text, tool calls in fragments, or a fault. `requests` has
+the requests.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def entry(at: float = NOON, **more: Any) -> UsageEntry:
     return UsageEntry(at=at, **{**given, **more})
 
 
-def test_usage_is_added_up_by_what_is_asked_for(tmp_path: Path) -> None:
+def test_usage_is_added_up_by_agent_day_and_trace(tmp_path: Path) -> None:
     store = SqliteUsage(tmp_path)
     for one in (
         entry(), entry(trace="t2", agent="b", origin="key:y"), entry(NOON + DAY, trace="t3"),

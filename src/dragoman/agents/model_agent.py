@@ -17,7 +17,7 @@ from typing import Any, Protocol, overload
 
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
-from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, OnText
+from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.core.agent_tool import SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
     ABSENT,
@@ -310,7 +310,7 @@ class _TextStream:
         self._pending = ""
         self._begun = False
 
-    def begin(self) -> OnText:
+    def begin(self) -> TakeText:
         """Begins another text, which replaces the last one."""
         self._begun, self._pending = False, ""
         return self._write

@@ -21,7 +21,7 @@ from dragoman.agents.models.chat import (
     ModelReply,
     ModelUnavailable,
     OfferedTool,
-    OnText,
+    TakeText,
     ToolRequest,
 )
 from dragoman.core.backoff import Backoff
@@ -54,7 +54,7 @@ class LoopLimits(Struct, frozen=True, kw_only=True):
     """Size of the conversation, beyond which old results are shortened and old messages dropped."""
 
 
-BeginText = Callable[[], OnText]
+BeginText = Callable[[], TakeText]
 """Begins the text of an answer, which replaces that of an earlier try or turn."""
 CallTool = Callable[
     [str, Mapping[str, Any], Mapping[str, Any] | None, str | None], Awaitable[Result]

@@ -51,7 +51,7 @@ class OfferedTool(Struct, frozen=True):
     schema: Mapping[str, Any]
 
 
-OnText = Callable[[str], None]
+TakeText = Callable[[str], None]
 """Takes the text of an answer piece by piece."""
 
 
@@ -63,7 +63,7 @@ class ChatModel(Protocol):
         self,
         messages: Sequence[Message],
         tools: Sequence[OfferedTool],
-        on_text: OnText,
+        on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
         """Asks for the next message. With `schema` the answer is JSON that matches it. Raises

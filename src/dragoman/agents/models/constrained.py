@@ -1,7 +1,7 @@
 """Tool calls by a JSON schema, for small models that have no tool calling of their own.
 
-The model is told about the tools in its instructions, and its answer must match one of two forms:
-a tool with its arguments, or the final text.
+The instructions describe the tools, and the answer must match one of two forms: a tool with its
+arguments, or the final text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dragoman.agents.models.chat import (
     Message,
     ModelReply,
     OfferedTool,
-    OnText,
+    TakeText,
     ToolRequest,
 )
 from dragoman.wire.json import decode_reply, encode
@@ -33,7 +33,7 @@ class ConstrainedModel:
         self,
         messages: Sequence[Message],
         tools: Sequence[OfferedTool],
-        on_text: OnText,
+        on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
         if not tools:
@@ -82,7 +82,7 @@ def _flatten(message: Message) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _parse(reply: ModelReply, on_text: OnText) -> ModelReply:
+def _parse(reply: ModelReply, on_text: TakeText) -> ModelReply:
     try:
         answer = decode_reply(reply.text.strip().encode())
     except ValueError:

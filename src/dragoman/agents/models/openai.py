@@ -17,7 +17,7 @@ from dragoman.agents.models.chat import (
     ModelUnavailable,
     ModelUsage,
     OfferedTool,
-    OnText,
+    TakeText,
     ToolRequest,
 )
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
@@ -64,7 +64,7 @@ class OpenAiModel:
         self,
         messages: Sequence[Message],
         tools: Sequence[OfferedTool],
-        on_text: OnText,
+        on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
         body = self._build_request(messages, tools, schema)
@@ -169,7 +169,7 @@ class OpenAiModel:
 class _Answer:
     """Puts the pieces of a streamed answer together."""
 
-    def __init__(self, model: str, on_text: OnText) -> None:
+    def __init__(self, model: str, on_text: TakeText) -> None:
         self.is_done = False
         self.has_begun = False
         self._model = model

@@ -18,7 +18,7 @@ from dragoman.agents.models.chat import (
     ModelReply,
     ModelUsage,
     OfferedTool,
-    OnText,
+    TakeText,
     ToolRequest,
 )
 from dragoman.core.errors import WorkFailed
@@ -64,7 +64,7 @@ class ScriptModel:
         self,
         messages: Sequence[Message],
         tools: Sequence[OfferedTool],
-        on_text: OnText,
+        on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
         said = next((one for one in reversed(messages) if one.get("role") == "user"), None)
@@ -88,7 +88,7 @@ class ScriptModel:
 
 
 def _build_reply(
-    step: ScriptStep, values: Mapping[str, str], tools: Sequence[OfferedTool], on_text: OnText
+    step: ScriptStep, values: Mapping[str, str], tools: Sequence[OfferedTool], on_text: TakeText
 ) -> ModelReply:
     text = _fill(step.say, values)
     if text:
