@@ -388,7 +388,6 @@ tokens_per_day = 30
 """
 
 
-@pytest.mark.promise("U10")
 def test_usage_is_shown_and_a_budget_refuses(rig: Rig) -> None:
     hub = rig.hub
     rig.write("metered", METERED)

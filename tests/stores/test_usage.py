@@ -11,8 +11,6 @@ from dragoman.core.errors import RateLimited
 from dragoman.core.usage import Budget, UsageEntry, check_budget
 from dragoman.stores.usage import SqliteUsage
 
-pytestmark = pytest.mark.promise("U10")
-
 NOON = 1_794_916_800.0
 DAY = 86_400.0
 

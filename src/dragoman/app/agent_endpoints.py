@@ -38,8 +38,6 @@ class AgentEndpoint:
     profile: AgentProfile
     hub: Hub
     transport: StreamableHttpTransport
-    seen: tuple[int, int] = (-1, -1)
-    """The versions of the catalog and the profiles that its tools are of."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +47,8 @@ class AgentEndpoints:
     _tools: AgentHub
     _key: bytes
     _open: dict[str, AgentEndpoint] = field(default_factory=dict)
+    _seen: dict[AgentEndpoint, int] = field(default_factory=dict)
+    """The version of the catalog that the tools of each are of."""
 
     def __post_init__(self) -> None:
         self._guards.hub.catalog.on_change(self._refresh_all)
@@ -73,6 +73,7 @@ class AgentEndpoints:
         found = self._open.get(profile.name)
         if found is None or found.profile is not profile:
             if found is not None:
+                self._seen.pop(found, None)
                 found.transport.close()
             found = self._open[profile.name] = self._build(profile)
         self._refresh(found)
@@ -95,12 +96,12 @@ class AgentEndpoints:
         return AgentEndpoint(profile, hub, StreamableHttpTransport(server, self._key))
 
     def _refresh(self, endpoint: AgentEndpoint) -> None:
-        version = self._guards.hub.catalog.version, id(endpoint.profile)
-        if endpoint.seen == version:
+        version = self._guards.hub.catalog.version
+        if self._seen.get(endpoint) == version:
             return
         from dragoman.agents.exposure import list_exposed
 
-        endpoint.seen = version
+        self._seen[endpoint] = version
         profile = endpoint.profile
         granted = self._tools.list_granted(build_agent_principal(profile), new_trace())
         exposure = self._manifests.get_manifest(profile.name).mcp

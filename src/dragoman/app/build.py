@@ -16,8 +16,8 @@ from dragoman.app.build_agents import (
     AgentsBuilder,
     GrantedTools,
     LocalAgents,
-    Metering,
     build_manifest_agents,
+    build_meter,
     load_function_agents,
 )
 from dragoman.app.build_catalogs import build_pinned_catalogs
@@ -72,11 +72,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         auth = _build_authenticator(config, stores.keys)
         state = RunState(mode, config.server.public_url, auth.requires_key)
         local: dict[str, LocalAgent] = {}
-        names = [
-            *known_ids.list_configured(config),
-            *known_ids.list_registered_agents(home),
-            *known_ids.list_manifest_agents(home),
-        ]
+        names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, names)
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
         failures: dict[str, str] = {}
@@ -87,8 +83,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
         granted = GrantedTools(guards)
+        meter = build_meter(live, stores.usage)
         manifests = build_manifest_agents(
-            home, live, guards, net, local, profiles, targets, granted, Metering(live, stores.usage)
+            home, live, guards, net, local, profiles, targets, granted, meter
         )
         endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTaskRegistry
 from dragoman.agents.function import FunctionAgent
 from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
+from dragoman.agents.metering import Metering
 from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
@@ -39,9 +39,8 @@ from dragoman.app.targets import Targets
 from dragoman.config import RESERVED, Config
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
-from dragoman.core.call import Call
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
@@ -49,7 +48,7 @@ from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
-from dragoman.core.usage import Budget, UsageEntry, UsageStore, check_budget
+from dragoman.core.usage import Budget, UsageStore
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
 from dragoman.net.client import OutboundHttp
@@ -61,9 +60,8 @@ from dragoman.wire.http import HttpClient
 
 if TYPE_CHECKING:
     from dragoman.a2a.server.grpc_server import A2aGrpcServer
-    from dragoman.agents.manifest import LoadedManifest, Manifest
+    from dragoman.agents.manifest import LoadedManifest
     from dragoman.agents.model_agent import AgentHub, UsageMeter
-    from dragoman.agents.model_loop import LoopUsage
 
 log = logging.getLogger(__name__)
 
@@ -135,53 +133,12 @@ class GrantedTools:
         ]
 
 
-class Metering:
-    """Implements `agents.model_agent.UsageMeter`."""
+def build_meter(live: LiveConfig, usage: UsageStore) -> Metering:
+    def find_budget() -> Budget:
+        own = live.config.limits.budget
+        return Budget(tokens=own.tokens_per_day, cost=own.cost_per_day)
 
-    def __init__(self, live: LiveConfig, store: UsageStore) -> None:
-        self._live = live
-        self._store = store
-
-    def check(self, manifest: Manifest, call: Call) -> None:
-        now, own = time.time(), manifest.limits
-        budget = Budget(tokens=own.tokens_per_day, cost=own.cost_per_day)
-        check_budget(self._store, budget, "agent", manifest.name, now, "limits in its manifest")
-        of_caller = self._live.config.limits.budget
-        budget = Budget(tokens=of_caller.tokens_per_day, cost=of_caller.cost_per_day)
-        check_budget(self._store, budget, "origin", _find_origin(call), now, "[limits.budget]")
-
-    def record(self, manifest: Manifest, call: Call, usage: LoopUsage, seconds: float) -> None:
-        if not usage.model_calls:
-            return
-        prices = self._live.config.prices
-        cost = usage.cost
-        for model, (read, written) in usage.tokens_of.items():
-            price = prices.get(model) or prices.get(manifest.model.model)
-            cost += price.compute(read, written) if price is not None else 0.0
-        entry = UsageEntry(
-            at=time.time(),
-            agent=manifest.name,
-            principal=call.principal.label,
-            origin=_find_origin(call),
-            trace=call.trace.id,
-            model=usage.model,
-            model_calls=usage.model_calls,
-            tool_calls=usage.tool_calls,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cost=cost,
-            seconds=seconds,
-        )
-        names = ("model_calls", "tool_calls", "input_tokens", "output_tokens", "cost")
-        call.notes.usage = {name: getattr(entry, name) for name in names}
-        try:
-            self._store.record(entry)
-        except StorageFailed as error:  # the audit log has the same figures
-            log.error("usage cannot be stored: %s", error)
-
-
-def _find_origin(call: Call) -> str:
-    return call.trace.origin or call.principal.label
+    return Metering(usage, lambda: live.config.prices, find_budget)
 
 
 def build_manifest_agents(

@@ -159,11 +159,13 @@ def list_configured(config: Config) -> list[str]:
 
 def list_targets(home: Path) -> list[str]:
     """Lists the names of all servers and agents of a home."""
-    return [
-        *list_configured(load(home / "config.toml")),
-        *list_registered_agents(home),
-        *list_manifest_agents(home),
-    ]
+    return list_names(home, load(home / "config.toml"))
+
+
+def list_names(home: Path, config: Config) -> list[str]:
+    """The same, of a home with that configuration."""
+    configured = list_configured(config)
+    return [*configured, *list_registered_agents(home), *list_manifest_agents(home)]
 
 
 def list_manifest_agents(home: Path) -> list[str]:
