@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import pytest
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CreateMessageResult, TextContent
 from tests.live.a2a_hub import BINDINGS, SEND, DialectBinding
 from tests.live.configurable_servers import run_configurable_hub, tool
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import error_kind, run_concurrently, until
 from tests.peers import wire
 from tests.peers.scripted_model import ScriptedModel, running_model, say, use
+
+from mcp import Client
 
 pytestmark = [pytest.mark.promise("T1", "P1", "F3", "Q4"), pytest.mark.timeout(60)]
 
@@ -404,3 +409,29 @@ def test_usage_is_shown_and_a_budget_refuses(rig: Rig) -> None:
     assert shown.returncode == 0 and "scripted-1" in shown.stdout and "$0.0000" in shown.stdout
     wrong = hub.get("/api/usage?by=colour")
     assert wrong.status == 400 and b"by must be of" in wrong.body
+
+
+# --- the client's model ---------------------------------------------------------------------------
+
+
+async def test_model_of_the_client_thinks_by_sampling(rig: Rig) -> None:
+    hub = rig.hub
+    rig.write("borrower", '[model]\nprovider = "client"\n[capabilities]\ntools = ["files.read"]\n')
+    until(lambda: "borrower" in list_agents(hub))
+    asked: list[Any] = []
+    answers = ['{"tool": "mcp_files_read", "args": {}}', '{"final": "It is empty."}']
+
+    async def sample(context: Any, params: Any) -> CreateMessageResult:
+        asked.append(params)
+        text = TextContent(type="text", text=answers[len(asked) - 1])
+        return CreateMessageResult(role="assistant", content=text, model="the-ide")
+
+    async with httpx2.AsyncClient() as http:
+        target = streamable_http_client(hub.mcp_url, http_client=http)
+        async with Client(target, mode="legacy", sampling_callback=sample) as client:
+            result = await client.call_tool("borrower.message", {"message": "Read it"})
+    assert result.content[0].text == "It is empty."  # type: ignore[union-attr]
+    assert "mcp_files_read" in asked[0].system_prompt
+    assert "def f(): pass" in asked[1].messages[-1].content.text
+    cannot = hub.call("borrower.message", {"message": "Read it"})
+    assert error_kind(cannot) == "NeedsInput"

@@ -25,7 +25,7 @@ BASE_URLS: Mapping[str, tuple[str, str]] = {
     "llamacpp": ("http://127.0.0.1:8080/v1", ""),
 }
 """Providers with OpenAI's chat completions: their URL, and the variable with the key."""
-SCRIPT = "script"
+SCRIPT, CLIENT = "script", "client"
 
 
 def build_models(
@@ -54,9 +54,13 @@ def _build_model(
 ) -> ChatModel:
     if settings.provider == SCRIPT:
         return _build_script(manifest)
+    if settings.provider == CLIENT:
+        from dragoman.agents.models.client import ClientModel
+
+        return ClientModel(settings.max_tokens, settings.temperature)
     where = f'agent "{manifest.name}"'
     if settings.provider not in BASE_URLS and not settings.base_url:
-        known = ", ".join([*BASE_URLS, SCRIPT])
+        known = ", ".join([*BASE_URLS, SCRIPT, CLIENT])
         raise ConfigError(
             f'{where}: unknown model provider "{settings.provider}": use {known}, or give a '
             "base_url"

@@ -16,6 +16,7 @@ import msgspec
 
 from dragoman.agents.models.chat import (
     ChatModel,
+    ClientNeeded,
     ContextTooLong,
     Message,
     ModelReply,
@@ -24,6 +25,7 @@ from dragoman.agents.models.chat import (
     TakeText,
     ToolRequest,
 )
+from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, Question, Result
 from dragoman.core.errors import HubError, WorkFailed
@@ -41,6 +43,8 @@ SHORTENED = 400
 """Characters that are left of an old tool result."""
 RECENT = 6
 """Messages at the end that are never shortened."""
+MODEL = "model"
+"""The name of the question to the client's model."""
 SEPARATOR = "/"
 """Between the id of a tool call and the name of its question."""
 
@@ -108,6 +112,8 @@ class LoopState(Struct):
     """The results of the tool calls of this turn, by id."""
     requests: Sequence[ToolRequest] = ()
     pending: list[PendingTool] = msgspec.field(default_factory=list)
+    client_model: ClientModel | None = None
+    """The client's model, while its answer is awaited."""
 
 
 class ModelLoop:
@@ -137,6 +143,11 @@ class ModelLoop:
         names of the questions begin with the ids of their tool calls."""
         if state.pending:
             await self._continue_tools(state, call_tool, answers or {})
+        elif state.client_model is not None:
+            reply = state.client_model.read_answer((answers or {}).get(MODEL), begin_text())
+            state.client_model = None
+            if await self._take_reply(state, reply, call_tool):
+                return reply
         while True:
             if state.pending:
                 return {
@@ -151,12 +162,21 @@ class ModelLoop:
                     "(limits.turns)"
                 )
             state.turns += 1
-            reply = await self._ask(state, begin_text)
-            state.usage.add(reply)
-            state.messages.append(_build_message(reply))
-            if not reply.tool_requests:
+            try:
+                reply = await self._ask(state, begin_text)
+            except ClientNeeded as needed:
+                return {MODEL: needed.question}
+            if await self._take_reply(state, reply, call_tool):
                 return reply
-            await self._call_tools(state, reply.tool_requests, call_tool)
+
+    async def _take_reply(self, state: LoopState, reply: ModelReply, call_tool: CallTool) -> bool:
+        """Adds the model's message and calls the tools it asks for; True if it is the answer."""
+        state.usage.add(reply)
+        state.messages.append(_build_message(reply))
+        if not reply.tool_requests:
+            return True
+        await self._call_tools(state, reply.tool_requests, call_tool)
+        return False
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -179,6 +199,10 @@ class ModelLoop:
             messages = [*self._build_instructions(), *compact(state.messages, budget)]
             try:
                 return await model.complete(messages, state.tools, begin_text(), state.schema)
+            except ClientNeeded:
+                assert isinstance(model, ClientModel)
+                state.client_model = model
+                raise
             except ContextTooLong:
                 if budget < 1_000:
                     raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from dragoman.core.call import Question
 from dragoman.core.errors import TargetFailed, WorkFailed
 from dragoman.core.structs import Struct
 
@@ -77,6 +78,14 @@ class ModelUnavailable(TargetFailed):
         super().__init__(message)
         self.retry_after = retry_after
         """Seconds after which the provider asks to try again; None if it has not said."""
+
+
+class ClientNeeded(Exception):
+    """The client that called must answer a question before the model's answer is known."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__("the client's model is needed")
+        self.question = question
 
 
 class ContextTooLong(WorkFailed):

@@ -38,12 +38,15 @@ class ConstrainedModel:
     ) -> ModelReply:
         if not tools:
             return await self._model.complete(messages, (), on_text, schema)
-        told = [{"role": "system", "content": _describe_tools(tools)}, *map(_flatten, messages)]
+        told = [
+            {"role": "system", "content": describe_tools(tools)},
+            *map(flatten_message, messages),
+        ]
         reply = await self._model.complete(told, (), lambda text: None, _build_schema(tools))
-        return _parse(reply, on_text)
+        return parse_reply(reply, on_text)
 
 
-def _describe_tools(tools: Sequence[OfferedTool]) -> str:
+def describe_tools(tools: Sequence[OfferedTool]) -> str:
     lines = [f"- {one.name}: {one.description}" for one in tools]
     return (
         'To use a tool, answer {"tool": NAME, "args": {…}}. When you know the answer, give it as '
@@ -70,7 +73,7 @@ def _build_schema(tools: Sequence[OfferedTool]) -> dict[str, Any]:
     return {"anyOf": [*forms, final]}
 
 
-def _flatten(message: Message) -> Message:
+def flatten_message(message: Message) -> Message:
     """Renders tool calls and their results as text: the model knows no others."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"Result of the tool: {message.get('content')}"}
@@ -82,7 +85,7 @@ def _flatten(message: Message) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _parse(reply: ModelReply, on_text: TakeText) -> ModelReply:
+def parse_reply(reply: ModelReply, on_text: TakeText) -> ModelReply:
     try:
         answer = decode_reply(reply.text.strip().encode())
     except ValueError:
