@@ -45,10 +45,11 @@ LAZY = {  # what a function or the types of these modules may load when needed
 
 # Our packages that each may import, besides itself and `dragoman` for its version. A package
 # without a row gets PACKAGE's.
-PACKAGE = {"dragoman.core", "dragoman.wire"}
+PACKAGE = {"dragoman.core", "dragoman.wire", "dragoman.processes"}
 OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
+    "dragoman.processes": {"dragoman.core"},
     "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.config_layers"},
     "dragoman.config_layers": {"dragoman.core"},
     "dragoman.cli": {
@@ -57,6 +58,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.app",
         "dragoman.home",
         "dragoman.core",
+        "dragoman.processes.bubblewrap",
         "dragoman.wire.http",
         # What commands that work without a hub need:
         "dragoman.a2a.cards.signing",
@@ -389,6 +391,11 @@ PLANTED = {
     "core uses a third party": ("core/x.py", "import msgspec"),
     "core uses a package": ("core/x.py", "from dragoman.wire import json"),
     "wire uses a package": ("wire/x.py", "import dragoman.core.errors"),
+    "wire uses processes": ("wire/x.py", "import dragoman.processes.sandbox"),
+    "processes uses wire": ("processes/x.py", "import dragoman.wire.json"),
+    "processes uses a package": ("processes/x.py", "import dragoman.mcp.config"),
+    "core uses processes": ("core/x.py", "import dragoman.processes.sandbox"),
+    "cli uses child processes": ("cli/x.py", "import dragoman.processes.sandbox"),
     "wire uses another third party": ("wire/x.py", "import httptools"),
     "a package uses a sibling": ("web/x.py", "import dragoman.mcp.server.dispatcher"),
     "a package uses a sibling, relatively": ("web/x.py", "from ..mcp import server"),
@@ -478,6 +485,8 @@ def test_a_planted_violation_is_found(sin: str) -> None:
 ALLOWED = {
     "core uses itself": ("core/x.py", "import asyncio\nfrom dragoman.core.call import Call"),
     "wire uses its codec": ("wire/x.py", "import msgspec\nfrom dragoman.wire.json import decode"),
+    "processes uses core": ("processes/x.py", "from dragoman.core.errors import Unreachable"),
+    "a package uses processes": ("mcp/client/x.py", "import dragoman.processes.child_process"),
     "a package uses core, wire and its parties": (
         "web/x.py",
         "import httptools\nfrom dragoman import __version__\nfrom dragoman.core import hub\n"

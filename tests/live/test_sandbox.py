@@ -24,8 +24,8 @@ from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers.process import server_entry
 
-from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
-from dragoman.mcp.client.descendants import list_descendants, read_stat
+from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
+from dragoman.processes.descendants import list_descendants, read_stat
 
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
 
@@ -346,8 +346,8 @@ finally:
 @pytest.mark.promise("B10")
 def test_processes_are_counted_for_each_sandbox(short_tmp: Path) -> None:
     """As another user if the tests run as root, whom the system does not limit."""
-    from dragoman.mcp.client.process_limits import build_limited_command
-    from dragoman.mcp.config import ProcessLimits
+    from dragoman.processes.config import ProcessLimits
+    from dragoman.processes.process_limits import build_limited_command
 
     command = build_limited_command(["python3", "-c", PROCESSES + "print(found)"],
                                     ProcessLimits(processes=30))  # fmt: skip

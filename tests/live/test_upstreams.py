@@ -36,7 +36,7 @@ from tests.peers.process import (
     wait_for_log,
 )
 
-from dragoman.mcp.client.child_process import CACHES, COMMON_VARIABLES
+from dragoman.processes.child_process import CACHES, COMMON_VARIABLES
 
 ALL = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old", "mcp1")
 SDK = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old")

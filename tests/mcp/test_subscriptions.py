@@ -19,12 +19,12 @@ from dragoman.core.ports import Decision
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.server_logs import ServerLogs
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY, Revision
 from dragoman.mcp.server import subscriptions
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.processes.child_process import OutputRing
 from dragoman.wire import rpc
 
 META = "io.modelcontextprotocol/"

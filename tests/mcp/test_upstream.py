@@ -17,7 +17,6 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Unreachable
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.session import SessionSpec, UpstreamSession
@@ -25,6 +24,7 @@ from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import HttpTransport, ServerEntry, StdioTransport
 from dragoman.mcp.protocol.revisions import R2511
+from dragoman.processes.child_process import kill_marked
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
 CATALOGS = {kind: Catalog(kind, review=admit_all) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}

@@ -17,9 +17,9 @@ from tests.mcp.upstream_hub import Scripted, http, run_hub, until
 from dragoman.core.bus import Bus
 from dragoman.core.events import Event, ServerLogged
 from dragoman.core.read_pacing import REST, Pace, pause_after_list
-from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH, JsonRpcChannel
 from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
+from dragoman.processes.child_process import OutputRing
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 

@@ -21,9 +21,9 @@ from dragoman.core.background import Background
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import limit_address
-from dragoman.mcp.client.descendants import DESCENDANTS
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
+from dragoman.processes.descendants import DESCENDANTS
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import Mounted, OwnerApp, PathMount

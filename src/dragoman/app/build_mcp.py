@@ -12,9 +12,7 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.bus import Bus
 from dragoman.core.hub import Hub
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
-from dragoman.mcp.client.descendants import DESCENDANTS
 from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
@@ -25,6 +23,8 @@ from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.mcp.server.tasks import ToolTaskRegistry, build_task_registry
 from dragoman.net.client import OutboundHttp
+from dragoman.processes.child_process import kill_marked
+from dragoman.processes.descendants import DESCENDANTS
 from dragoman.web.app import Mounted
 
 

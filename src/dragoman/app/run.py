@@ -23,7 +23,7 @@ from dragoman.config_layers import Override
 from dragoman.core.environment import read_environment, withhold_variables
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging
-from dragoman.mcp.client.descendants import DESCENDANTS
+from dragoman.processes.descendants import DESCENDANTS
 from dragoman.stores.store_inventory import describe_damage
 
 log = logging.getLogger(__name__)

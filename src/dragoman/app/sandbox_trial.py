@@ -18,8 +18,9 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.catalog_sync import KINDS
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.upstream import Upstream
-from dragoman.mcp.config import SandboxLevel, ServerEntry
+from dragoman.mcp.config import ServerEntry
 from dragoman.net.client import OutboundHttp
+from dragoman.processes.config import SandboxLevel
 
 START_SECONDS = 120.0
 """A package runner may download the server first: a sandbox has a cache of its own."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dragoman.config import Config, parse_headers
 from dragoman.config_layers import CREDENTIALS, PREFIX
 from dragoman.core.variables import list_references
-from dragoman.mcp.client.child_process import COMMON_VARIABLES, USER_VARIABLES
+from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 _ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}

@@ -57,11 +57,11 @@ from dragoman.cli.configure import (
     set_sandbox,
 )
 from dragoman.config import StdioTransport, load
-from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import ConfigError
 from dragoman.core.package_runners import is_container_command
 from dragoman.core.safe_text import escape_controls
 from dragoman.home import HomeUnusable
+from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
 
 if TYPE_CHECKING:
     from dragoman.app.sandbox_trial import SandboxTrial

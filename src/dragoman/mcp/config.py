@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from dragoman.core.tool import ISOLATED, NETWORK
+from dragoman.processes.config import ProcessLimits, SandboxLevel
 
 ANSWER_SECONDS = 30.0
 """The timeout of handshakes and lists for a server without a `timeout_secs`."""
@@ -40,40 +41,7 @@ class HttpTransport(SseTransport, frozen=True, kw_only=True, tag="http", tag_fie
     pass
 
 
-SandboxLevel = Literal["strict", "net", "off"]
 Transport = StdioTransport | SseTransport | HttpTransport
-
-
-class ProcessLimits(Struct, frozen=True, kw_only=True):
-    memory_megabytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=16_777_216,
-            description="Megabytes of memory that each process may allocate; 0: no limit.",
-        ),
-    ] = 16_384
-    processes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=4_194_304,
-            description="Processes and threads in its sandbox; without one at least 16384, because "
-            "the system then counts all of the user's; 0: no limit.",
-        ),
-    ] = 1_024
-    file_megabytes: Annotated[
-        int,
-        Meta(ge=0, le=16_777_216, description="Megabytes of a file it writes; 0: no limit."),
-    ] = 102_400
-    cpu_secs: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000_000,
-            description="Seconds of CPU time after which a process is killed; 0: no limit.",
-        ),
-    ] = 0
 
 
 class ServerEntry(Struct, frozen=True, kw_only=True):

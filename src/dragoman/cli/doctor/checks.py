@@ -29,9 +29,9 @@ from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.cli.hub import read_lock_pid
 from dragoman.config import Config
 from dragoman.config_layers import find_near_misses
-from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import HubError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
+from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
 
 MAX_EXPOSURES = 10
 LEAST_PYTHON = (3, 11)

@@ -14,9 +14,9 @@ from typing import Any
 
 from dragoman.cli.base.output import clean
 from dragoman.cli.doctor.findings import DoctorContext, Finding
-from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import HubError
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
+from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
 
 MANY_RESTARTS = 3
 _SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")

@@ -15,20 +15,12 @@ from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
-from dragoman.core.bubblewrap import NoBubblewrap, find_bubblewrap
 from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
 from dragoman.core.variables import expand_variables
-from dragoman.mcp.client.child_process import Confined, build_environment
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
-from dragoman.mcp.client.sandbox import (
-    SandboxFolders,
-    SandboxSpec,
-    build_sandbox_command,
-    describe_loose_files,
-)
 from dragoman.mcp.client.session import BothErasAnswered, SessionSpec, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
@@ -38,6 +30,14 @@ from dragoman.mcp.config import (
     SseTransport,
     StdioTransport,
     parse_headers,
+)
+from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
+from dragoman.processes.child_process import Confined, build_environment
+from dragoman.processes.sandbox import (
+    SandboxFolders,
+    SandboxSpec,
+    build_sandbox_command,
+    describe_loose_files,
 )
 from dragoman.wire.http import HttpClient
 

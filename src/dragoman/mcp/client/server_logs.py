@@ -13,8 +13,8 @@ from typing import Any
 from dragoman.core.bus import Bus
 from dragoman.core.call import LogMessage
 from dragoman.core.events import ServerLogged
-from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.notifications import log_message_from_params, render_log_message
+from dragoman.processes.child_process import OutputRing
 from dragoman.wire.json import encode
 
 PER_SECOND = 20.0

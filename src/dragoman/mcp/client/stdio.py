@@ -8,10 +8,10 @@ from typing import Any
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.read_pacing import Pace
-from dragoman.mcp.client.child_process import ChildProcess, Confine, OutputRing
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.protocol.framing import Deframer, Frame, OversizedFrame, Unrecoverable
+from dragoman.processes.child_process import ChildProcess, Confine, OutputRing
 from dragoman.wire.json import MAX_BYTES
 
 DRAIN_BYTES = 64 * 1024 * 1024

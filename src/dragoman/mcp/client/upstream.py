@@ -35,7 +35,6 @@ from dragoman.core.tool import (
 )
 from dragoman.mcp.client import client_sessions, remote_tasks
 from dragoman.mcp.client.catalog_sync import KINDS, CatalogSync, find_changed_kinds
-from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.connection import Connect, UpstreamConnection
 from dragoman.mcp.client.jsonrpc_channel import FOREVER, UnansweredQuestion
 from dragoman.mcp.client.limits import UpstreamLimits
@@ -60,6 +59,7 @@ from dragoman.mcp.protocol.translate import (
     result_from_mcp,
     result_from_reply,
 )
+from dragoman.processes.child_process import OutputRing
 
 log = logging.getLogger(__name__)
 

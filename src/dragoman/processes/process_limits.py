@@ -1,4 +1,4 @@
-"""Resource limits of stdio servers (Linux).
+"""Resource limits of child processes (Linux).
 
 Outside of a sandbox the hub sets them right after the start; a sandbox sets them before it runs the
 program, so that no process in it is without.
@@ -12,7 +12,7 @@ import re
 import resource
 from collections.abc import Sequence
 
-from dragoman.mcp.config import ProcessLimits
+from dragoman.processes.config import ProcessLimits
 
 MEGABYTE = 1024 * 1024
 USER_PROCESSES = 16_384

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.file_modes import make_private_folder
-from dragoman.mcp.client.descendants import DESCENDANTS
-from dragoman.mcp.client.process_limits import set_limits
-from dragoman.mcp.config import ProcessLimits
+from dragoman.processes.config import ProcessLimits
+from dragoman.processes.descendants import DESCENDANTS
+from dragoman.processes.process_limits import set_limits
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tests.peers.process import alive, wait_until_gone
 
 from dragoman.app import process
 from dragoman.core.errors import Unreachable
-from dragoman.mcp.client.child_process import (
+from dragoman.processes.child_process import (
     CACHES,
     MARK,
     ChildProcess,
@@ -341,7 +341,7 @@ def test_ring_buffer_keeps_the_last_bytes() -> None:
 
 def test_kill_by_mark_spares_the_caller() -> None:
     code = (
-        "from dragoman.mcp.client.child_process import kill_marked\n"
+        "from dragoman.processes.child_process import kill_marked\n"
         "kill_marked('hub'); kill_marked('hub:shell'); print('lives')"
     )
     env = {**os.environ, MARK: "hub:shell"}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.mcp.client.sandbox import (
+from dragoman.processes.config import ProcessLimits
+from dragoman.processes.sandbox import (
     SandboxFolders,
     SandboxSpec,
     build_sandbox_command,
     describe_loose_files,
     find_paths,
 )
-from dragoman.mcp.config import ProcessLimits
 
 
 class User:

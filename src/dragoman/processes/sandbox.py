@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.core.bubblewrap import UNSHARED
 from dragoman.core.file_modes import make_private_folder
-from dragoman.mcp.client.child_process import COMMON_VARIABLES
-from dragoman.mcp.client.process_limits import build_limited_command
-from dragoman.mcp.config import ProcessLimits
+from dragoman.processes.bubblewrap import UNSHARED
+from dragoman.processes.child_process import COMMON_VARIABLES
+from dragoman.processes.config import ProcessLimits
+from dragoman.processes.process_limits import build_limited_command
 
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix", "/gnu"),

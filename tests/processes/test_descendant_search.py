@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dragoman.mcp.client.descendants import UNKNOWN, Descendants
+from dragoman.processes.descendants import UNKNOWN, Descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows them")
 
