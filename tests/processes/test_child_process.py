@@ -78,6 +78,7 @@ async def test_child_input_and_output_work(children: Children) -> None:
     [
         ("raise SystemExit(3)", "it exited with status 3"),
         ("import os; os.kill(os.getpid(), 15)", "it was terminated by signal SIGTERM"),
+        ("import os; os.kill(os.getpid(), 41)", "it was terminated by signal 41"),
         (f"import os; os.close(1); {NAP}", "it closed its stdout"),
         (f"import os; os.close(0); {NAP}", "it closed its stdin"),
         ("import sys; sys.exit('no key was given')",

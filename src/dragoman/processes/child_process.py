@@ -340,7 +340,7 @@ class ChildProcess:
         if code is None:
             how = f"it closed its {self._closed[0] if self._closed else 'stdin'}"
         elif code < 0:
-            how = f"it was terminated by signal {signal.Signals(-code).name}"
+            how = f"it was terminated by signal {name_signal(-code)}"
         else:
             how = f"it exited with status {code}"
         last = self.stderr.read_last_line()
@@ -420,6 +420,14 @@ def _spawn(
         )
         failed.pop_all()
     return process, _Pipes(*hub_ends)
+
+
+def name_signal(number: int) -> str:
+    """Returns its name, or its number: real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _signal_group(pid: int, number: int) -> None:
