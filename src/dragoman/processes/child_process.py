@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.file_modes import make_private_folder
@@ -231,7 +231,7 @@ class ChildProcess:
         stderr: OutputRing,
         server: str = "",
         confine: Confine = lambda command: Confined(command),
-    ) -> ChildProcess:
+    ) -> Self:
         """Starts the program; `received` is called with its stdout. `confine` returns the command
         that is run in its place."""
         program = shutil.which(command, path=env["PATH"])
@@ -274,7 +274,8 @@ class ChildProcess:
         )
         self._transports.append(self._stdout)
         errors, _ = await loop.connect_read_pipe(
-            lambda: _Pipe(lambda: None, self.stderr.write), pipes.stderr.hand_over(loop)
+            lambda: _Pipe(lambda: self._note_closed("stderr"), self.stderr.write),
+            pipes.stderr.hand_over(loop),
         )
         self._transports.append(errors)
         self._stdin, _ = await loop.connect_write_pipe(
@@ -318,7 +319,10 @@ class ChildProcess:
             self._stdout.resume_reading()
 
     def _note_closed(self, pipe: str) -> None:
-        """It has exited (`pipe` is empty) or closed a pipe: it cannot be used any more."""
+        """It has exited (`pipe` is empty) or closed a pipe: without stdin or stdout it cannot be
+        used any more."""
+        if pipe == "stderr":
+            return
         if pipe:
             self._closed.append(pipe)
         else:
@@ -350,7 +354,7 @@ class ChildProcess:
         """Ends it and the processes that it started: closes stdin, then SIGTERM, then SIGKILL."""
         DESCENDANTS.note_started(self.pid)  # after its exit they can no longer be attributed
         try:
-            self._close_input()
+            self.close_input()
             if self._closed or not await self._wait_exit(seconds):
                 _signal_group(self.pid, signal.SIGTERM)
                 await self._wait_exit(seconds / 2)
@@ -365,7 +369,8 @@ class ChildProcess:
         finally:
             DESCENDANTS.discard(self.pid)
 
-    def _close_input(self) -> None:
+    def close_input(self) -> None:
+        """Closes its stdin after what is still to be written."""
         if self._stdin is not None:
             self._stdin.close()
         else:

@@ -109,7 +109,12 @@ class SandboxSpec:
     folders: SandboxFolders
     has_user_home: bool
     granted: tuple[str, ...]
-    """`sandbox_paths`."""
+    """Paths that may be read and written: `sandbox_paths`."""
+    readable: tuple[str, ...] = ()
+    """Paths that may be read."""
+    grants_named_paths: bool = True
+    """Whether the folder it starts in and absolute paths in its arguments and variables are granted
+    too. Never for arguments that a model has chosen."""
 
 
 def build_sandbox_command(
@@ -252,13 +257,16 @@ def _list_grants(
     """Yields the paths that the operator has granted, with `ro` or `rw`."""
     if spec.has_user_home:
         yield str(spec.folders.user), "rw"
+    yield from ((os.path.expanduser(path), "ro") for path in spec.readable)
     yield from ((os.path.expanduser(path), "rw") for path in spec.granted)
-    if not _is_below(os.path.realpath(cwd), os.path.realpath(spec.folders.own)):
+    if spec.grants_named_paths and not _is_below(
+        os.path.realpath(cwd), os.path.realpath(spec.folders.own)
+    ):
         yield cwd, "rw"
     for name in COMMON_VARIABLES & env.keys():
         if os.path.isabs(env[name]) and os.path.exists(env[name]):
             yield env[name], "ro"
-    for path in _list_named_paths(command, env, named):
+    for path in _list_named_paths(command, env, named) if spec.grants_named_paths else ():
         yield from _grant(path, wide)
 
 
@@ -398,6 +406,11 @@ def _resolve(path: str, links: dict[str, str]) -> str:
             links.setdefault(here, real)
             here = real
     return here
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether the real path is that of `folder` or lies in it."""
+    return _is_below(os.path.realpath(path), os.path.realpath(folder))
 
 
 def _is_system(path: str) -> bool:
