@@ -14,6 +14,6 @@ returns text, a dict (data), a list of blocks, or a `Reply`; `Ask` and `NeedsAut
 first. It raises `Decline` to refuse.
 """
 
-from dragoman.agents.function import Ask, Decline, NeedsAuth, Reply, Request
+from dragoman.agents.messages import Ask, Decline, NeedsAuth, Reply, Request
 
 __all__ = ["Ask", "Decline", "NeedsAuth", "Reply", "Request"]

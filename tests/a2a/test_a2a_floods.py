@@ -39,7 +39,8 @@ from dragoman.a2a.server.task import (
 )
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.agents.config import AgentEntry
-from dragoman.agents.function import FunctionAgent, Request
+from dragoman.agents.function import FunctionAgent
+from dragoman.agents.messages import Request
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard_update

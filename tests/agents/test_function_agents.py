@@ -8,7 +8,8 @@ import pytest
 
 from dragoman.agent import Ask, Request
 from dragoman.agents.config import AgentEntry
-from dragoman.agents.function import FunctionAgent, blocks_from_content
+from dragoman.agents.function import FunctionAgent
+from dragoman.agents.messages import blocks_from_content
 from dragoman.core.call import Call
 from dragoman.core.errors import Declined, InvalidInput
 from dragoman.core.principal import OWNER
