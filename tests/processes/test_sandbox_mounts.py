@@ -32,11 +32,16 @@ class User:
         return [str(self.home / file) for file in files]
 
     def list_mounts(
-        self, *command: str, users: bool = False, level: str = "net", **env: str
+        self,
+        *command: str,
+        users: bool = False,
+        level: str = "net",
+        granted: tuple[str, ...] = (),
+        **env: str,
     ) -> dict[str, str]:
         """How each path of the user is mounted: the last mount wins."""
         own = self.hub / "servers" / "s"
-        spec = SandboxSpec(level, SandboxFolders(self.hub, own, self.home), users, ())
+        spec = SandboxSpec(level, SandboxFolders(self.hub, own, self.home), users, granted)
         env = {"PATH": "/usr/bin:/bin", **env}
         named = [name for name in env if name == "FILE"]
         cwd = str(self.home if users else own / "home")
@@ -63,6 +68,14 @@ def user(tmp_path: Path) -> User:
 
 def test_nothing_of_the_user_is_mounted_unasked(user: User) -> None:
     assert user.list_mounts("/usr/bin/node") == {}
+
+
+def test_listed_folder_of_a_script_is_writable(user: User) -> None:
+    (script,) = user.make("tool/main.py")
+    folder = str(user.home / "tool")
+    assert user.list_mounts("/usr/bin/python3", script) == {"tool": "ro"}
+    mounts = user.list_mounts("/usr/bin/python3", script, granted=(folder,))
+    assert mounts == {"tool": "rw", "tool/main.py": "ro"}
 
 
 def test_script_comes_with_its_modules_read_only(user: User) -> None:

@@ -257,8 +257,6 @@ def _list_grants(
     """Yields the paths that the operator has granted, with `ro` or `rw`."""
     if spec.has_user_home:
         yield str(spec.folders.user), "rw"
-    yield from ((os.path.expanduser(path), "ro") for path in spec.readable)
-    yield from ((os.path.expanduser(path), "rw") for path in spec.granted)
     if spec.grants_named_paths and not _is_below(
         os.path.realpath(cwd), os.path.realpath(spec.folders.own)
     ):
@@ -268,6 +266,10 @@ def _list_grants(
             yield env[name], "ro"
     for path in _list_named_paths(command, env, named) if spec.grants_named_paths else ():
         yield from _grant(path, wide)
+    # Last, since the last of several mounts at one path decides: the folder of a script is
+    # read-only unless it is listed.
+    yield from ((os.path.expanduser(path), "ro") for path in spec.readable)
+    yield from ((os.path.expanduser(path), "rw") for path in spec.granted)
 
 
 def _list_named_paths(
