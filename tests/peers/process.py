@@ -122,6 +122,19 @@ def wait_for_log(
         time.sleep(0.02)
 
 
+def list_marked(mark: str) -> list[int]:
+    """The processes with the mark of a hub's child in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"DRAGOMAN_CHILD={mark}".encode() in variables and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
 def alive(pid: int) -> bool:
     """Whether there is such a process, zombies not counted."""
     try:

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from tests.live.test_sandbox import TOOLS_PATH, needs_sandbox
-from tests.peers.process import alive, wait_until_gone
+from tests.peers.process import alive, list_marked, wait_until_gone
 
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
-from dragoman.processes.child_process import kill_marked
 from dragoman.processes.command_runner import (
     BoundedOutput,
     CommandOutcome,
@@ -74,7 +73,7 @@ class Commands:
 async def commands(short_tmp: Path) -> AsyncIterator[Commands]:
     made = Commands(short_tmp)
     yield made
-    assert kill_marked(made.mark) == 0, "a process was left behind"
+    await asyncio.to_thread(wait_until_gone, list_marked(made.mark))
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:

@@ -42,6 +42,8 @@ PROGRAMS = "programs"
 DEFAULT_LIMITS = ProcessLimits()
 LINE_COST = 64
 """Bytes that a waiting line takes besides its own."""
+LINES_AT_ONCE = 100
+"""Lines that are taken before other work has its turn."""
 POLL_SECONDS = 0.05
 """How often the exit of a program is checked where the system does not report it."""
 
@@ -68,6 +70,9 @@ class CommandSpec:
     `cwd` is one of them."""
     writable: Sequence[str] = ()
     """Paths that it may read and write in a sandbox."""
+    grants_named_paths: bool = False
+    """Whether it may also write to `cwd`, and use the absolute paths in its arguments and in the
+    variables in `env`. Only for a command that the operator has configured."""
     limits: ProcessLimits = DEFAULT_LIMITS
     seconds: float = 60.0
     output_bytes: int = 256 * 1024
@@ -230,7 +235,8 @@ class _Prepared:
             return Confined(command, spec.limits)
         readable, writable = _expand(spec.readable), _expand(spec.writable)
         granted = (str(self._folder), *readable, *writable)
-        if not any(is_below(self.cwd, path) for path in granted):
+        has_cwd = spec.grants_named_paths or any(is_below(self.cwd, path) for path in granted)
+        if not has_cwd:
             readable += (self.cwd,)
         sandbox = SandboxSpec(
             spec.sandbox,
@@ -238,7 +244,7 @@ class _Prepared:
             has_user_home=False,
             granted=writable,
             readable=readable,
-            grants_named_paths=False,
+            grants_named_paths=spec.grants_named_paths,
         )
         return Confined(
             build_sandbox_command(
@@ -258,6 +264,8 @@ class _Run:
         self._stderr = BoundedOutput(spec.output_bytes)
         self._begun = monotonic()
         self._flooded = False
+        self._received = 0
+        """Bytes of stdout, and what they cost besides."""
         self._child: _RunningCommand | None = None
 
     async def start(self) -> _RunningCommand:
@@ -277,7 +285,8 @@ class _Run:
 
     def receive(self, data: bytes) -> None:
         self.stdout.write(data)
-        if self.stdout.count > self.limits.flood_bytes and self._child is not None:
+        self._received += len(data)
+        if self._received > self.limits.flood_bytes and self._child is not None:
             self._flooded = True
             self._child.kill()
 
@@ -329,10 +338,14 @@ class CommandLines(_Run):
         self._child.close_input()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yields the lines of its stdout that are not empty, until it has exited. Raises `BadReply`
-        after a line that is too long."""
+        """Yields the lines of its stdout until it has exited. Raises `BadReply` after a line that
+        is too long."""
+        taken = 0
         while (line := await self._read_line()) is not None:
             yield line
+            taken += 1
+            if taken % LINES_AT_ONCE == 0:  # many lines may wait
+                await asyncio.sleep(0)
 
     @property
     def outcome(self) -> CommandOutcome:
@@ -340,8 +353,9 @@ class CommandLines(_Run):
         return self.build_outcome()
 
     def receive(self, data: bytes) -> None:
-        super().receive(data)
         *lines, rest = data.split(b"\n")
+        self._received += len(lines) * LINE_COST
+        super().receive(data)
         for line in lines:
             self._add(bytes(self._rest + line))
             self._rest.clear()
@@ -358,7 +372,7 @@ class CommandLines(_Run):
     def _add(self, line: bytes) -> None:
         if len(line) > self.limits.line_bytes:
             self._is_too_long = True
-        elif not self._is_too_long and line.strip():
+        elif not self._is_too_long:
             self._lines.append(line)
             self._waiting += len(line) + LINE_COST
 
