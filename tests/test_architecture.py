@@ -61,6 +61,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.processes.bubblewrap",
         "dragoman.wire.http",
         # What commands that work without a hub need:
+        "dragoman.agents.skills",
         "dragoman.a2a.cards.signing",
         "dragoman.a2a.client",
         "dragoman.a2a.protocol",
@@ -75,7 +76,7 @@ OURS: dict[str, set[str]] = {
 }
 
 # What a module of `cli` loads inside a function only: most commands need one of them, or none.
-HEAVY = {f"dragoman.{name}" for name in ("a2a", "app", "net", "policy", "stores")}
+HEAVY = {f"dragoman.{name}" for name in ("a2a", "agents", "app", "net", "policy", "stores")}
 
 # Sub-packages form a DAG: what each may import of its own package, besides itself.
 WITHIN: dict[str, set[str]] = {

@@ -38,6 +38,8 @@ SETTLE_SECONDS = 3.0
 """How long the first list over stdio waits for servers and agents to connect."""
 SWEEP_SECONDS = 1.0
 """How often the processes below the hub are checked."""
+SKILL_SECONDS = 1.0
+"""How often the skills of the home are checked for changes."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -167,6 +169,7 @@ class App:
             poll(parts.guards.policies.check),
             poll(parts.manifests.follow),
             poll(parts.store_watch.check),
+            poll(parts.skills.check, SKILL_SECONDS),
             poll(parts.catalogs.reviews.retry),
             parts.store_watch.keep_pruning(lambda: parts.live.config.audit),
             parts.store_watch.keep_checkpoints(),

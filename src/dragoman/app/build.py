@@ -10,6 +10,7 @@ from pathlib import Path
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
+from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.app import App
 from dragoman.app.build_agents import (
@@ -24,6 +25,7 @@ from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_skills import build_command_runner, build_skills
 from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
@@ -54,6 +56,7 @@ from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
+from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
 from dragoman.web.auth import Authenticator
@@ -64,7 +67,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home))
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
-    registered = RegisteredAgents()
+    registered, skill_table = RegisteredAgents(), SkillTable()
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config)
         undo.callback(stores.close)
@@ -73,11 +76,11 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         state = RunState(mode, config.server.public_url, auth.requires_key)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
-        catalogs = build_pinned_catalogs(live, stores, bus, registered, local, names)
+        catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
-        targets = Targets(upstreams, local, registered)
+        targets = Targets(upstreams, local, registered, skill_table)
         profiles = AgentProfiles()
         guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams, profiles)
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
@@ -100,26 +103,17 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             review_card,
             touch,
         ).build()
+        runner = build_command_runner(home, live)
+        skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)
         events = build_events(home, config, hub)
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
-        home,
-        live,
-        state,
-        stores,
-        store_watch,
-        catalogs,
-        guards,
-        upstreams,
-        mcp,
-        agents,
-        manifests,
-        endpoints,
-        events,
-    )
+        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
+        endpoints, skills, events,
+    )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
     view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
@@ -133,6 +127,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),
+        SkillsApi(skills.describe),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     api = Api(hub, status, TASKS_ONLY, apis)

@@ -364,7 +364,7 @@ class AgentsBuilder:
             build_remote,
             self.hub.bus,
             others=list_others,
-            reserved=("mcp_", "a2a_", f"{slug_from_name(config.mcp.agent_prefix)}_"),
+            reserved=("mcp_", "a2a_", "skill_", f"{slug_from_name(config.mcp.agent_prefix)}_"),
             review_card=self.review_card,
             facts_changed=self.touch_policies,
             every=config.bridge.probe_secs,

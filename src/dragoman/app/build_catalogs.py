@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.agents.manifest_agents import LocalAgent
+from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.pin_reviews import PinReviews
@@ -41,10 +42,12 @@ def build_pinned_catalogs(
     bus: Bus,
     registered: RegisteredAgents,
     local: Mapping[str, LocalAgent],
+    skills: SkillTable,
     targets: Iterable[str],
 ) -> Catalogs:
-    """`targets` are the names of all servers and agents of the home: others lose their claims."""
-    settings = TargetSettings(live, registered, local)
+    """`targets` are the names of all servers, agents and skills of the home: others lose their
+    claims."""
+    settings = TargetSettings(live, registered, local, skills)
     pins = PinReviewer(
         stores.pins,
         settings.find_pin_mode,

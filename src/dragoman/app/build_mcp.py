@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.build_skills import build_mark
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.bus import Bus
 from dragoman.core.hub import Hub
@@ -54,7 +54,7 @@ def build_upstreams(
     clients: ConnectedClients,
 ) -> UpstreamManager:
     """Also kills what a hub that was killed has left running."""
-    mark = hashlib.sha256(str(home).encode()).hexdigest()[:16]
+    mark = build_mark(home)
     kill_marked(mark)
     DESCENDANTS.kill_recorded(home / "children.json")
     connector = Connector(

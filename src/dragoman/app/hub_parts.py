@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.agents.manifest_agents import ManifestAgents
+from dragoman.agents.skills.skill_book import SkillBook
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.build_agents import Agents
 from dragoman.app.build_catalogs import Catalogs
@@ -33,4 +34,5 @@ class HubParts:
     agents: Agents
     manifests: ManifestAgents
     endpoints: AgentEndpoints
+    skills: SkillBook
     events: Events

@@ -67,6 +67,10 @@ class HubStatus:
                 "grpc_port": state.grpc_port,
                 "tasks": parts.agents.count_tasks(),
             },
+            "skills": {
+                "total": len(parts.skills.table.list_names()),
+                "disabled": parts.skills.table.list_problems(),
+            },
             "clients": {
                 "http_sessions": len(parts.mcp.http.sessions),
                 "sse": len(parts.mcp.sse),

@@ -1,4 +1,4 @@
-"""Servers and agents by name: what the configuration says about one, and where it is found."""
+"""Servers, agents and skills by name: what the configuration says of one, and where it is found."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.agents.manifest_agents import LocalAgent
+from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
 from dragoman.core.tool import Target, TargetFacts
@@ -22,16 +23,19 @@ class TargetSettings:
     _live: LiveConfig
     _registered: RegisteredAgents
     _local: Mapping[str, LocalAgent]
+    _skills: SkillTable
 
     def find_pin_mode(self, target: str) -> str:
-        """The definitions of local agents are trusted; an unknown target is pinned strictly."""
+        """The definitions of local agents are trusted, and skills are pinned by their files; an
+        unknown target is pinned strictly."""
         config = self._live.config
         if target in self._local or any(one.name == target for one in config.agents):
             return OFF
         for server in config.mcp_servers:
             if server.name == target:
                 return server.pin
-        return self._registered.find_pin_mode(target) or STRICT
+        found = self._registered.find_pin_mode(target)
+        return found or (OFF if target in self._skills else STRICT)
 
     def quarantines_additions(self, target: str) -> bool:
         config = self._live.config
@@ -41,7 +45,7 @@ class TargetSettings:
 
     def list_namespaces(self) -> dict[str, str]:
         """The targets by the prefix of their canonical names."""
-        names = [*list_configured(self._live.config), *self._local]
+        names = [*list_configured(self._live.config), *self._local, *self._skills.list_names()]
         configured = {build_canonical_name(name, "").rstrip("."): name for name in names}
         return configured | self._registered.list_namespaces()
 
@@ -53,12 +57,14 @@ class Targets:
     _upstreams: UpstreamManager
     _local: Mapping[str, LocalAgent]
     _registered: RegisteredAgents
+    _skills: SkillTable
 
     def find(self, name: str) -> Target | None:
         return (
             self._upstreams.find(name)
             or self._local.get(name)
             or self._registered.find_target(name)
+            or self._skills.find_target(name)
         )
 
     def find_facts(self, name: str) -> TargetFacts | None:

@@ -56,7 +56,7 @@ from dragoman.cli.configure import (
     set_enabled,
     set_sandbox,
 )
-from dragoman.config import StdioTransport, load
+from dragoman.config import StdioTransport, load, slug_from_name
 from dragoman.core.errors import ConfigError
 from dragoman.core.package_runners import is_container_command
 from dragoman.core.safe_text import escape_controls
@@ -261,6 +261,7 @@ def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **op
             '"_", beginning with a letter or digit',
             USAGE,
         )
+    _refuse_skill_name(Path(resolve_home(home)), name)
     entry, private = _build_entry(where, options), options["allow_private"]
     prefix = {} if options["prefix"] is None else {"prefix": options["prefix"]}
     sandbox = {} if options["sandbox"] is None else {"sandbox": options["sandbox"]}
@@ -285,6 +286,15 @@ def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **op
         if plan.values:
             print(f"  {', '.join(plan.values)}: stored in {job.env_path}, readable only by you")
     _report_state(name, state, as_json)
+
+
+def _refuse_skill_name(place: Path, name: str) -> None:
+    """Servers and skills share names."""
+    from dragoman.agents.skills.installation import SkillStore
+
+    for skill in SkillStore(place).list_names():
+        if slug_from_name(skill) == slug_from_name(name):
+            fail(f'the name "{name}" is taken by the skill "{skill}"; use another', USAGE)
 
 
 def _build_entry(where: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,8 @@ BUSY_SECONDS = 10.0
 CHECK_SECONDS = 60.0
 MAX_MANIFEST = 16 * 1024 * 1024
 PIECE = 1024 * 1024
-PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "cache")
-"""Files of a running hub, the private homes of servers, and their shared cache."""
+PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "programs", "cache")
+"""Files of a running hub, the private homes of servers and programs, and their shared cache."""
 WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
 """The databases without secrets; their copies belong to a new home."""
 CONFIG = "config.toml"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.agents.manifest_agents import FOLDER
+from dragoman.agents.skills.installation import SkillStore
 from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
@@ -54,11 +55,16 @@ class KnownIds:
     nothing at the moment: it may not be connected."""
 
     def __init__(
-        self, config: Config, principals: Iterable[Principal], registered: Iterable[str] = ()
+        self,
+        config: Config,
+        principals: Iterable[Principal],
+        registered: Iterable[str] = (),
+        skills: Iterable[str] = (),
     ) -> None:
-        """`registered` are the external agents that are not in the configuration."""
+        """`registered` are the external agents that are not in the configuration; policies know
+        skills as servers."""
         principals = list(principals)
-        self._servers = {entry.name for entry in config.mcp_servers}
+        self._servers = {*(entry.name for entry in config.mcp_servers), *skills}
         self._agents = {entry.name for entry in config.agents}
         self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
         self._served = {one.serves for one in principals if one.serves}
@@ -128,7 +134,9 @@ class LiveKnownIds:
         state = [catalog.version for catalog in catalogs], records, config
         if not self._collected or state != self._collected[0][0]:
             found = list_principals(config, records, time.time())
-            ids = KnownIds(config, found, list_registered_agents(self._home))
+            ids = KnownIds(
+                config, found, list_registered_agents(self._home), list_skills(self._home)
+            )
             for tool in (tool for catalog in catalogs for tool in catalog.list_tools()):
                 ids.add(tool)
             self._collected[:] = [(state, ids)]
@@ -147,7 +155,8 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
         with closing(KeyStore(home)) as store:
             records = store.list()
     principals = list_principals(config, records, now)
-    return KnownIds(config, principals, list_registered_agents(home)).is_known
+    registered, skills = list_registered_agents(home), list_skills(home)
+    return KnownIds(config, principals, registered, skills).is_known
 
 
 def list_configured(config: Config) -> list[str]:
@@ -158,14 +167,18 @@ def list_configured(config: Config) -> list[str]:
 
 
 def list_targets(home: Path) -> list[str]:
-    """Lists the names of all servers and agents of a home."""
+    """Lists the names of all servers, agents and skills of a home."""
     return list_names(home, load(home / "config.toml"))
 
 
 def list_names(home: Path, config: Config) -> list[str]:
     """The same, of a home with that configuration."""
-    configured = list_configured(config)
-    return [*configured, *list_registered_agents(home), *list_manifest_agents(home)]
+    return [
+        *list_configured(config),
+        *list_registered_agents(home),
+        *list_manifest_agents(home),
+        *list_skills(home),
+    ]
 
 
 def list_manifest_agents(home: Path) -> list[str]:
@@ -181,6 +194,10 @@ def list_manifest_agents(home: Path) -> list[str]:
         except ConfigError:
             names.append(folder)
     return names
+
+
+def list_skills(home: Path) -> list[str]:
+    return SkillStore(home).list_names()
 
 
 def list_registered_agents(home: Path) -> list[str]:

@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     checks.check_keys,
     target_checks.check_servers,
     target_checks.check_agents,
+    target_checks.check_skills,
     target_checks.check_policies,
     target_checks.check_pins,
     target_checks.check_names,

@@ -253,6 +253,19 @@ MAX_NAMED = 5
 """How many are named; further ones are counted."""
 
 
+def check_skills(found: DoctorContext) -> Iterator[Finding]:
+    from dragoman.agents.skills.installation import SkillStore
+
+    store = SkillStore(found.home)
+    for name in store.list_names():
+        skill = store.read(name)
+        if skill.problem:
+            fix = f"dragoman skills show {name}, then approve, add or remove it"
+            yield Finding(f"skill {name}", "warning", f"not used: {clean(skill.problem)}", fix)
+        else:
+            yield Finding(f"skill {name}", "ok", f"pinned ({skill.digest[:19]}…)")
+
+
 def check_policies(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
