@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,7 +208,8 @@ class _RunningCommand(ChildProcess):
 
 
 class _Prepared:
-    """A program that can be started: its environment and its confinement."""
+    """A program that can be started: its environment and its confinement. Built in a thread, since
+    it looks at many files."""
 
     def __init__(
         self, spec: CommandSpec, home: Path, mark: str, lookup: Mapping[str, str], bubblewrap: str
@@ -224,12 +226,17 @@ class _Prepared:
         env = build_environment(spec.env, lookup, self._folder, caches, mark, with_user_home=False)
         self.env = {**env, **spec.variables, MARK: mark}
         self.cwd = os.path.expanduser(spec.cwd) if spec.cwd else self.env["HOME"]
+        self.program = os.path.expanduser(spec.command[0])
+        found = shutil.which(self.program, path=self.env["PATH"])
+        # Without the program, the start says so.
+        command = [os.path.abspath(found or self.program), *spec.command[1:]]
+        self.confined = self._confine(command)
 
     @property
     def sandbox(self) -> SandboxLevel:
         return self._spec.sandbox if self._bubblewrap else "off"
 
-    def confine(self, command: Sequence[str]) -> Confined:
+    def _confine(self, command: Sequence[str]) -> Confined:
         spec = self._spec
         if not self._bubblewrap:
             return Confined(command, spec.limits)
@@ -269,17 +276,16 @@ class _Run:
         self._child: _RunningCommand | None = None
 
     async def start(self) -> _RunningCommand:
-        program, *args = self._spec.command
         prepared = self._prepared
         self._child = await _RunningCommand.start(
-            os.path.expanduser(program),
-            args,
+            prepared.program,
+            self._spec.command[1:],
             prepared.env,
             prepared.cwd,
             self.receive,
             self._stderr,
             self._spec.name,
-            prepared.confine,
+            lambda command: prepared.confined,
         )
         return self._child
 
@@ -470,7 +476,14 @@ class CommandRunner:
 
     async def _prepare(self, spec: CommandSpec) -> _Prepared:
         bubblewrap = "" if spec.sandbox == "off" else await self._find_sandbox(spec)
-        return _Prepared(spec, self._home, self._mark, self._lookup, bubblewrap)
+        try:
+            return await asyncio.to_thread(
+                _Prepared, spec, self._home, self._mark, self._lookup, bubblewrap
+            )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise Unreachable(
+                f'"{spec.command[0]}" could not be started: {error}', sent=False
+            ) from None
 
     async def _find_sandbox(self, spec: CommandSpec) -> str:
         if not self._bubblewrap:
