@@ -76,8 +76,13 @@ def test_name_of_a_server_is_taken(terminal: Terminal, tmp_path: Path) -> None:
     assert taken.code == 2 and 'the name "my-notes" is taken by "My Notes"' in taken.err
     other = terminal.run("skills", "add", str(tmp_path / "notes"), "--name", "other")
     assert other.code == 0, other.err
+    again = terminal.run("skills", "add", str(tmp_path / "notes"), "--name", "OTHER")
+    assert again.code == 2 and 'is taken by "other"' in again.err
     refused = terminal.run("servers", "add", "OTHER", "--no-connect", "true")
-    assert refused.code != 0 and "other" in refused.err
+    assert refused.code == 2 and 'is taken by the skill "other"' in refused.err
+    terminal.configure(server_entry("other", "stdio", "true"))
+    (row,) = terminal.run("skills", "list", "--json").json()
+    assert row["state"] == "disabled" and 'its name is that of "other"' in row["problem"]
 
 
 def test_invalid_folder_is_explained(terminal: Terminal, tmp_path: Path) -> None:

@@ -90,19 +90,26 @@ def add(
 
 
 def _check_free(place: Path, store: SkillStore, name: str) -> None:
-    """Names of servers, agents and skills are one namespace."""
+    skills_beside = [one for one in store.list_names() if one != name]
+    if other := _find_claimant(name, [*_list_others(place, store), *skills_beside]):
+        fail(f'the name "{name}" is taken by "{other}"; choose another with --name', USAGE)
+
+
+def _list_others(place: Path, store: SkillStore) -> list[str]:
+    """Lists servers and agents, which share names with skills."""
     from dragoman.app.policy_admin.known_ids import list_targets
+
+    names = list_targets(place) if (place / "config.toml").exists() else store.list_names()
+    for own in store.list_names():
+        names.remove(own)
+    return names
+
+
+def _find_claimant(name: str, others: list[str]) -> str:
     from dragoman.config import slug_from_name
 
-    own = store.list_names()
-    for other in list_targets(place) if (place / "config.toml").exists() else own:
-        if slug_from_name(other) == slug_from_name(name) and other != name:
-            fail(f'the name "{name}" is taken by "{other}"; choose another with --name', USAGE)
-        if other == name and other not in own:
-            fail(
-                f'the name "{name}" is taken by a server or agent; choose another with --name',
-                USAGE,
-            )
+    slug = slug_from_name(name)
+    return next((other for other in others if slug_from_name(other) == slug), "")
 
 
 @skills.command("list", short_help="List the skills.")
@@ -114,8 +121,10 @@ def list_skills(home: str | None, as_json: bool) -> None:
     dragoman skills list
     dragoman skills list --json
     """
-    store = _open_store(Path(resolve_home(home)))
-    found = [_describe(store.read(name)) for name in store.list_names()]
+    place = Path(resolve_home(home))
+    store = _open_store(place)
+    others = _list_others(place, store)
+    found = [_describe(store.read(name), others) for name in store.list_names()]
     if as_json:
         return print_json(found)
     if not found:
@@ -147,8 +156,13 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman skills show weather
     """
-    skill = _open_store(Path(resolve_home(home))).read(name)
-    found = {**_describe(skill), "files": [stamp[0] for stamp in skill.stamps]}
+    place = Path(resolve_home(home))
+    store = _open_store(place)
+    skill = store.read(name)
+    found = {
+        **_describe(skill, _list_others(place, store)),
+        "files": [stamp[0] for stamp in skill.stamps],
+    }
     if as_json:
         return print_json(found)
     title = f"{clean(name)} {clean(found.get('version', ''))}".strip()
@@ -216,10 +230,14 @@ def _open_store(place: Path) -> SkillStore:
     return SkillStore(place)
 
 
-def _describe(skill: InstalledSkill) -> dict[str, Any]:
+def _describe(skill: InstalledSkill, others: list[str]) -> dict[str, Any]:
+    """`others` are the names of servers and agents."""
     from dragoman.agents.skills.describe import describe_skill
 
-    return describe_skill(skill, skill.problem)
+    problem = skill.problem
+    if other := _find_claimant(skill.name, others):
+        problem = f'its name is that of "{other}"; add it again with --name'
+    return describe_skill(skill, problem)
 
 
 def _print_findings(findings: list[SkillFinding]) -> None:
@@ -240,7 +258,7 @@ def _require_usable(skill: InstalledSkill) -> None:
 
 
 def _report(done: str, skill: InstalledSkill, as_json: bool) -> None:
-    described = _describe(skill)
+    described = _describe(skill, [])
     tools = ", ".join(f"{skill.name}.{one['name']}" for one in described["tools"])
     offers = f"its tools: {clean(tools)}" if tools else "a text for the prompts of agents"
     print_result(
