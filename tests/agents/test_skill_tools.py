@@ -55,7 +55,7 @@ class Skills:
             self.home,
             SkillTable(),
             catalog,
-            self.runner,
+            lambda: self.runner,
             compile_schema,
             lambda: self.others,
             self.released.append,

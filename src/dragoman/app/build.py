@@ -25,7 +25,7 @@ from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
-from dragoman.app.build_skills import build_command_runner, build_skills
+from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
@@ -103,7 +103,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             review_card,
             touch,
         ).build()
-        runner = build_command_runner(home, live)
+        runner = find_command_runner(home, live)
         skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.agents.skills.skill_book import SkillBook, SkillTable
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.config_watch import LiveConfig
 from dragoman.guards.validate import compile_schema
-from dragoman.processes.command_runner import CommandRunner
+
+if TYPE_CHECKING:
+    from dragoman.processes.command_runner import CommandRunner
 
 
 def build_mark(home: Path) -> str:
@@ -19,8 +23,16 @@ def build_mark(home: Path) -> str:
     return hashlib.sha256(str(home).encode()).hexdigest()[:16]
 
 
-def build_command_runner(home: Path, live: LiveConfig) -> CommandRunner:
-    return CommandRunner(home, build_mark(home), live.variables)
+def find_command_runner(home: Path, live: LiveConfig) -> Callable[[], CommandRunner]:
+    """Returns a function that builds the one command runner of the hub when it is first needed."""
+
+    @cache
+    def build() -> CommandRunner:
+        from dragoman.processes.command_runner import CommandRunner
+
+        return CommandRunner(home, build_mark(home), live.variables)
+
+    return build
 
 
 def build_skills(
@@ -28,7 +40,7 @@ def build_skills(
     live: LiveConfig,
     table: SkillTable,
     catalogs: Catalogs,
-    runner: CommandRunner,
+    build_runner: Callable[[], CommandRunner],
     local: Mapping[str, object],
     registered: RegisteredAgents,
     note_change: Callable[[], None],
@@ -46,7 +58,7 @@ def build_skills(
         home,
         table,
         catalogs.tools,
-        runner,
+        build_runner,
         compile_schema,
         list_others,
         catalogs.reviews.release_names,

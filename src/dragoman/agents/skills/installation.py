@@ -22,10 +22,10 @@ from secrets import token_hex
 from typing import Any
 
 from dragoman.agents.skills.manifest import NAME, PROMPT, SkillManifest, read_manifest
+from dragoman.agents.skills.skill_book import FOLDER
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.file_modes import make_private_folder
 
-FOLDER = "skills"
 MAX_FILES = 1_000
 MAX_BYTES = 20 * 1024 * 1024
 MAX_DEPTH = 16

@@ -1,5 +1,5 @@
 """The skills of a running hub: offers the tools of those with a program, and has the texts of all
-for the prompts of agents. Follows changes of the home.
+for the prompts of agents. Follows changes of the home. A home without skills loads nothing more.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dragoman.agents.skills.describe import describe_skill
-from dragoman.agents.skills.installation import InstalledSkill, SkillStore
-from dragoman.agents.skills.manifest import PROMPT
-from dragoman.agents.skills.skill_target import SkillTarget
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool_identity import fold_server_name
-from dragoman.processes.command_runner import CommandRunner
+
+if TYPE_CHECKING:
+    from dragoman.agents.skills.installation import InstalledSkill, SkillStore
+    from dragoman.agents.skills.skill_target import SkillTarget
+    from dragoman.processes.command_runner import CommandRunner
 
 log = logging.getLogger(__name__)
 
+FOLDER = "skills"
+"""The folder in the home."""
 MAX_FILE = 256 * 1024
 """Bytes of a file of a skill that an agent reads."""
 
@@ -81,7 +83,7 @@ class SkillBook:
         home: Path,
         table: SkillTable,
         catalog: Catalog,
-        runner: CommandRunner,
+        build_runner: Callable[[], CommandRunner],
         compile_schema: SchemaCompiler,
         list_others: ListOthers,
         release_names: Callable[[str], None],
@@ -90,9 +92,9 @@ class SkillBook:
         """Fills `table`. `release_names` frees the names of a skill that was removed; `note_change`
         is called after every change."""
         self.table = table
-        self._store = SkillStore(home)
+        self._home = home
         self._catalog = catalog
-        self._runner = runner
+        self._build_runner = build_runner
         self._compile = compile_schema
         self._list_others = list_others
         self._release_names = release_names
@@ -105,7 +107,7 @@ class SkillBook:
     def load(self) -> None:
         """Reads and offers the skills before the hub starts."""
         state = self._find_state()
-        self._apply([self._store.read(name) for name in self._store.list_names()])
+        self._apply(self._read_all())
         self._seen = state
 
     async def check(self) -> None:
@@ -120,13 +122,22 @@ class SkillBook:
             self._note_change()
 
     def _find_state(self) -> object:
-        return self._store.read_state(), tuple(self._list_others())
+        store = self._open_store()
+        return (store.read_state(), tuple(self._list_others())) if store is not None else ()
+
+    def _open_store(self) -> SkillStore | None:
+        if not (self._home / FOLDER).exists():
+            return None
+        from dragoman.agents.skills.installation import SkillStore
+
+        return SkillStore(self._home)
 
     def _read_all(self) -> list[InstalledSkill]:
-        found = []
-        for name in self._store.list_names():
-            with contextlib.suppress(NotFound):  # removed meanwhile
-                found.append(self._store.read(name))
+        found: list[InstalledSkill] = []
+        if (store := self._open_store()) is not None:
+            for name in store.list_names():
+                with contextlib.suppress(NotFound):  # removed meanwhile
+                    found.append(store.read(name))
         return found
 
     def _apply(self, found: Iterable[InstalledSkill]) -> None:
@@ -150,6 +161,9 @@ class SkillBook:
         self, skill: InstalledSkill, before: UsedSkill | None, taken: Mapping[str, tuple[str, str]]
     ) -> UsedSkill:
         """Returns the entry that there was if nothing has changed."""
+        from dragoman.agents.skills.manifest import PROMPT
+        from dragoman.agents.skills.skill_target import SkillTarget
+
         problem = skill.problem
         if (other := taken.get(_fold(skill.name))) is not None:
             problem = f'its name is that of {other[0]} "{other[1]}"; add it again with --name'
@@ -158,7 +172,7 @@ class SkillBook:
         if problem or skill.manifest is None or skill.manifest.runtime == PROMPT:
             return UsedSkill(skill, problem=problem)
         try:
-            target = SkillTarget(skill, skill.manifest, self._runner, self._compile)
+            target = SkillTarget(skill, skill.manifest, self._build_runner(), self._compile)
         except ValueError as error:
             problem = f"the schema of one of its tools is invalid: {error}"
             return UsedSkill(skill, problem=problem)
@@ -183,6 +197,8 @@ class SkillBook:
 
     def describe(self) -> list[dict[str, Any]]:
         """Describes all installed skills."""
+        from dragoman.agents.skills.describe import describe_skill
+
         return [describe_skill(one.skill, one.problem) for one in self.table.entries.values()]
 
     # --- prompts ----------------------------------------------------------------------------------

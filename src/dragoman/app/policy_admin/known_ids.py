@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.agents.manifest_agents import FOLDER
-from dragoman.agents.skills.installation import SkillStore
+from dragoman.agents.skills.skill_book import FOLDER as SKILLS
 from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
@@ -197,6 +197,10 @@ def list_manifest_agents(home: Path) -> list[str]:
 
 
 def list_skills(home: Path) -> list[str]:
+    if not (home / SKILLS).exists():
+        return []
+    from dragoman.agents.skills.installation import SkillStore
+
     return SkillStore(home).list_names()
 
 
