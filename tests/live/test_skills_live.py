@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from tests.live.a2a_hub import SEND, V03, V10, DialectBinding, HubRig, run_a2a_hub
 from tests.live.module_hub import text_of, until
 from tests.live.test_sandbox import TOOLS_PATH
-from tests.peers.process import ROOT, server_entry
+from tests.peers.process import ROOT, server_entry, wait_until_gone
 
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
 
@@ -150,3 +153,32 @@ def test_example_of_the_documentation_works(rig: HubRig) -> None:
     found = list_skills(rig)["commit-messages"]
     assert found["tools"] == [] and found["has_prompt"] and found["runtime"] == "prompt"
     command(rig, "remove", "commit-messages")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_running_skill_ends_with_the_hub(tmp_path: Path, end: str) -> None:
+    """A hub that is killed cannot end anything; the next one on its home does."""
+    started = tmp_path / "started"
+    with run_a2a_hub((), [], env={"PATH": TOOLS_PATH}) as rig:
+        program = f"echo $$ > {started}; exec sleep 600"
+        source = write_skill(tmp_path / "slow", "slow", program)
+        command(rig, "add", str(source), "--sandbox", "off")
+        until(lambda: "skill_slow_shout" in list_names(rig))
+        caller = Thread(target=call_quietly, args=(rig, "slow.shout"), daemon=True)
+        caller.start()
+        pid = int(until(lambda: started.read_text() if started.exists() else ""))
+        if end == "stop":
+            rig.hub.stop()
+        else:
+            rig.hub.kill()
+        if end == "kill":
+            environment = {**os.environ, "PATH": TOOLS_PATH}
+            again = [sys.executable, "-m", "dragoman", "tools", "--home", str(rig.hub.home)]
+            subprocess.run(again, env=environment, capture_output=True, timeout=30, check=True)
+        wait_until_gone([pid])
+        caller.join(20)
+
+
+def call_quietly(rig: HubRig, tool: str) -> None:
+    with contextlib.suppress(Exception):
+        rig.hub.call(tool, {"text": "x"})
