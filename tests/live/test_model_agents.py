@@ -5,6 +5,7 @@ reviewer through every entry point, faults of the model, grants, conversations, 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -435,3 +436,52 @@ async def test_model_of_the_client_thinks_by_sampling(rig: Rig) -> None:
     assert "def f(): pass" in asked[1].messages[-1].content.text
     cannot = hub.call("borrower.message", {"message": "Read it"})
     assert error_kind(cannot) == "NeedsInput"
+
+
+# --- other runtimes, and skills -------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys
+asked = json.loads(sys.stdin.readline())
+print(json.dumps({"type": "progress", "message": "thinking"}))
+print(json.dumps({"type": "text", "text": "program: " + asked["text"]}))
+"""
+
+
+def test_manifest_can_name_a_program_or_a_function(rig: Rig) -> None:
+    hub = rig.hub
+    folder = rig.write("program", f'[command]\nargv = ["{sys.executable}", "answer.py"]\n')
+    (folder / "workspace").mkdir(exist_ok=True)
+    (folder / "workspace" / "answer.py").write_text(PROGRAM, encoding="utf-8")
+    (hub.home / "shouting.py").write_text("def shout(text: str):\n    return text.upper()\n")
+    rig.write("shouter", 'function = "shouting:shout"\ndescription = "Shouts"\n')
+    until(lambda: {"program", "shouter"} <= set(list_agents(hub)))
+    assert rig.text("hi", "program") == "program: hi"
+    assert rig.text("hi", "shouter") == "HI"
+
+
+def test_model_reads_the_texts_of_its_skills_on_demand(rig: Rig, tmp_path: Path) -> None:
+    hub = rig.hub
+    for name in ("tidy-code", "other"):
+        place = tmp_path / name
+        place.mkdir()
+        text = f"---\nname: {name}\ndescription: How to {name}.\n---\nFirst, read it all.\n"
+        (place / "SKILL.md").write_text(text, encoding="utf-8")
+        (place / "list.md").write_text("a checklist", encoding="utf-8")
+        assert hub.command("skills", "add", str(place), "--yes").returncode == 0
+    rig.write("skilled", HELPER.replace("[model]", 'skills = ["tidy-*"]\n[model]'))
+    until(lambda: "skilled" in list_agents(hub))
+    until(lambda: len(hub.api("/api/skills")["skills"]) == 2)
+    rig.model.answers += [
+        use(("load_skill", {"name": "tidy-code"}), ("load_skill", {"name": "other"}),
+            ("load_skill", {"name": "tidy-code", "file": "list.md"})),
+        say("tidied"),
+    ]  # fmt: skip
+    assert rig.text("tidy up", "skilled") == "tidied"
+    (offered,) = [one["function"] for one in rig.model.requests[0]["tools"]
+                  if one["function"]["name"] == "load_skill"]  # fmt: skip
+    assert "tidy-code: How to tidy-code." in offered["description"]
+    assert offered["parameters"]["properties"]["name"]["enum"] == ["tidy-code"]
+    results = [one["content"] for one in rig.model.requests[1]["messages"] if one["role"] == "tool"]
+    assert results[0].startswith("First, read it all.") and "list.md" in results[0]
+    assert results[1].startswith("Error: there is no skill") and results[2] == "a checklist"

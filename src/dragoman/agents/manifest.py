@@ -114,6 +114,19 @@ class A2aFacts(Struct, frozen=True, kw_only=True):
     )
 
 
+class CommandSettings(Struct, frozen=True, kw_only=True):
+    argv: Annotated[
+        list[str], _about("The program and its arguments, for an agent that is a program.")
+    ] = []
+    env: Annotated[list[str], _about("Names of environment variables that it gets.")] = []
+    sandbox: Annotated[
+        Literal["strict", "net", "off"], _about("What the program is kept from.")
+    ] = "net"
+    timeout_secs: Annotated[
+        float, Meta(gt=0, le=86_400), _about("Seconds that one answer may take.")
+    ] = 300.0
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
@@ -126,12 +139,15 @@ class Manifest(Struct, frozen=True, kw_only=True):
     profile: Literal[
         "", "minimal", "coding", "research", "messaging", "automation", "full", "custom"
     ] = ""
-    skills: list[str] = []
+    skills: Annotated[list[str], _about("Skills that it may use, with * for anything.")] = []
     limits: AgentLimits = AgentLimits()
     mcp: McpExposure = McpExposure()
     a2a: A2aFacts = A2aFacts()
-    script: list[ScriptStep] = []
-    function: str = ""
+    script: Annotated[list[ScriptStep], _about("The steps of an agent that follows a script.")] = []
+    function: Annotated[
+        str, _about('The Python function of an agent that is one, as "module:function".')
+    ] = ""
+    command: CommandSettings = CommandSettings()
 
 
 PROFILES: Mapping[str, tuple[str, ...]] = {
@@ -166,6 +182,7 @@ class LoadedManifest(Struct, frozen=True):
             workspace=self.folder / WORKSPACE,
             tools=tuple(map(fold_tool_pattern, [*PROFILES[manifest.profile], *granted.tools])),
             servers=tuple(granted.mcp_servers),
+            skills=tuple(manifest.skills),
             agents=tuple(granted.agents),
             can_spawn=granted.agent_spawn,
             shell=tuple(granted.shell),

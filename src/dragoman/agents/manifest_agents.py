@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 FOLDER = "agents"
 """The folder of the agents in the home."""
+PATTERNS = (
+    "tools", "servers", "skills", "agents", "shell", "network", "memory_read", "memory_write",
+)  # fmt: skip
+"""The fields of a profile that are patterns."""
 MAX_SPAWNED = 50
 """Agents that others have started."""
 Stamp = tuple[int, int, int]
@@ -201,7 +205,16 @@ class ManifestAgents:
 
 def _list_wider(child: AgentProfile, parent: AgentProfile) -> Iterator[str]:
     """Lists the grants of a child that none of its parent's covers."""
-    for field in ("tools", "servers", "agents", "shell", "network", "memory_read", "memory_write"):
+    for field in (
+        "tools",
+        "servers",
+        "skills",
+        "agents",
+        "shell",
+        "network",
+        "memory_read",
+        "memory_write",
+    ):
         granted = getattr(parent, field)
         for pattern in getattr(child, field):
             if not any(_covers(one, pattern) for one in granted):

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol, overload
@@ -18,6 +19,7 @@ from typing import Any, Protocol, overload
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
+from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
 from dragoman.core.agent_tool import SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
     ABSENT,
@@ -37,7 +39,7 @@ from dragoman.core.conversations import (
     find_context_in_meta,
     new_conversation_id,
 )
-from dragoman.core.errors import InvalidInput, Overloaded, WorkFailed
+from dragoman.core.errors import InvalidInput, NotFound, Overloaded, WorkFailed
 from dragoman.core.hub import CallOptions
 from dragoman.core.local_agents import AgentProfile, build_agent_principal
 from dragoman.core.principal import Principal
@@ -55,6 +57,8 @@ OUTPUT_SCHEMA = "dragoman.hub/output-schema"
 """In the `_meta` of a request or the metadata of a message: a JSON Schema of the answer."""
 FLUSH_CHARS = 80
 """Characters of an answer that are sent together, so that a stream has fewer pieces."""
+SKILL_TOOL = "load_skill"
+"""The name under which a model reads the texts of skills."""
 MAX_TOOLS = 128
 """Tools that a model is offered."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -84,6 +88,18 @@ class AgentHub(Protocol):
         arguments: Mapping[str, Any],
         options: CallOptions,
     ) -> Awaitable[tuple[Tool, Result]]: ...
+
+
+class SkillTexts(Protocol):
+    """The skills that have a text for prompts."""
+
+    def list_prompts(self) -> Sequence[SkillPrompt]: ...
+
+    def load_prompt(self, name: str) -> LoadedPrompt:
+        """Raises `NotFound`."""
+
+    async def load_file(self, name: str, path: str) -> str:
+        """Raises `NotFound` or `InvalidInput`."""
 
 
 class UsageMeter(Protocol):
@@ -118,6 +134,7 @@ class ModelAgent:
         models: Sequence[ChatModel],
         hub: AgentHub,
         meter: UsageMeter,
+        skills: SkillTexts,
         prefix: str,
         validate: Validator,
         limits: AgentRuntimeLimits | None = None,
@@ -129,6 +146,7 @@ class ModelAgent:
         self._principal = build_agent_principal(profile)
         self._hub = hub
         self._meter = meter
+        self._skills = skills
         self._limits = limits or AgentRuntimeLimits()
         self._clock = clock
         settings = manifest.limits
@@ -143,8 +161,8 @@ class ModelAgent:
             ),
             manifest.name,
         )
-        skills = AgentSkills(manifest, self._list_tools)
-        self.tool = build_agent_tool(self, build_facts(manifest, skills), prefix, validate, SCHEMA)
+        on_card = AgentSkills(manifest, self._list_tools)
+        self.tool = build_agent_tool(self, build_facts(manifest, on_card), prefix, validate, SCHEMA)
         self._conversations = Conversations(manifest.name)
         self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
         """By principal and context, the least recent first."""
@@ -216,6 +234,29 @@ class ModelAgent:
         self._suspended[id] = _Suspended(state, call.principal.key, context, until)
         return id
 
+    # --- skills -----------------------------------------------------------------------------------
+
+    def _list_skills(self) -> list[SkillPrompt]:
+        granted = self.profile.skills
+        if not granted:
+            return []
+        prompts = self._skills.list_prompts()
+        return [one for one in prompts if any(fnmatchcase(one.name, each) for each in granted)]
+
+    async def load_skill(self, arguments: Mapping[str, Any]) -> Result:
+        """Returns the text of a skill, or of one of its files."""
+        name, file = str(arguments.get("name", "")), arguments.get("file")
+        if name not in (one.name for one in self._list_skills()):
+            raise NotFound(f'there is no skill "{name[:80]}"')
+        if file:
+            text = await self._skills.load_file(name, str(file))
+        else:
+            loaded = self._skills.load_prompt(name)
+            text = loaded.text
+            if loaded.files:
+                text += f"\n\n[files of this skill: {', '.join(loaded.files)}]"
+        return Result(content=[{"type": "text", "text": text}])
+
     # --- conversations ----------------------------------------------------------------------------
 
     def _find_context(self, call: Call) -> str:
@@ -262,6 +303,8 @@ class _Run:
             self._names[name] = tool.name
             schema = tool.definition.get("inputSchema") or {"type": "object"}
             self.offered.append(OfferedTool(name, tool.description, schema))
+        if texts := agent._list_skills():
+            self.offered.append(_build_skill_tool(texts))
         self._options = CallOptions(
             DOOR,
             EVERYTHING,
@@ -291,6 +334,8 @@ class _Run:
         answers: Mapping[str, Any] | None,
         handle: str | None,
     ) -> Result:
+        if name == SKILL_TOOL and name not in self._names:
+            return await self._agent.load_skill(arguments)
         options = self._options
         if handle is not None:
             options = replace(options, answers=answers, handle=handle)
@@ -378,6 +423,22 @@ class AgentSkills(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> Any:
         return self._list()[index]
+
+
+def _build_skill_tool(prompts: Sequence[SkillPrompt]) -> OfferedTool:
+    listed = "\n".join(f"- {one.name}: {one.description}" for one in prompts)
+    return OfferedTool(
+        SKILL_TOOL,
+        f"Reads the instructions of a skill before you do such work, or a file of it:\n{listed}",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [one.name for one in prompts]},
+                "file": {"type": "string", "description": "A file of the skill."},
+            },
+            "required": ["name"],
+        },
+    )
 
 
 def build_facts(manifest: Manifest, skills: Sequence[Mapping[str, Any]]) -> AgentFacts:

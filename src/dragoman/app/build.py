@@ -87,8 +87,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         mcp = build_mcp(live, hub, stores.witness.key, clients)
         granted = GrantedTools(guards)
         meter = build_meter(live, stores.usage)
+        runner = find_command_runner(home, live)
+        skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)
         manifests = build_manifest_agents(
-            home, live, guards, net, local, profiles, targets, granted, meter
+            home, live, guards, net, local, profiles, targets, granted, meter, runner, skills
         )
         endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(
@@ -103,8 +105,6 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             review_card,
             touch,
         ).build()
-        runner = find_command_runner(home, live)
-        skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)
         events = build_events(home, config, hub)

@@ -29,6 +29,7 @@ from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTaskRegistry
+from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent
 from dragoman.agents.manifest_agents import LocalAgent, ManifestAgents
 from dragoman.agents.metering import Metering
@@ -45,7 +46,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
-from dragoman.core.tool import Tool
+from dragoman.core.tool import Tool, Validator
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
 from dragoman.core.usage import Budget, UsageStore
@@ -62,9 +63,13 @@ if TYPE_CHECKING:
     from dragoman.a2a.server.grpc_server import A2aGrpcServer
     from dragoman.agents.manifest import LoadedManifest
     from dragoman.agents.model_agent import AgentHub, UsageMeter
+    from dragoman.agents.skills.skill_book import SkillBook
+    from dragoman.processes.command_runner import CommandRunner
 
 log = logging.getLogger(__name__)
 
+WORKSPACE = "workspace"
+"""The folder of an agent's files, in its own."""
 DOOR = "agent"
 """The entry point of calls that an agent makes."""
 
@@ -102,8 +107,8 @@ def load_function_agents(
 ) -> None:
     """Loads the function agents of the configuration into `agents`, and offers each as a tool.
     `failures` gets the reasons why some could not be loaded."""
-    if config.agents and str(home) not in sys.path:
-        sys.path.append(str(home))  # last: the home's modules must not replace others
+    if config.agents:
+        _find_modules_in(home)
     validate = compile_schema(SCHEMA)
     for entry in config.agents:
         try:
@@ -133,6 +138,52 @@ class GrantedTools:
         ]
 
 
+def _find_modules_in(home: Path) -> None:
+    if str(home) not in sys.path:
+        sys.path.append(str(home))  # last: the home's modules must not replace others
+
+
+def _build_program(
+    home: Path,
+    loaded: LoadedManifest,
+    prefix: str,
+    validate: Validator,
+    build_runner: Callable[[], CommandRunner],
+) -> LocalAgent:
+    """Builds an agent that is a program or a Python function."""
+    manifest = loaded.manifest
+    if manifest.function:
+        _find_modules_in(home)
+        entry = AgentEntry(
+            name=manifest.name,
+            description=manifest.description,
+            function=manifest.function,
+            version=manifest.version,
+            skills=manifest.a2a.skills,
+            input_modes=manifest.a2a.input_modes,
+            output_modes=manifest.a2a.output_modes,
+        )
+        return FunctionAgent(entry, prefix, validate)
+    from dragoman.agents.command import CommandAgent
+    from dragoman.agents.model_agent import AgentSkills, build_facts
+    from dragoman.processes.command_runner import CommandSpec
+
+    settings, workspace = manifest.command, str(loaded.folder / WORKSPACE)
+    spec = CommandSpec(
+        name=manifest.name,
+        command=settings.argv,
+        cwd=workspace,
+        env=settings.env,
+        sandbox=settings.sandbox,
+        readable=[str(loaded.folder)],
+        writable=[workspace],
+        grants_named_paths=True,
+        seconds=settings.timeout_secs,
+    )
+    facts = build_facts(manifest, AgentSkills(manifest, list))
+    return CommandAgent(facts, spec, build_runner(), prefix, validate)
+
+
 def build_meter(live: LiveConfig, usage: UsageStore) -> Metering:
     def find_budget() -> Budget:
         own = live.config.limits.budget
@@ -151,9 +202,14 @@ def build_manifest_agents(
     targets: Targets,
     tools: AgentHub,
     meter: UsageMeter,
+    build_runner: Callable[[], CommandRunner],
+    skills: SkillBook,
 ) -> ManifestAgents:
     """Loads the agents with a manifest."""
     validate = compile_schema(SCHEMA)
+
+    def prefix() -> str:
+        return live.config.mcp.agent_prefix
 
     def open_http(url: str, allow_private: bool) -> HttpClient:
         return net.open_configured(url, allow_private=allow_private)
@@ -163,10 +219,10 @@ def build_manifest_agents(
         from dragoman.agents.model_factory import build_models
 
         manifest = loaded.manifest
+        if manifest.command.argv or manifest.function:
+            return _build_program(home, loaded, prefix(), validate, build_runner)
         models = build_models(manifest, open_http, live.variables)
-        return ModelAgent(
-            manifest, profile, models, tools, meter, live.config.mcp.agent_prefix, validate
-        )
+        return ModelAgent(manifest, profile, models, tools, meter, skills, prefix(), validate)
 
     def find_objection(name: str) -> str | None:
         if name in RESERVED:

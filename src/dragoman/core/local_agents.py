@@ -34,6 +34,8 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
     """Canonical names, aliases and names of built-in tools."""
     servers: tuple[str, ...] = ()
     """MCP servers all of whose tools it may call."""
+    skills: tuple[str, ...] = ()
+    """Skills whose texts it may read and whose tools it may call."""
     agents: tuple[str, ...] = ()
     """Agents that it may call, message and kill."""
     can_spawn: bool = False
@@ -49,8 +51,11 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
         """Whether the agent may see and call the tool."""
         if tool.agent is not None and _matches(tool.target.name, self.agents):
             return True
-        if tool.target.traits.facts.type == "Server" and _matches(tool.target.name, self.servers):
-            return True
+        facts = tool.target.traits.facts
+        if facts.type == "Server":
+            granted = self.skills if facts.transport == "skill" else self.servers
+            if _matches(tool.target.name, granted):
+                return True
         names = (tool.name, tool.alias, tool.other_names.get("spelled", tool.name))
         return any(_matches(name, self.tools) for name in names)
 
