@@ -65,6 +65,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.a2a.cards.signing",
         "dragoman.a2a.client",
         "dragoman.a2a.protocol",
+        "dragoman.agents",
         "dragoman.net.client",
         "dragoman.policy",
         "dragoman.stores",

@@ -134,7 +134,7 @@ def test_an_agent_is_added_shown_trusted_refreshed_and_removed(terminal: Termina
         assert gone.out.strip() == 'agent "Vercel Ops" is removed'
         missing = terminal.run("agents", "show", "vercel_ops")
         assert missing.code == 5 and "there is no registered agent" in missing.err
-        assert "no external agents registered" in terminal.run("agents").out
+        assert "no agents; see: " in terminal.run("agents").out
 
 
 def test_credential_not_meant_for_agents_is_refused_with_a_remedy(

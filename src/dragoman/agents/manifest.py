@@ -203,11 +203,14 @@ def list_manifests(home: Path) -> dict[str, Path]:
     except OSError:
         return found
     for folder in folders:
-        for name in FILES:
-            if (folder / name).is_file():
-                found[folder.name] = folder / name
-                break
+        if (file := find_manifest(folder)) is not None:
+            found[folder.name] = file
     return found
+
+
+def find_manifest(folder: Path) -> Path | None:
+    """Finds the manifest in the folder of an agent."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)
 
 
 def load_manifest(file: Path) -> LoadedManifest:
@@ -249,13 +252,21 @@ def build_manifest(raw: Mapping[str, Any], file: Path) -> LoadedManifest:
     try:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
-        raise ConfigError(f'"{file}": {error}') from None
+        raise ConfigError(f'"{file}": {_render_invalid(str(error))}') from None
     if not NAME.fullmatch(manifest.name):
         raise ConfigError(
             f'"{file}": the name {manifest.name[:80]!r} is invalid: use letters, digits, spaces, '
             '"_", "-" and ".", at most 64'
         )
     return LoadedManifest(manifest, [f'"{file}": {one}' for one in warnings], file.parent)
+
+
+def _render_invalid(problem: str) -> str:
+    """Renders a message of msgspec, which ends with the path of the field, with the field first."""
+    words, _, path = problem.rpartition(" - at `$.")
+    if not words:
+        return problem
+    return f'the field "{path.rstrip("`")}" is invalid: {words[0].lower()}{words[1:]}'
 
 
 def strip_comments(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from dragoman.agents.manifest import Manifest, ModelSettings
 from dragoman.agents.models.chat import ChatModel
@@ -33,9 +34,15 @@ def build_models(
 ) -> Sequence[ChatModel]:
     """The model of a manifest, and its fallbacks. Raises `ConfigError`."""
     settings = [manifest.model, *manifest.fallback_models]
-    if manifest.script and not manifest.model.model and manifest.model.provider == "openai":
-        return [_build_script(manifest)]  # a manifest with nothing but a script
+    if _is_only_script(manifest):
+        return [_build_script(manifest)]
     return [_build_model(one, manifest, open_http, variables) for one in settings]
+
+
+def _is_only_script(manifest: Manifest) -> bool:
+    """Whether the manifest has a script and names no model."""
+    settings = manifest.model
+    return bool(manifest.script) and not settings.model and settings.provider == "openai"
 
 
 def _build_script(manifest: Manifest) -> ChatModel:
@@ -92,3 +99,35 @@ def _build_model(
         open_http(base, settings.allow_private),
     )
     return ConstrainedModel(model) if settings.tool_mode == "constrained" else model
+
+
+class ModelEndpoint(NamedTuple):
+    """Where a model is asked, for people."""
+
+    label: str
+    """`provider/model`, or `script`."""
+    url: str
+    """Empty for a script."""
+    key_variable: str
+    """The variable that has the key; empty if none is sent."""
+    needs_key: bool
+    """Whether the agent does not start without the variable."""
+
+
+def describe_models(manifest: Manifest) -> list[ModelEndpoint]:
+    """Describes the model of a manifest and its fallbacks, without building them."""
+    if _is_only_script(manifest):
+        return [ModelEndpoint(SCRIPT, "", "", False)]
+    return [_describe_model(one) for one in (manifest.model, *manifest.fallback_models)]
+
+
+def _describe_model(settings: ModelSettings) -> ModelEndpoint:
+    if settings.provider == SCRIPT:
+        return ModelEndpoint(SCRIPT, "", "", False)
+    url, variable = BASE_URLS.get(settings.provider, ("", ""))
+    return ModelEndpoint(
+        f"{settings.provider}/{settings.model}",
+        settings.base_url or url,
+        settings.api_key_env or variable,
+        bool(settings.api_key_env),
+    )

@@ -30,6 +30,7 @@ from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
@@ -52,6 +53,7 @@ from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_limits import LimitsApi
+from dragoman.web.api_local_agents import LocalAgentsApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
@@ -122,6 +124,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         PoliciesApi(guards.policies),
         PinsApi(catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
+        LocalAgentsApi(hub, LocalAgentsView(parts)),
         DispatchesApi(hub, dispatches),
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),

@@ -1,4 +1,4 @@
-"""`agents`: registers and manages external A2A agents, whose skills are tools of the hub."""
+"""`agents`: lists all agents, and manages external ones, whose skills are tools of the hub."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.base.prompt import yes_option
 from dragoman.cli.completion import complete_agents
+from dragoman.cli.local_agents import (
+    LOCAL_AGENTS,
+    check,
+    find_local_agent,
+    new,
+    print_local_agent,
+    print_local_agents,
+)
 from dragoman.cli.pins import must_confirm, show_and_approve
 from dragoman.config import RENAMED_WIRES, load
 from dragoman.core.errors import ConfigError
@@ -39,12 +47,16 @@ _AGENT = click.argument("agent", metavar="NAME", shell_complete=complete_agents)
 @click.pass_context
 @common_options
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Manage external A2A agents. Each skill of an agent is a tool of the hub.
+    """Manage agents: those that run in this hub, and external A2A agents.
+
+    \b
+    dragoman agents                                              list all agents
+    dragoman agents new helper                                   write the manifest of a new agent
+    dragoman agents check                                        check the manifests
 
     \b
     dragoman agents add https://agents.example.com/ops           register an agent by its URL
     dragoman agents add https://… --token env:DRAGOMAN_AGENT_OPS with a token, by reference
-    dragoman agents                                              list all agents
     dragoman agents show "Vercel Ops"                            show card, skills and tools
     dragoman agents refresh ops                                  check it now
     dragoman agents trust ops trusted                            set its trust level
@@ -56,8 +68,9 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     NAME is a name, slug or id. Health is healthy, degraded (a request failed, or responses are
     invalid or slow), unreachable (no tools until it answers again) or unknown (not tried yet).
 
-    Agents can also be configured in config.toml as [[a2a.external_agents]]. Use `dragoman a2a` to
-    send a message to an agent, and `dragoman call` to call one of its skills.
+    Each skill of an external agent is a tool of the hub. External agents can also be configured in
+    config.toml as [[a2a.external_agents]]. Use `dragoman chat` to talk to an agent, `dragoman a2a`
+    to send it single messages, and `dragoman call` to call one of its skills.
     """
     if ctx.invoked_subcommand is None:
         _list_agents(home, as_json)
@@ -66,7 +79,8 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @agents.command("list", short_help="List agents.")
 @common_options
 def list_command(home: str | None, as_json: bool) -> None:
-    """List the agents with health, trust level, skills, last contact and problems.
+    """List the agents of this hub with their models and tools, and the external ones with health,
+    trust level, skills, last contact and problems.
 
     \b
     dragoman agents list
@@ -80,15 +94,20 @@ def _list_agents(home: str | None, as_json: bool) -> None:
         if hub.is_temporary:
             found["agents"] = [_refetch_unknown(hub, agent) for agent in found["agents"]]
         quarantined = hub.list_quarantined()
-        local = hub.get("/api/status").get("agents", {}).get("local", [])
+        local = hub.get(LOCAL_AGENTS)
     if as_json:
-        return print_json({**found, "local": local})
-    if local:
-        names = clean(", ".join(local))
-        say(f"local agents from [[agents]] in config.toml: {names}; see: dragoman a2a")
+        names = [one["name"] for one in local["agents"]]
+        more = {"localAgents": local["agents"], "failed": local["failed"]}
+        return print_json({**found, "local": names, **more})
+    has_local = bool(local["agents"] or local["failed"])
+    if has_local:
+        print_local_agents(local["agents"], local["failed"])
     if not found["agents"]:
-        print("no external agents registered; see: dragoman agents add --help")
+        if not has_local:
+            print("no agents; see: dragoman agents new --help, dragoman agents add --help")
         return
+    if has_local:
+        print()
     rows = [
         (
             agent["name"],
@@ -104,6 +123,10 @@ def _list_agents(home: str | None, as_json: bool) -> None:
     print_table(
         ["NAME", "HEALTH", "TRUST", "SKILLS", "LAST SEEN", "URL", "REMARKS"], rows, whole=True
     )
+
+
+agents.add_command(new)
+agents.add_command(check)
 
 
 def _describe_quarantined(agent: dict[str, Any], pins: list[dict[str, Any]]) -> str:
@@ -196,7 +219,7 @@ def _has_exposed_tools(place: str) -> bool:
 def show(
     agent: str, card: bool, cards: bool, diff: int | None, home: str | None, as_json: bool
 ) -> None:
-    """Show the health, card, skills and tools of agent NAME.
+    """Show the health, card, skills and tools of agent NAME; of one in this hub, what it may use.
 
     \b
     dragoman agents show ops
@@ -206,6 +229,8 @@ def show(
     if card + cards + (diff is not None) > 1:
         fail("--card, --cards and --diff exclude each other", USAGE)
     with connect_hub(home) as hub:
+        if not (card or cards or diff) and (local := find_local_agent(hub, agent)) is not None:
+            return print_json(local) if as_json else print_local_agent(local)
         if cards or diff is not None:
             query = f"?n={diff}" if diff is not None else ""
             found = hub.get(f"{_build_path(agent)}/cards{query}")
@@ -282,6 +307,9 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
     dragoman agents remove ops
     """
     with connect_hub(home) as hub:
+        if (local := find_local_agent(hub, agent)) is not None:
+            source = local.get("source") or "its manifest"
+            fail(f'agent "{agent}" runs in this hub; to remove it, delete it from {source}', USAGE)
         found = hub.send("DELETE", _build_path(agent))
     print_result(found, f'agent "{clean(found["removed"])}" is removed', as_json)
 

@@ -39,7 +39,7 @@ COMMANDS = {
     "prompts": ("prompts", "prompts", "List prompts and fill one in."),
     "resources": ("resources", "resources", "List and read resources."),
     "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
-    "agents": ("agents", "agents", "Manage external A2A agents."),
+    "agents": ("agents", "agents", "Create, check and list agents; manage external ones."),
     "skills": ("skills", "skills", "Manage skills: programs that give tools, texts for agents."),
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),

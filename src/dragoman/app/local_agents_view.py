@@ -1,0 +1,48 @@
+"""Describes the local agents for the API: how each runs, and which tools its grants match now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.agents.manifest import find_manifest
+from dragoman.agents.model_agent import DOOR, ModelAgent
+from dragoman.agents.model_factory import SCRIPT, describe_models
+from dragoman.app.hub_parts import HubParts
+from dragoman.core.local_agents import build_agent_principal
+from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING
+
+FUNCTION, MODEL = "function", "model"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAgentsView:
+    """Implements `web.api_local_agents.LocalAgentSource`."""
+
+    _parts: HubParts
+
+    def list_tools(self) -> Sequence[Tool]:
+        agents = self._parts.agents.local.by_name
+        return [agents[name].tool for name in sorted(agents)]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        parts, agent = self._parts, self._parts.agents.local.by_name[name]
+        if not isinstance(agent, ModelAgent):
+            return {"runtime": FUNCTION, "model": None, "source": "config.toml", "grants": None}
+        models = [one.label for one in describe_models(agent.manifest)]
+        profile, hub = agent.profile, parts.guards.hub
+        granted = hub.list_tools(build_agent_principal(profile), EVERYTHING, door=DOOR)
+        source = find_manifest(profile.workspace.parent) or profile.workspace.parent
+        return {
+            "runtime": SCRIPT if models[0] == SCRIPT else MODEL,
+            "model": models[0],
+            "fallbacks": models[1:],
+            "source": str(source),
+            "parent": profile.parent or None,
+            "grants": [hub.catalog.listed_name(tool) for tool in granted],
+        }
+
+    def list_failures(self) -> Mapping[str, str]:
+        return dict(self._parts.agents.local.failures)
