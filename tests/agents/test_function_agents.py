@@ -13,6 +13,7 @@ from dragoman.agents.messages import blocks_from_content
 from dragoman.core.call import Call
 from dragoman.core.errors import Declined, InvalidInput
 from dragoman.core.principal import OWNER
+from dragoman.core.structs import replace
 from dragoman.core.tool import accept_anything
 from dragoman.core.trace import new_trace
 
@@ -49,6 +50,21 @@ async def test_unanswered_question_is_declined() -> None:
     assert asked.questions is not None
     with pytest.raises(Declined, match="its question was not answered"):
         await own.run(call(own, {"message": "ask"}, {"reply": {"action": "decline"}}))
+
+
+async def counting(request: Request) -> Any:
+    return Ask("once more?") if request.turn < 3 else f"turn {request.turn}: {request.text}"
+
+
+async def test_each_answer_is_the_next_turn_without_a2a() -> None:
+    own = agent("counting", "text/plain")
+    asked = await own.run(call(own, {"message": "go"}))
+    for reply in ("a", "b"):
+        assert asked.questions is not None
+        answers = {"reply": {"action": "accept", "content": {"reply": reply}}}
+        again = replace(call(own, {"message": "go"}, answers), handle=asked.handle)
+        asked = await own.run(again)
+    assert asked.content[0]["text"] == "turn 3: b"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from dragoman.agents.messages import (
     build_blocks,
     build_request,
     describe_error,
+    find_turn,
     read_text,
     result_from_value,
 )
@@ -35,6 +36,7 @@ from dragoman.core.conversations import (
     new_conversation_id,
 )
 from dragoman.core.errors import ConfigError, Declined, HubError, WorkFailed
+from dragoman.core.structs import replace
 from dragoman.core.tool import AgentFacts, TargetFacts, TargetTraits, Validator
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class FunctionAgent:
             log.exception('agent "%s" failed', self.name)
             raise WorkFailed(f'agent "{self.name}" failed: {describe_error(error)}') from error
         result = result_from_value(value, self.name)
+        if result.questions is not None and call.message is None:
+            result = replace(result, handle=str(find_turn(call)))
         if request is None or not request._keeps_context or call.message is not None:
             return result
         id = self._conversations.keep(call, Conversation(request._context), KEPT)

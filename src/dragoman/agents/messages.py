@@ -166,6 +166,16 @@ def read_text(call: Call) -> str:
     return str(call.arguments.get("message", ""))
 
 
+def find_turn(call: Call) -> int:
+    """1 for the message, and one more for each answer; the handle of a question may have the turn
+    that asked it."""
+    if call.message is not None:
+        return call.message.turn
+    if call.answers is None:
+        return 1
+    return int(call.handle) + 1 if call.handle and call.handle.isdigit() else 2
+
+
 def build_request(call: Call, text: str, parts: Blocks, context: str) -> Request:
     message = call.message or _NO_MESSAGE
     return Request(
@@ -175,7 +185,7 @@ def build_request(call: Call, text: str, parts: Blocks, context: str) -> Request
         task=message.task,
         message_id=message.id,
         skill=message.skill,
-        turn=message.turn,
+        turn=find_turn(call),
         caller=call.principal.label,
         _context=context,
         accepts=message.configuration.get("acceptedOutputModes", ()),
