@@ -64,9 +64,9 @@ def test_new_overwrites_nothing(terminal: Terminal) -> None:
 
 
 BROKEN = {
-    'descripton = "x"\n': 'unknown field "descripton"; did you mean "description"?',
-    "[limits]\nturns = 0\n": 'the field "limits.turns" is invalid: expected `int` >= 1',
-    "[[script]]\nsay = 1\n": 'the field "script[0].say" is invalid: expected `str`, got `int`',
+    'descriptions = "x"\n': 'unknown field "descriptions"; did you mean "description"?',
+    "[limits]\nturns = 0\n": 'the field "limits.turns": Expected `int` >= 1',
+    "[[script]]\nsay = 1\n": 'the field "script[0].say": Expected `str`, got `int`',
     "name = \n": "cannot be parsed: ",
     '[[script]]\nwhen = "("\nsay = "x"\n': '"when" is not a regular expression',
     '[model]\nprovider = "opnai"\nmodel = "x"\n': 'unknown model provider "opnai": use openai, ',

@@ -282,6 +282,7 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/tools": hub.get("/api/tools"),
         "/api/tools/{name}": hub.get("/api/tools/s.echo"),
         "/openapi.json": hub.get("/openapi.json"),
+        "/api/agents": hub.get("/api/agents"),
         "/api/a2a/agents": hub.get("/api/a2a/agents"),
         "/api/a2a/agents/{name}": hub.get("/api/a2a/agents/nobody"),
         "/api/a2a/agents/{name}/cards": hub.get("/api/a2a/agents/nobody/cards"),

@@ -113,13 +113,13 @@ def running_model() -> Iterator[ScriptedModel]:
             if "raw" in answer:
                 self._chunk(answer["raw"])
             else:
-                for event in _list_events(answer, body["model"]):
+                for count, event in enumerate(_list_events(answer, body["model"]), 1):
                     self._chunk(f"data: {json.dumps(event)}\n\n".encode())
                     if "drop" in answer:
                         self.connection.shutdown(socket.SHUT_RDWR)
                         self.close_connection = True
                         return
-                    if "stall" in answer:
+                    if count == answer.get("stall"):  # after so many events
                         self._wait_for_client()
                         return
                 self._chunk(b"data: [DONE]\n\n")

@@ -266,7 +266,7 @@ def _render_invalid(problem: str) -> str:
     words, _, path = problem.rpartition(" - at `$.")
     if not words:
         return problem
-    return f'the field "{path.rstrip("`")}" is invalid: {words[0].lower()}{words[1:]}'
+    return f'the field "{path.rstrip("`")}": {words}'
 
 
 def strip_comments(text: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace as dataclass_replace
 from fnmatch import fnmatchcase
 from secrets import token_hex
 from time import monotonic
@@ -20,13 +21,14 @@ from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
-from dragoman.core.agent_tool import SCHEMA, blocks_from_arguments, build_agent_tool
+from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
     ABSENT,
     Artifact,
     Call,
     Progress,
     Result,
+    ToolStep,
     Updates,
     WantedUpdates,
     discard_update,
@@ -39,7 +41,14 @@ from dragoman.core.conversations import (
     find_context_in_meta,
     new_conversation_id,
 )
-from dragoman.core.errors import InvalidInput, NotFound, Overloaded, WorkFailed
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    TargetFailed,
+    WorkFailed,
+)
 from dragoman.core.hub import CallOptions
 from dragoman.core.local_agents import AgentProfile, build_agent_principal
 from dragoman.core.principal import Principal
@@ -59,6 +68,10 @@ FLUSH_CHARS = 80
 """Characters of an answer that are sent together, so that a stream has fewer pieces."""
 SKILL_TOOL = "load_skill"
 """The name under which a model reads the texts of skills."""
+FLUSH_SECONDS = 0.1
+"""The time after which fewer are sent too, so that a reader sees a slow model write."""
+MAX_PROBLEM = 300
+"""Characters of the reason why a tool call failed, in the update about it."""
 MAX_TOOLS = 128
 """Tools that a model is offered."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -184,8 +197,7 @@ class ModelAgent:
             result = await self._advance(call, context, state, None)
             if result.questions is None:
                 self._keep_messages(kept, state)
-        id = self._conversations.keep(call, Conversation(context), context)
-        return result if result.questions else add_context(result, call, id, shown=True)
+        return self._add_context(result, call, context)
 
     async def _continue(self, call: Call) -> Result:
         """Continues a run that has asked, with the answers."""
@@ -201,15 +213,15 @@ class ModelAgent:
             )
             if result.questions is None:
                 self._keep_messages(kept, suspended.state)
-        return result
+        return self._add_context(result, call, suspended.context)
 
     async def _advance(
         self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
     ) -> Result:
         self._meter.check(self.manifest, call)
-        run = _Run(self, call, context)
-        state.tools, state.usage = run.offered, LoopUsage()
         stream = _TextStream(call.updates)
+        run = _Run(self, call, context, stream)
+        state.tools, state.usage = run.offered, LoopUsage()
         begun = self._clock()
         try:
             outcome = await self._loop.run(state, run.call_tool, stream.begin, answers)
@@ -219,6 +231,10 @@ class ModelAgent:
             return Result(questions=outcome, handle=self._suspend(call, context, state))
         stream.flush()
         return _build_result(outcome, state, self.name)
+
+    def _add_context(self, result: Result, call: Call, context: str) -> Result:
+        id = self._conversations.keep(call, Conversation(context), context)
+        return result if result.questions else add_context(result, call, id, shown=True)
 
     def _suspend(self, call: Call, context: str, state: LoopState) -> str:
         now = self._clock()
@@ -292,9 +308,12 @@ class ModelAgent:
 class _Run:
     """The tools of one run."""
 
-    def __init__(self, agent: ModelAgent, call: Call, context: str) -> None:
+    def __init__(self, agent: ModelAgent, call: Call, context: str, stream: _TextStream) -> None:
         self._agent = agent
         self._call = call
+        self._stream = stream
+        self._count = 0
+        """The updates so far: the progress of a call only ever increases."""
         self._names: dict[str, str] = {}
         """Canonical names, by those that the model uses."""
         self.offered: list[OfferedTool] = []
@@ -309,8 +328,8 @@ class _Run:
             DOOR,
             EVERYTHING,
             updates=self._pass_update,
-            wanted_updates=WantedUpdates(progress=True),
-            client=f"{DOOR}/{agent.name}/{context}" if call.features else "",
+            wanted_updates=WantedUpdates(progress=True, tool_steps=call.wanted_updates.tool_steps),
+            client=call.client,  # servers keep the state of the client for it
             revision=call.revision,
             features=call.features,
         )
@@ -325,7 +344,15 @@ class _Run:
 
     def _pass_update(self, update: Any) -> None:
         if isinstance(update, Progress):
-            self._call.updates(update)
+            self._count += 1
+            self._call.updates(dataclass_replace(update, progress=self._count, total=None))
+
+    def _report(self, step: ToolStep) -> None:
+        name = step.tool.removesuffix(f".{MESSAGE}")
+        words = f"{step.agent} calls {name}"
+        if step.outcome:
+            words = f"{step.agent}: {name} {step.outcome} after {step.duration_ms:.0f} ms"
+        self._pass_update(Progress(progress=0, message=words, step=step))
 
     async def call_tool(
         self,
@@ -341,9 +368,28 @@ class _Run:
             options = replace(options, answers=answers, handle=handle)
         call, agent = self._call, self._agent
         target = self._names.get(name, name)
-        _, result = await agent._hub.call_within(
-            call.trace, agent._principal, target, arguments, options
-        )
+        if call.updates is discard_update:
+            _, result = await agent._hub.call_within(
+                call.trace, agent._principal, target, arguments, options
+            )
+            return result
+        self._stream.flush()
+        self._report(ToolStep(agent.name, target))
+        begun = monotonic()
+        outcome, problem = "failed", ""
+        try:
+            _, result = await agent._hub.call_within(
+                call.trace, agent._principal, target, arguments, options
+            )
+            outcome = "failed" if result.failed else "asked" if result.questions else "completed"
+        except HubError as error:
+            outcome = "failed" if isinstance(error, TargetFailed) else "refused"
+            problem = str(error)[:MAX_PROBLEM]
+            raise
+        finally:
+            if call.wanted_updates.tool_steps:
+                spent = (monotonic() - begun) * 1000
+                self._report(ToolStep(agent.name, target, outcome, spent, problem))
         return result
 
 
@@ -354,6 +400,7 @@ class _TextStream:
         self._updates = updates
         self._pending = ""
         self._begun = False
+        self._flushed = 0.0
 
     def begin(self) -> TakeText:
         """Begins another text, which replaces the last one."""
@@ -363,8 +410,10 @@ class _TextStream:
     def _write(self, text: str) -> None:
         if self._updates is discard_update:
             return
+        if not self._pending and not self._begun:
+            self._flushed = monotonic()
         self._pending += text
-        if len(self._pending) >= FLUSH_CHARS:
+        if len(self._pending) >= FLUSH_CHARS or monotonic() - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -374,7 +423,7 @@ class _TextStream:
         self._updates(
             Artifact(id=RESPONSE, name=RESPONSE, content=[block], append=self._begun, last=False)
         )
-        self._begun, self._pending = True, ""
+        self._begun, self._pending, self._flushed = True, "", monotonic()
 
 
 class AgentSkills(Sequence[Mapping[str, Any]]):

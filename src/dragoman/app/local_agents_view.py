@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.agents.manifest import find_manifest
-from dragoman.agents.model_agent import DOOR, ModelAgent
-from dragoman.agents.model_factory import SCRIPT, describe_models
+from dragoman.agents.function import FunctionAgent
+from dragoman.app.build_agents import DOOR
 from dragoman.app.hub_parts import HubParts
 from dragoman.core.local_agents import build_agent_principal
 from dragoman.core.tool import Tool
@@ -29,8 +28,14 @@ class LocalAgentsView:
 
     def describe(self, name: str) -> dict[str, Any]:
         parts, agent = self._parts, self._parts.agents.local.by_name[name]
-        if not isinstance(agent, ModelAgent):
+        if isinstance(agent, FunctionAgent):
             return {"runtime": FUNCTION, "model": None, "source": "config.toml", "grants": None}
+        from dragoman.agents.manifest import find_manifest
+        from dragoman.agents.model_agent import ModelAgent
+        from dragoman.agents.model_factory import SCRIPT, describe_models
+
+        if not isinstance(agent, ModelAgent):
+            return {}
         models = [one.label for one in describe_models(agent.manifest)]
         profile, hub = agent.profile, parts.guards.hub
         granted = hub.list_tools(build_agent_principal(profile), EVERYTHING, door=DOOR)

@@ -44,7 +44,8 @@ def new(name: str, template: str, model: str | None, home: str | None, as_json: 
     check NAME` finds mistakes, `dragoman chat NAME` talks to it. To remove the agent, delete its
     folder.
     """
-    from dragoman.agents.manifest import FILES, FOLDER, NAME, find_manifest, parse_manifest
+    from dragoman.agents.manifest import FILES, NAME, find_manifest, parse_manifest
+    from dragoman.agents.manifest_agents import FOLDER
 
     if not NAME.fullmatch(name):
         fail(
@@ -138,7 +139,8 @@ def check(name: str | None, home: str | None, as_json: bool) -> None:
     the tools that its grants match now. Exit codes: 0 no errors, 1 errors were found, 5 unknown
     agent.
     """
-    from dragoman.agents.manifest import FOLDER, list_manifests
+    from dragoman.agents.manifest import list_manifests
+    from dragoman.agents.manifest_agents import FOLDER
 
     place = Path(resolve_home(home))
     files = list_manifests(place)

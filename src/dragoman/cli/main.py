@@ -38,6 +38,7 @@ COMMANDS = {
     "call": ("tools", "call", "Call a tool."),
     "prompts": ("prompts", "prompts", "List prompts and fill one in."),
     "resources": ("resources", "resources", "List and read resources."),
+    "chat": ("chat", "chat", "Talk to an agent."),
     "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
     "agents": ("agents", "agents", "Create, check and list agents; manage external ones."),
     "skills": ("skills", "skills", "Manage skills: programs that give tools, texts for agents."),
@@ -70,6 +71,7 @@ First steps:
   dragoman agents add URL    register an A2A agent; each of its skills becomes a tool
   dragoman tools             list the tools
   dragoman call NAME k=v     call a tool
+  dragoman agents new NAME   write an agent; dragoman chat NAME talks to it
 """
 EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 invalid usage or arguments, 3 no hub, 4 refused, 5 not found,

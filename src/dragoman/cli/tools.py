@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 import click
 
@@ -274,8 +274,14 @@ def _print_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    out = sys.stderr if result["failed"] else sys.stdout
-    for block in result["content"]:
+    print_content(result["content"], sys.stderr if result["failed"] else sys.stdout)
+    if not result["content"] and "structured" in result:
+        print_json(result["structured"])
+
+
+def print_content(content: Iterable[Mapping[str, Any]], out: TextIO) -> None:
+    """Prints the blocks of a result."""
+    for block in content:
         kind = block.get("type")
         if kind == "text":
             print(render_output(str(block.get("text", "")), out), file=out)
@@ -287,5 +293,3 @@ def _print_result(result: dict[str, Any]) -> None:
             )
         else:
             print(render_json(block), file=out)
-    if not result["content"] and "structured" in result:
-        print_json(result["structured"])

@@ -59,6 +59,20 @@ class StatusMessage:
     task_metadata: Mapping[str, Any] = field(default_factory=empty_mapping)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolStep:
+    """A tool call that an agent makes while it works on a message."""
+
+    agent: str
+    tool: str
+    """The canonical name."""
+    outcome: str = ""
+    """`completed`, `failed`, `refused` or `asked`; empty while it runs."""
+    duration_ms: float = 0.0
+    problem: str = ""
+    """Why it failed or was refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The progress of a running call."""
@@ -68,6 +82,8 @@ class Progress:
     message: str | None = None
     status_message: StatusMessage | None = None
     """The full message whose text is `message`."""
+    step: ToolStep | None = None
+    """The tool call of an agent that `message` describes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +140,8 @@ class WantedUpdates:
     log_level: str | None = None
     """The lowest severity of log messages; None for none."""
     task_start: bool = False
+    tool_steps: bool = False
+    """Whether to report the end of each tool call of an agent, besides its beginning."""
 
 
 NO_UPDATES: Final = WantedUpdates()

@@ -62,7 +62,7 @@ def build_response(value: Any) -> ApiResponse:
 
 
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
-PROGRESS = WantedUpdates(progress=True)
+PROGRESS = WantedUpdates(progress=True, tool_steps=True)
 CALL_ERRORS = (400, 403, 404, 409, 502, 503, 504)
 FLAGS = {"0": False, "1": True, "false": False, "true": True}
 METRICS = "metrics"

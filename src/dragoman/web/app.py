@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.background import Work, start_task
-from dragoman.core.call import Progress, TaskStarted, Update
+from dragoman.core.call import Artifact, Progress, TaskStarted, ToolStep, Update
 from dragoman.core.errors import HubError, RateLimited
 from dragoman.core.ports import RateLimiter
 from dragoman.core.principal import Principal
@@ -254,28 +254,49 @@ class UpdateStream:
         self.has_started = False
 
     def send(self, update: Update) -> None:
-        """Sends progress; a client that does not read misses some."""
+        """Sends progress, and the answer of an agent while it is written; a client that does not
+        read misses some."""
+        name = "progress"
         if isinstance(update, Progress):
-            members = {
+            step = update.step
+            members: dict[str, Any] = {
                 "progress": update.progress,
                 "total": update.total,
                 "message": update.message,
+                "step": _render_step(step) if step is not None else None,
             }
         elif isinstance(update, TaskStarted):
             members = {"message": update.message}
+        elif isinstance(update, Artifact):
+            name = "artifact"
+            members = {
+                "id": update.id,
+                "name": update.name or None,
+                "append": update.append,
+                "content": list(update.content),
+            }
         else:
             return
         if not self.has_started:
             self.has_started = True
             self._request.start(200, [*sse.HEADERS, NO_SNIFF])
         known = {name: value for name, value in members.items() if value is not None}
-        self._request.send(sse.encode_event(encode(known), name="progress"))
+        self._request.send(sse.encode_event(encode(known), name=name))
 
     async def finish(self, response: ApiResponse) -> None:
         """Sends the response body as the event `result` or `error`."""
         name = "result" if response.status < 400 else "error"
         await self._request.write(sse.encode_event(response.body, name=name))
         self._request.end()
+
+
+def _render_step(step: ToolStep) -> dict[str, Any]:
+    found: dict[str, Any] = {"agent": step.agent, "tool": step.tool, "outcome": step.outcome}
+    if step.outcome:
+        found["durationMs"] = round(step.duration_ms, 1)
+    if step.problem:
+        found["problem"] = step.problem
+    return found
 
 
 async def _respond(request: ServerRequest, api: Api) -> None:

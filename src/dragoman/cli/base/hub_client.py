@@ -38,7 +38,8 @@ CONNECT_SECONDS = 10.0
 """How long a command waits for servers that a running hub is still connecting to."""
 
 
-Follow = Callable[[Any], None]
+Follow = Callable[[str, Any], None]
+"""Takes the name of an event, `progress` or `artifact`, and its data."""
 
 
 class HubUnavailable(Exception):
@@ -80,7 +81,7 @@ def request_json(socket_path: str, method: str, path: str, body: Any, seconds: f
 def request_stream(
     socket_path: str, method: str, path: str, body: Any, seconds: float, follow: Follow | None
 ) -> Any:
-    """Like `request_json`, but with `follow` accepts a stream, whose progress events it receives.
+    """Like `request_json`, but with `follow` accepts a stream, whose events it receives.
 
     Raises `TimeoutError` after `seconds` in all.
     """
@@ -125,7 +126,7 @@ def _read_events(
         elif field == b"data" and name in ("result", "error"):
             return (200 if name == "result" else 500), json.loads(text)
         elif field == b"data":
-            follow(json.loads(text))
+            follow(name, json.loads(text))
     raise TimeoutError
 
 
@@ -214,13 +215,15 @@ class HubClient:
         status = StatusLine()
         status.show(f"calling {name} …")
 
-        def follow(event: Mapping[str, Any]) -> None:
+        def follow(kind: str, event: Mapping[str, Any]) -> None:
+            if kind != "progress":
+                return
             text = describe_progress(event)
             status.show(f"calling {name} … {text}")
             if progress is not None:
                 progress(text)
 
-        path = f"/api/tools/{quote(name, safe='')}/call"
+        path = build_call_path(name)
         body = {"arguments": arguments, **more}
         try:
             if progress is None and not sys.stderr.isatty() and seconds is None:
@@ -237,6 +240,12 @@ class HubClient:
             self._fail(problem, hints.get(problem.code, lambda: "")())
         finally:
             status.clear()
+
+    def stream_call(self, name: str, body: Mapping[str, Any], follow: Follow) -> Any:
+        """Calls a tool once, and passes its updates to `follow`. Raises `HubUnavailable` or
+        `HubProblem`; unlike `call` it never ends the command."""
+        path = build_call_path(name)
+        return request_stream(self._socket, "POST", path, body, CALL_SECONDS, follow)
 
     def wait_until_connected(
         self, seconds: float = START_SECONDS, *, agents: bool = True
@@ -315,6 +324,10 @@ class HubClient:
         remote = state["agents"]["remote"] if agents else []
         unknown = [agent["name"] for agent in remote if agent["state"] == "unknown"]
         return [*state["servers"]["starting"], *unknown]
+
+
+def build_call_path(tool: str) -> str:
+    return f"/api/tools/{quote(tool, safe='')}/call"
 
 
 def _fail_unavailable(error: HubUnavailable) -> NoReturn:
