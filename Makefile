@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up test check fix bench compare conformance docs faults journeys lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
-up: $(VENV)/.core  ## run the hub in the foreground
-	$(VENV)/bin/dragoman up
+up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
+	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
 	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
 check: $(VENV)/.dev  ## format, lint, spelling, types, architecture

@@ -77,6 +77,15 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
     assert slip.returncode == 5 and 'did you mean "operations"?' in slip.stderr
 
 
+def test_templates_and_the_demo_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    for name in ("assistant", "researcher", "code-reviewer", "script"):
+        made = run_installed(installed, tmp_path, "agents", "new", name, "--from", name)
+        assert made.returncode == 0, made.stderr
+    assert run_installed(installed, tmp_path, "demo", "add").returncode == 0
+    asked = run_installed(installed, tmp_path, "chat", "guide", "What is a pin?")
+    assert asked.stdout == "Pin: the digest of an approved definition.\n", asked.stderr
+
+
 def texts(path: Path) -> Iterator[str]:
     """The strings that a program uses, and what commands say in their docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -57,10 +57,15 @@ class TypedCommand:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def wait_for(self, text: str, after: str = "\n") -> str:
+    def _find_after(self, text: str) -> str:
+        if not text:
+            return self.shown
+        return self.shown.rpartition(text)[2] if text in self.shown else ""
+
+    def wait_for(self, text: str, after: str = "") -> str:
         """Waits until `text` is shown, after the last `after`; returns everything so far."""
         until = time.monotonic() + WAIT_SECONDS
-        while after not in self.shown or text not in self.shown.rpartition(after)[2]:
+        while text not in self._find_after(after):
             assert time.monotonic() < until, self.shown
             if select.select([self._ours], [], [], 0.1)[0]:
                 try:

@@ -45,6 +45,8 @@ from dragoman.cli.tools import print_content
 from dragoman.core.conversations import CONTEXT
 from dragoman.core.conversations import META as CONTEXT_META
 
+CONNECT_SECONDS = 5.0
+"""How long to wait for servers and agents that a hub is still connecting to."""
 MAX_MESSAGE = 7 * 1024 * 1024
 STDIN = "-"
 MESSAGE_SUFFIX = ".message"
@@ -124,10 +126,8 @@ def _read_message(words: tuple[str, ...]) -> str | None:
 
 def _find_agent(hub: HubClient, name: str) -> dict[str, Any]:
     """Finds the tool of an agent by the agent's name, its slug or the tool's name."""
+    hub.wait_until_connected(CONNECT_SECONDS)  # an agent has the tools of connected servers
     found = _list_agents(hub)
-    if _pick(found, name) is None:  # it may be an external agent that is not connected yet
-        hub.wait_until_connected()
-        found = _list_agents(hub)
     if (agent := _pick(found, name)) is not None:
         return agent
     failed = hub.get("/api/status").get("agents", {}).get("failed", {})

@@ -48,6 +48,9 @@ STOP_SECONDS = 15.0
               help="Port to listen on, instead of [server] port.")  # fmt: skip
 @click.option("--detach", is_flag=True,
               help="Run in the background; the log is hub.log in the home.")  # fmt: skip
+@click.option("--demo", is_flag=True,
+              help="Install the demo first: agents and a server without a key; see dragoman "
+              "demo.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Log warnings only; same as --log-level warning.")
 @click.option("--log-format", type=click.Choice(["text", "json"]),
               help="Log format, instead of [log] format.")  # fmt: skip
@@ -55,13 +58,16 @@ STOP_SECONDS = 15.0
               help="Lowest level to log, instead of [log] level.")  # fmt: skip
 @click.option("--log-file", hidden=True, help="File for stdout and stderr; rotated.")
 @json_option
-def up(home: str | None, detach: bool, log_file: str | None, as_json: bool, **options: Any) -> None:
+def up(
+    home: str | None, detach: bool, demo: bool, log_file: str | None, as_json: bool, **options: Any
+) -> None:
     """Run the hub until it is stopped (Ctrl-C, SIGTERM or `dragoman stop`).
 
     \b
     dragoman up                    in this terminal
     dragoman up --detach           in the background
     dragoman up --port 0 --json    on a free port, printed as JSON
+    dragoman up --demo             with two agents and a server to try, see dragoman demo
 
     The first run writes a commented config.toml into the home. The hub applies changes of that
     file, and of the file env beside it, while it runs. Only one hub can run on a home.
@@ -70,12 +76,23 @@ def up(home: str | None, detach: bool, log_file: str | None, as_json: bool, **op
     config.toml.
     """
     place = resolve_home(home)
+    _install_demo(place, demo, may_ask=not (options["quiet"] or as_json or log_file))
     if options["quiet"]:
         options["log_level"] = "warning"
     if detach:
         _detach(place, [*_render_options(options)], as_json)
         return
     _serve(place, [*_list_overrides(options)], options["quiet"], as_json, log_file)
+
+
+def _install_demo(place: str, wanted: bool, may_ask: bool) -> None:
+    from dragoman.app.build_stores import refuse_lost_config
+    from dragoman.cli.demo.command import can_offer, install_at_start
+
+    if wanted or (may_ask and can_offer()):
+        homes.prepare(place)
+        refuse_lost_config(Path(place))  # before a new one is written
+        install_at_start(place, wanted, may_ask)
 
 
 SETTINGS: dict[str, tuple[str, str]] = {
@@ -147,6 +164,7 @@ def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> No
         ("A2A", serves_a2a),
         ("servers", servers),
         *_list_optional_rows(parts),
+        *_list_demo_rows(parts.home),
         ("configuration", str(parts.home / "config.toml")),
         ("stop", "Ctrl-C, or dragoman stop"),
     ]
@@ -173,6 +191,14 @@ def _list_optional_rows(parts: HubParts) -> Iterator[tuple[str, str]]:
             "quarantined",
             f"{_render_names(quarantined)}, until you approve it (dragoman pins list)",
         )
+
+
+def _list_demo_rows(home: Path) -> Iterator[tuple[str, str]]:
+    from dragoman.cli.demo.command import TRY
+    from dragoman.cli.demo.installation import RECORD
+
+    if (home / RECORD).exists():
+        yield "demo", f"in another terminal: {TRY}"
 
 
 def _render_names(names: Sequence[str]) -> str:

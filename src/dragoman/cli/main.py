@@ -42,6 +42,7 @@ COMMANDS = {
     "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
     "agents": ("agents", "agents", "Create, check and list agents; manage external ones."),
     "skills": ("skills", "skills", "Manage skills: programs that give tools, texts for agents."),
+    "demo": ("demo.command", "demo", "Try the hub with agents that need no key and no network."),
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
     "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
