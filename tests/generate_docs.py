@@ -146,7 +146,63 @@ def configuration_page() -> str:
     return pattern.sub(lambda _: f"{KEYS_START}\n{keys_table()}\n{KEYS_END}", page)
 
 
+# --- manifests of agents
+
+FIELDS_START, FIELDS_END = "<!-- fields -->", "<!-- /fields -->"
+PROFILES_START, PROFILES_END = "<!-- profiles -->", "<!-- /profiles -->"
+
+
+def fields_table() -> str:
+    """Every field of a manifest that has a description; fallback models have those of `model`."""
+    from dragoman.agents.manifest import Manifest
+    from dragoman.config_layers import list_settings
+
+    toml = {"True": "true", "False": "false", "": '""'}
+    rows = []
+    for path, kind, default, meaning in list_settings(Manifest):
+        if not meaning or path.startswith("fallback_models[]."):
+            continue
+        if path == "name":
+            default = "the folder"
+        if bounded := re.match(r"Optional\[Annotated\[(\w+),", kind):
+            kind = bounded[1]
+        shown = kind.replace("Literal[", "").replace("]", "") if "Literal" in kind else kind
+        rows.append((f"`{path}`", f"`{shown}`", f"`{toml.get(default, default)}`", meaning))
+    same = "Models for when the first one cannot answer, in order; each has the fields of `model`."
+    rows.insert(
+        next(at for at, row in enumerate(rows) if row[0] == "`capabilities.tools`"),
+        ("`fallback_models[]`", "`list`", "`[]`", same),
+    )
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def profiles_table() -> str:
+    from dragoman.agents.manifest import PROFILES
+
+    rows = [
+        (f"`{name}`", ", ".join(f"`{tool}`" for tool in tools) or "none")
+        for name, tools in PROFILES.items()
+        if name
+    ]
+    return _table(("profile", "tools"), rows)
+
+
+def agents_page() -> str:
+    """The page as it stands, with its tables made anew."""
+    page = (DOCS / "agents.md").read_text(encoding="utf-8")
+    for start, end, table in (
+        (FIELDS_START, FIELDS_END, fields_table()),
+        (PROFILES_START, PROFILES_END, profiles_table()),
+    ):
+        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+        if len(pattern.findall(page)) != 1:
+            raise ValueError(f"docs/agents.md needs {start} and {end}, once each")
+        page = pattern.sub(f"{start}\n{table}\n{end}".replace("\\", r"\\"), page)
+    return page
+
+
 PAGES = {
+    "agents.md": agents_page,
     "errors.md": errors_page,
     "events.md": events_page,
     "configuration.md": configuration_page,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_new_writes_a_private_manifest_that_loads(terminal: Terminal, template: 
 def test_every_shipped_template_is_offered() -> None:
     folder = Path(manifest.__file__).parent / "templates"
     assert {file.stem for file in folder.iterdir()} == set(TEMPLATES)
+
+
+def test_manifests_in_the_documentation_load(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert examples
+    for text in examples:
+        assert not manifest.parse_manifest(text, tmp_path / "x" / "agent.toml").warnings
 
 
 def test_new_writes_the_model_that_was_asked_for(terminal: Terminal) -> None:

@@ -45,8 +45,13 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     base_url: Annotated[str, _about("The URL of the server, up to /v1.")] = ""
     api_key_env: Annotated[str, _about("The variable that has the API key.")] = ""
     system_prompt: Annotated[str, _about("The instructions.")] = ""
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        _about("The temperature; default: the provider's."),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _about("Tokens of an answer; default: the provider's.")
+    ] = None
     context_tokens: Annotated[
         int, Meta(ge=1_000), _about("Tokens of the conversation that the model can read.")
     ] = 100_000
@@ -128,26 +133,37 @@ class CommandSettings(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    name: str
-    description: str = ""
-    version: str = "1.0.0"
-    author: str = ""
-    tags: list[str] = []
-    model: ModelSettings = ModelSettings()
-    fallback_models: list[ModelSettings] = []
-    capabilities: Capabilities = Capabilities()
-    profile: Literal[
-        "", "minimal", "coding", "research", "messaging", "automation", "full", "custom"
+    name: Annotated[str, _about("The name; default: that of the folder.")]
+    description: Annotated[
+        str, _about("What it does, for clients and other agents that choose one.")
+    ] = ""
+    version: Annotated[str, _about("The version on its card and of its MCP server.")] = "1.0.0"
+    author: Annotated[str, _about("Its author.")] = ""
+    tags: Annotated[list[str], _about("Keywords for search.")] = []
+    model: Annotated[ModelSettings, _about("The model that it thinks with.")] = ModelSettings()
+    fallback_models: Annotated[
+        list[ModelSettings], _about("Models for when the first one cannot answer, in order.")
+    ] = []
+    capabilities: Annotated[Capabilities, _about("What it may use.")] = Capabilities()
+    profile: Annotated[
+        Literal["", "minimal", "coding", "research", "messaging", "automation", "full", "custom"],
+        _about("A named set of built-in tools that are granted besides."),
     ] = ""
     skills: Annotated[list[str], _about("Skills that it may use, with * for anything.")] = []
-    limits: AgentLimits = AgentLimits()
-    mcp: McpExposure = McpExposure()
-    a2a: A2aFacts = A2aFacts()
-    script: Annotated[list[ScriptStep], _about("The steps of an agent that follows a script.")] = []
+    limits: Annotated[AgentLimits, _about("The limits of one message, and of a day.")] = (
+        AgentLimits()
+    )
+    mcp: Annotated[McpExposure, _about("What its own MCP endpoint offers.")] = McpExposure()
+    a2a: Annotated[A2aFacts, _about("What its A2A card says.")] = A2aFacts()
+    script: Annotated[
+        list[ScriptStep], _about('The steps of a script, for the provider "script".')
+    ] = []
     function: Annotated[
         str, _about('The Python function of an agent that is one, as "module:function".')
     ] = ""
-    command: CommandSettings = CommandSettings()
+    command: Annotated[CommandSettings, _about("The program of an agent that is one.")] = (
+        CommandSettings()
+    )
 
 
 PROFILES: Mapping[str, tuple[str, ...]] = {
