@@ -122,6 +122,8 @@ def test_agent_is_found_by_name_and_slug_or_suggested(
     assert terminal.quick("chat", "dragoman_agent_greeter", "World").out == "Hello, World!\n"
     done = terminal.quick("chat", "greter", "World")
     assert done.code == 5 and 'did you mean "greeter"?' in done.err
+    done = terminal.quick("chat")
+    assert done.code == 2 and "this hub has buyer, greeter, shop, thinker" in done.err
     write(terminal, "broken", "x = 1\n")
     until(lambda: "broken" in terminal.quick("agents", "--json").json()["failed"])
     done = terminal.quick("chat", "broken", "World")

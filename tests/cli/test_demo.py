@@ -102,7 +102,7 @@ def test_first_run_on_a_terminal_offers_the_demo_once(terminal: Terminal) -> Non
     for key, has_demo in (("x", False), ("d", True)):
         home = terminal.user / key
         with TypedCommand(terminal, "up", "--home", str(home)) as up:
-            up.wait_for("any other key to begin without it:")
+            up.wait_for("to begin without it:")
             assert not (home / "config.toml").exists()
             up.type(key)
             up.wait_for("stop  ", after="is up")

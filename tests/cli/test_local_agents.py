@@ -10,6 +10,7 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.live.module_hub import until
 from tests.peers.process import server_entry
+from tests.peers.scripted_model import running_model, say
 
 from dragoman.agents import manifest
 from dragoman.cli.local_agents import TEMPLATES
@@ -30,7 +31,8 @@ def write(terminal: Terminal, name: str, text: str, file: str = "agent.toml") ->
 def test_new_writes_a_private_manifest_that_loads(terminal: Terminal, template: str) -> None:
     done = terminal.quick("agents", "new", "my-helper", "--from", template)
     file = terminal.home / "agents" / "my-helper" / "agent.toml"
-    assert done.code == 0 and f"wrote {file}\n" in done.out and not done.err
+    assert done.code == 0 and f"wrote {file}\n" in done.out
+    assert ('"OPENAI_API_KEY" is not set' in done.err) is (template != "script")
     loaded = manifest.load_manifest(file)
     assert loaded.manifest.name == "my-helper" and not loaded.warnings
     text = file.read_text(encoding="utf-8")
@@ -120,6 +122,33 @@ def test_check_says_whether_the_key_is_set(terminal: Terminal) -> None:
     done = terminal.quick("agents", "check")
     assert "OPENAI_API_KEY (set)" in done.out and "warning" not in done.out
     assert "sk-secret" not in done.out + done.err
+
+
+def test_running_hub_takes_a_new_key_up(terminal: Terminal) -> None:
+    terminal.configure(config=CONFIG)
+    with running_model() as model:
+        text = f'[model]\nmodel = "m"\nbase_url = "{model.url}"\napi_key_env = "MY_KEY"\n'
+        write(terminal, "a", text)
+        write(terminal, "b", text.replace('api_key_env = "MY_KEY"\n', ""))
+        terminal.up()
+        model.rules.append(("", say("yes")))
+        assert "MY_KEY" in terminal.quick("agents", "--json").json()["failed"]["a"]
+        assert terminal.quick("chat", "b", "hi").out == "yes\n"
+        for variable, name, key in (
+            ("MY_KEY", "a", "one"),
+            ("MY_KEY", "a", "two"),
+            ("OPENAI_API_KEY", "b", "three"),
+        ):
+            env = terminal.home / "env"
+            env.touch(mode=0o600)
+            env.write_text(f"MY_KEY=x\n{variable}={key}\n", encoding="utf-8")
+            wanted = f"Bearer {key}"
+
+            def has_key(name: str = name, wanted: str = wanted) -> bool:
+                done = terminal.quick("chat", name, "hi")
+                return done.code == 0 and model.headers[-1].get("authorization") == wanted
+
+            until(has_key)
 
 
 def test_check_warns_of_fields_without_a_meaning(terminal: Terminal) -> None:

@@ -7,7 +7,7 @@ was; the others are not touched.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,6 +97,20 @@ class ManifestAgents:
                 changed.append(folder)
                 self._load(folder, file)
         return changed
+
+    def reconsider(self, variables: Set[str]) -> None:
+        """Has the next check load manifests again: those that are not in force, and those whose
+        models take their key from one of these variables, which have changed."""
+        for folder, (file, _) in self._files.items():
+            name = self._names.get(folder)
+            if folder in self.failures or (name and self._uses(name, variables)):
+                self._files[folder] = file, None
+
+    def _uses(self, name: str, variables: Set[str]) -> bool:
+        from dragoman.agents.model_factory import describe_models
+
+        models = describe_models(self._manifests[name])
+        return any(one.key_variable in variables for one in models)
 
     async def follow(self) -> None:
         """Applies changes of manifests; called again and again."""

@@ -122,8 +122,8 @@ def describe_models(manifest: Manifest) -> list[ModelEndpoint]:
 
 
 def _describe_model(settings: ModelSettings) -> ModelEndpoint:
-    if settings.provider == SCRIPT:
-        return ModelEndpoint(SCRIPT, "", "", False)
+    if settings.provider in (SCRIPT, CLIENT):
+        return ModelEndpoint(settings.provider, "", "", False)
     url, variable = BASE_URLS.get(settings.provider, ("", ""))
     return ModelEndpoint(
         f"{settings.provider}/{settings.model}",

@@ -29,7 +29,12 @@ class ConfigApplier:
 
     async def apply(self, config: Config, variables: Mapping[str, str]) -> None:
         parts = self._parts
+        before = dict(parts.live.variables)
         old = parts.live.replace(config, variables)
+        changed = {
+            name for name in {*before, *variables} if before.get(name) != variables.get(name)
+        }
+        parts.manifests.reconsider(changed)
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that takes effect at the next start', path)
         withhold_variables(list_secret_variables(config, read_environment()))

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import click
 
@@ -56,12 +56,12 @@ HELP = "/new starts another conversation, /quit or Ctrl-D ends the chat, Ctrl-C 
 
 
 @click.command()
-@click.argument("name", shell_complete=complete_chat_agents)
+@click.argument("name", required=False, shell_complete=complete_chat_agents)
 @click.argument("words", nargs=-1, metavar="[MESSAGE] [-]")
 @click.option("--context", metavar="ID", help="Continue this conversation.")
 @common_options
 def chat(
-    name: str, words: tuple[str, ...], context: str | None, home: str | None, as_json: bool
+    name: str | None, words: tuple[str, ...], context: str | None, home: str | None, as_json: bool
 ) -> None:
     """Talk to agent NAME, or send it one MESSAGE and print the answer.
 
@@ -79,6 +79,8 @@ def chat(
     --json prints one object per line: {"event": "tool" | "text" | "answer" | "error", …}; the
     answer has the id of the conversation as context. Exit codes are those of `dragoman call`.
     """
+    if name is None:
+        _fail_without_name(home)
     message = _read_message(words)
     if message is None and as_json:
         fail("give a MESSAGE, or pipe one into the command: --json is for programs", USAGE)
@@ -101,6 +103,13 @@ def chat(
             raise
         if code:
             raise SystemExit(code)
+
+
+def _fail_without_name(home: str | None) -> NoReturn:
+    with connect_hub(home) as hub:
+        names = [one["server"] for one in _list_agents(hub)]
+    known = f"this hub has {', '.join(names[:20])}" if names else "see: dragoman agents new --help"
+    fail(f"name the agent to talk to; {known}", USAGE)
 
 
 def _read_message(words: tuple[str, ...]) -> str | None:

@@ -198,7 +198,7 @@ def _list_demo_rows(home: Path) -> Iterator[tuple[str, str]]:
     from dragoman.cli.demo.installation import RECORD
 
     if (home / RECORD).exists():
-        yield "demo", f"in another terminal: {TRY}"
+        yield "demo", TRY
 
 
 def _render_names(names: Sequence[str]) -> str:
@@ -235,7 +235,9 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
             process.returncode = 0  # the hub outlives this command: suppress the ResourceWarning
             text = f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}"
             report = _build_report(daemon.pid, daemon.url, place, log=log)
-            print_result(report, f"{text}\nstop it with: dragoman stop", as_json)
+            rows = [f"{name}: {words}" for name, words in _list_demo_rows(Path(place))]
+            lines = [text, *rows, "stop it with: dragoman stop"]
+            print_result(report, "\n".join(lines), as_json)
             return
         time.sleep(0.05)
     status_line.clear()

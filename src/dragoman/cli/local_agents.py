@@ -67,13 +67,17 @@ def new(name: str, template: str, model: str | None, home: str | None, as_json: 
         out.write(text)
     running = connect_running(place)
     state = _wait_until_found(running, name) if running is not None else None
+    warnings = _check_manifest(Path(place), name, file)["warnings"]
     if as_json:
-        return print_json({"name": name, "file": str(file), "template": template, "hub": state})
+        made = {"name": name, "file": str(file), "template": template, "warnings": warnings}
+        return print_json({**made, "hub": state})
     print(f"wrote {file}")
     if state is not None and state["ready"]:
         print(f'the running hub has the agent "{clean(name)}"')
     elif state is not None:
         say(state["problem"])
+    for warning in warnings:
+        say(warning)
     print(f"next: edit the file; dragoman agents check {name}; dragoman chat {name}")
 
 

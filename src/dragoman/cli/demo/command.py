@@ -29,8 +29,9 @@ from dragoman.cli.demo.installation import (
 
 TRY = f'dragoman chat {AGENTS[0]} "{QUESTION}"'
 OFFER = """\
-This hub is new. A demo shows it at work: two agents and an MCP server, without a key or a network.
-Press d to begin with the demo, or any other key to begin without it: """
+This hub is new. A demo shows it at work: two agents and an MCP server that
+need no key and no network. Press d to begin with the demo, or any other key
+to begin without it: """
 OFFER_SECONDS = 30.0
 """How long the first run waits for a key, in case that no person is at the terminal."""
 APPLY_SECONDS = 10.0
