@@ -170,10 +170,10 @@ def test_terminal_shows_text_while_it_is_written_and_ctrl_c_cancels(
         model.answers.append(say("The fourth answer."))
         chat.type("/new\n")
         chat.wait_for("> ", after="a new conversation begins")
-        chat.type("four\n")
+        chat.type("\x1b[200~four\nlines\x1b[201~\n")  # as a terminal sends a pasted text
         chat.wait_for("> ", after="The fourth answer.")
         said = [one["content"] for one in model.requests[-1]["messages"] if one["role"] == "user"]
-        assert said == ["four"]
+        assert said == ["four\nlines"]
         chat.type("/quit\n")
         assert chat.wait_for_end() == 0
 

@@ -199,7 +199,9 @@ class Chat:
     def run(self) -> None:
         """Reads messages from the terminal until the user ends the chat."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  edits the line, and keeps a history
+            import readline  # edits the line, and keeps a history
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
         name, about = clean(self._agent["server"]), clean(self._agent["description"])
         print(style(f"{name}: {about}", bold=True))
         print(style(HELP, dim=True))
