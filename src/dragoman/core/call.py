@@ -230,6 +230,9 @@ class Notes:
     """The taint rules that these labels meet."""
     sources: Mapping[str, str] | None = None
     """The taint labels of the result, each with the reason."""
+    read_keys: Sequence[str] = ()
+    """The keys of the stored data that the result has (see `core.label_keys`), from a target whose
+    tools have `list_written`."""
 
 
 class Call(Struct, frozen=True):

@@ -70,6 +70,8 @@ class RunningCall(Struct, eq=False):
     chain: Chain
     parent: RunningCall | None
     """The call on whose behalf this one is made."""
+    is_reentrant: bool = False
+    """Whether its target may be called again meanwhile."""
     sources: frozenset[str] = NO_LABELS
     """The taint labels of what its target says, and of the targets that wait for it: the calls that
     a target makes while it serves this one have them."""
@@ -260,7 +262,8 @@ class CallChains:
         chain.calls += 1
         if above is None:
             self._live[chain.id] = chain
-        flight = RunningCall(trace, target, call.principal, chain, above)
+        reentrant = call.tool.target.traits.is_reentrant
+        flight = RunningCall(trace, target, call.principal, chain, above, reentrant)
         served[trace.span] = self._running[trace.span] = flight
         self._of[key] = count + 1
         return flight
@@ -270,7 +273,8 @@ class CallChains:
     ) -> tuple[type[Looping | TooDeep], str] | None:
         """Why a call to `target` on behalf of `above` is not allowed; None if it is."""
         chain = above.chain
-        if any(flight.target == target for flight in above.list_waiting()):
+        waiting = above.list_waiting()
+        if any(one.target == target and not one.is_reentrant for one in waiting):
             at_work = f'"{target}" is already at work in this chain and would wait for itself'
             return Looping, at_work
         if depth > self.depth:

@@ -102,6 +102,7 @@ class Catalog:
         self._by_name: dict[str, Tool] = {}
         self._by_alias: dict[str, Tool] = {}
         """By the aliases that each tool owns."""
+        self._by_fallback: dict[str, Tool] = {}
         self._sorted: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -119,10 +120,15 @@ class Catalog:
             for alias in list_aliases(tool):
                 if self._by_alias.get(alias) is tool:
                     del self._by_alias[alias]
+            for name in tool.fallback_names:
+                if self._by_fallback.get(name) is tool:
+                    del self._by_fallback[name]
         taken = [name for name in names if name in self._by_name]
         new = tuple(tool for tool in new if tool.name not in self._by_name)
         for tool in new:
             self._by_name[tool.name] = tool
+            for name in tool.fallback_names:
+                self._by_fallback.setdefault(name, tool)
         self._give_names(new)
         # An empty list of another kind is no change; tools are waited for.
         is_change = bool(new or self._offers.get(target) or self._quarantined_of.get(target))
@@ -193,6 +199,13 @@ class Catalog:
             return tool
         tool = self._by_alias.get(name)
         return tool if tool is not None and view.includes(tool) else self._build_missing(name)
+
+    def find_fallback(self, name: str, view: View) -> Tool | None:
+        """Finds the tool that has `name` as a fallback, unless a tool owns it that is absent."""
+        tool = self._by_fallback.get(name)
+        if tool is None or self.claims.find_owner(self.kind, name) is not None:
+            return None
+        return tool if view.includes(tool) else None
 
     def _build_missing(self, name: str) -> Tool:
         return self._quarantined.get(name) or build_unknown_tool(name, self.kind)

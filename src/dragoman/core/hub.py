@@ -124,6 +124,8 @@ class Hub:
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
             tool = await self._find_late(principal, name, view, kind)
+            if kind == TOOL and _is_unknown(tool):
+                tool = self.catalog.find_fallback(name, view) or tool
         trace = self.chains.start_trace(
             principal, tool.name, tool.target.name, options.trace_context, handle
         )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
+from dragoman.core.tool_identity import BUILTIN
 
 AGENT = "agent"
 """The kind of the principal that a local agent is when it calls."""
@@ -49,15 +50,17 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
 
     def grants(self, tool: Tool) -> bool:
         """Whether the agent may see and call the tool."""
-        if tool.agent is not None and _matches(tool.target.name, self.agents):
+        if tool.agent is not None and matches_any(tool.target.name, self.agents):
             return True
         facts = tool.target.traits.facts
-        if facts.type == "Server":
+        if facts.type == "Server" and tool.target.name != BUILTIN:
             granted = self.skills if facts.transport == "skill" else self.servers
-            if _matches(tool.target.name, granted):
+            if matches_any(tool.target.name, granted):
                 return True
         names = (tool.name, tool.alias, tool.other_names.get("spelled", tool.name))
-        return any(_matches(name, self.tools) for name in names)
+        if any(matches_any(name, self.tools) for name in names):
+            return True
+        return any(name in self.tools for name in tool.fallback_names)
 
 
 def fold_tool_pattern(pattern: str) -> str:
@@ -65,7 +68,8 @@ def fold_tool_pattern(pattern: str) -> str:
     return pattern.replace(":", ".", 1) if "." not in pattern else pattern
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the globs matches."""
     return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -92,6 +92,9 @@ class TargetTraits:
     """The protocol extensions that it declares, with their settings."""
     is_published: bool = True
     """Whether clients without a key may know of it."""
+    is_reentrant: bool = False
+    """Whether a chain of calls may return to it while it waits: it holds nothing meanwhile, and
+    cannot be the reason that a chain waits for itself."""
 
 
 DEFAULT_TRAITS = TargetTraits()
@@ -137,6 +140,8 @@ class Tool:
     other_names: Mapping[str, str] = field(default_factory=empty_mapping)
     """Its names in other naming styles; each can be called. `spelled` is the canonical name in its
     target's spelling, if different."""
+    fallback_names: tuple[str, ...] = ()
+    """Names that lead to it as long as no other tool has them; never listed."""
     kind: str = TOOL
     remote_name: str
     """The target's own name for it."""
@@ -152,6 +157,9 @@ class Tool:
     """Taint labels of its output."""
     sinks: frozenset[str] = NO_FLOWS
     """Where its input may go: `exec`, `write`, `net`, `agent`."""
+    list_written: Callable[[Call], Iterable[str]] | None = None
+    """Lists the keys of the data that a call of it stores (see `core.label_keys`); its target then
+    reports in `Notes.read_keys` what it read. None: the arguments name both."""
     destructive: bool = False
     """Whether it declares itself destructive."""
     resources: tuple[str, ...] = ()

@@ -13,6 +13,9 @@ import re
 MAX_NAME = 128
 """2025-11-25, server/tools, tool names: 1 to 128 of `A-Z a-z 0-9 _ - .`"""
 
+BUILTIN = "builtin"
+"""The target of the built-in tools; no server or agent can have that name."""
+
 _OTHER = re.compile(r"[^a-z0-9_]")
 
 

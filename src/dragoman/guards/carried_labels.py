@@ -7,14 +7,18 @@ rules apply to clients; the others are in the store.
 
 from __future__ import annotations
 
-import posixpath
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import sha256
-from urllib.parse import unquote, urlsplit
 
 from dragoman.core.call import Call
 from dragoman.core.conversations import CONTEXT, find_context_in_meta
+from dragoman.core.label_keys import (
+    RUN,
+    STORED,
+    build_context_key,
+    build_stored_key,
+    shorten_key,
+)
 from dragoman.core.taint import NO_ORIGINS, LabelOrigin, LabelStore, Origins
 from dragoman.core.tool import RESOURCE
 from dragoman.guards.runs import find_client_run
@@ -24,10 +28,6 @@ MAX_RUNS = 1_000
 MAX_PRINCIPALS = 10_000
 MAX_NAMED = 64
 """Values of one argument that name stored data."""
-MAX_KEY = 300
-"""Characters of a key; a longer one ends in a digest."""
-FILE, STORED, CONVERSATION, RUN = "file", "stored", "conversation", "run"
-"""The kinds of keys."""
 EVERYTHING = "*"
 
 
@@ -86,7 +86,21 @@ def build_conversation_key(call: Call) -> str:
     if not context:
         return ""
     who = call.principal
-    return _shorten(f"{CONVERSATION} {who.org}/{who.label} {call.tool.target.name} {context}")
+    return build_context_key(who.org, who.label, call.tool.target.name, context)
+
+
+def list_written_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
+    """Lists the keys of the data that a call may store."""
+    if call.tool.list_written is not None:
+        return list(call.tool.list_written(call))
+    return list_stored_keys(call, stored_by)
+
+
+def list_read_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
+    """Lists the keys of the stored data that the result of a call may have."""
+    if call.tool.list_written is not None:
+        return list(call.notes.read_keys)
+    return list_stored_keys(call, stored_by)
 
 
 def list_stored_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
@@ -94,7 +108,7 @@ def list_stored_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
     is the same for all targets; other names belong to the target."""
     target = call.tool.target.name
     if call.tool.kind == RESOURCE:
-        return [_build_stored_key(target, call.tool.remote_name)]
+        return [build_stored_key(target, call.tool.remote_name)]
     if EVERYTHING in stored_by:
         return [f"{STORED} {target} {EVERYTHING}"]
     keys: list[str] = []
@@ -103,27 +117,9 @@ def list_stored_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
         if value is None:
             continue
         values = value[:MAX_NAMED] if isinstance(value, list) else [value]
-        keys += [_build_stored_key(target, one) for one in values if isinstance(one, str) and one]
+        keys += [build_stored_key(target, one) for one in values if isinstance(one, str) and one]
     return keys
 
 
-def _build_stored_key(target: str, name: str) -> str:
-    path = name
-    if name.startswith("file:"):
-        try:
-            path = unquote(urlsplit(name).path)
-        except ValueError:
-            path = name
-    if path.startswith("/"):
-        return _shorten(f"{FILE} {posixpath.normpath(path)}")
-    return _shorten(f"{STORED} {target} {posixpath.normpath(name) if '/' in name else name}")
-
-
 def _build_run_key(call: Call, run: str) -> str:
-    return _shorten(f"{RUN} {call.principal.org}/{call.principal.label} {run}")
-
-
-def _shorten(key: str) -> str:
-    if len(key) <= MAX_KEY:
-        return key
-    return f"{key[:200]}…{sha256(key.encode('utf-8', 'replace')).hexdigest()}"
+    return shorten_key(f"{RUN} {call.principal.org}/{call.principal.label} {run}")

@@ -1,6 +1,7 @@
 """Limits agents to what they were granted, and to what the callers that they serve may do.
 
-An agent with a manifest calls the tools that its grants name, and of these only what every caller
+Built-in tools exist for agents, and for other principals only where the operator opens them. An
+agent with a manifest calls the tools that its grants name, and of these only what every caller
 in its chain may call by the policies. Anything else is unknown to it: `Grants` refuses the call as
 if the name did not exist, and `GrantedAuthorizer` keeps it out of lists.
 """
@@ -8,6 +9,7 @@ if the name did not exist, and `GrantedAuthorizer` keeps it out of lists.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
+from typing import Protocol
 
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import RunningCall
@@ -17,8 +19,18 @@ from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool_identity import BUILTIN
 
 CanSee = Callable[[Principal, Tool, str], bool]
+
+
+class OfferRule(Protocol):
+    """For which principals tools exist."""
+
+    def is_offered(self, principal: Principal, tool: Tool) -> bool: ...
+
+    def find_group(self, principal: Principal) -> Hashable:
+        """A key that is equal for principals with the same offers."""
 
 
 class Grants:
@@ -26,11 +38,12 @@ class Grants:
         self._authorizer = authorizer
 
     def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
-        principal, tool = call.principal, call.tool
-        if (
+        principal, tool, authorizer = call.principal, call.tool, self._authorizer
+        if isinstance(tool.target, Nowhere):
+            return next(call)
+        if not authorizer.is_offered(principal, tool) or (
             principal.serves
-            and not isinstance(tool.target, Nowhere)
-            and not self._authorizer.is_granted(principal, tool, call.trace.parent, call.door)
+            and not authorizer.is_granted(principal, tool, call.trace.parent, call.door)
         ):
             raise NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
         return next(call)
@@ -39,9 +52,14 @@ class Grants:
 class GrantedAuthorizer:
     """Implements `Authorizer`: another one, and the grants of agents."""
 
-    def __init__(self, authorizer: Authorizer, profiles: AgentProfiles) -> None:
+    def __init__(
+        self, authorizer: Authorizer, profiles: AgentProfiles, offers: OfferRule | None = None
+    ) -> None:
+        """`offers` says for which principals tools exist; None: no built-in tools are opened to
+        principals other than agents."""
         self._authorizer = authorizer
         self._profiles = profiles
+        self._offers = offers
         self.reads_arguments = authorizer.reads_arguments
         self.decide = authorizer.decide
         self.decide_action: Callable[..., Decision] = authorizer.decide_action
@@ -66,19 +84,37 @@ class GrantedAuthorizer:
             above = above.parent
         return True
 
+    def is_offered(self, principal: Principal, tool: Tool) -> bool:
+        """Whether the tool exists for the principal."""
+        if tool.target.name != BUILTIN:
+            return True
+        if self._offers is not None:
+            return self._offers.is_offered(principal, tool)
+        return self._profiles.find(principal) is not None
+
     def can_list(self, principal: Principal, tool: Tool) -> bool:
-        return self._authorizer.can_list(principal, tool) and self._has_grant(principal, tool)
+        return self._is_known(principal, tool) and self._authorizer.can_list(principal, tool)
 
     def can_see(self, principal: Principal, tool: Tool, door: str) -> bool:
-        return self._authorizer.can_see(principal, tool, door) and self._has_grant(principal, tool)
+        return self._is_known(principal, tool) and self._authorizer.can_see(principal, tool, door)
 
     def group_of_principal(self, principal: Principal) -> Hashable:
         group = self._authorizer.group_of_principal(principal)
         profile = self._profiles.find(principal)
-        return group if profile is None else (group, profile.name)
+        if profile is not None:
+            return group, profile.name
+        return group if self._offers is None else (group, self._offers.find_group(principal))
+
+    def _is_known(self, principal: Principal, tool: Tool) -> bool:
+        return self.is_offered(principal, tool) and self._has_grant(principal, tool)
 
     def _has_grant(self, principal: Principal, tool: Tool) -> bool:
         if not principal.serves:
             return True
         profile = self._profiles.find(principal)
-        return profile is None or (profile.grants(tool) and tool.target.name != profile.name)
+        if profile is None:
+            return True
+        name = tool.target.name
+        target = self._profiles.get(name) if tool.agent is not None else None
+        is_child = target is not None and target.parent == profile.name
+        return (profile.grants(tool) or is_child) and name != profile.name

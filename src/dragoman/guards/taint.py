@@ -27,6 +27,7 @@ from dragoman.core.taint import (
     USER_INPUT,
     FlowRule,
     LabelOrigin,
+    Origins,
     ToolFlows,
     list_strings,
 )
@@ -34,7 +35,8 @@ from dragoman.core.tool import Nowhere
 from dragoman.guards.carried_labels import (
     CarriedLabels,
     build_conversation_key,
-    list_stored_keys,
+    list_read_keys,
+    list_written_keys,
 )
 from dragoman.guards.detectors import find_credential, find_personal_data
 from dragoman.guards.runs import find_client_run
@@ -220,8 +222,16 @@ class Taint:
         if not labels:
             return
         origins = {label: _find_origin(running, label) for label in labels}
-        for key in list_stored_keys(call, flows.stored_by):
+        for key in list_written_keys(call, flows.stored_by):
             self._carried.store.add_labels(key, origins)
+
+    def _find_stored(self, call: Call, flows: ToolFlows) -> Origins:
+        """Finds the labels of what a call has read; it may be in what the call wrote."""
+        stored = self._carried.find_stored(list_read_keys(call, flows.stored_by))
+        if stored and call.tool.list_written is not None and not flows.reads_only:
+            for key in call.tool.list_written(call):
+                self._carried.store.add_labels(key, stored)
+        return stored
 
     def _label_outcome(
         self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
@@ -237,7 +247,7 @@ class Taint:
             return
         origins = {label: LabelOrigin(tool.name, trace.id, text) for label, text in why.items()}
         if not store_is_empty:
-            stored = self._carried.find_stored(list_stored_keys(call, flows.stored_by))
+            stored = self._find_stored(call, flows)
             origins = {**stored, **origins}
             why = {**{label: f"stored by {one.tool}" for label, one in stored.items()}, **why}
         if why:
