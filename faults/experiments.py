@@ -24,6 +24,7 @@ from faults import (
     reload,
     shutdown,
     task_store,
+    tools_fuzz,
     upstream_fuzz,
 )
 from faults.bytes_fuzz import fuzz_bytes
@@ -128,6 +129,19 @@ EXPERIMENTS = [
         "0 HTTP 500; every status, content type and body is documented; what violates a schema is "
         "refused; without a key only public operations work",
         openapi.check_api, 150, 10,
+    ),
+    Experiment(
+        "built-in tools: files",
+        "paths and patches made of pieces that mean something to a file system, while a thread "
+        "replaces a folder of the workspace by a link to the outside",
+        "nothing outside the workspace is read or changed; every refusal is a typed error",
+        tools_fuzz.fuzz_files, 10_000, 1_000,
+    ),
+    Experiment(
+        "built-in tools: commands",
+        "argument lists and lines made of words that mean something to a shell",
+        "what is granted is one of the granted programs, in whole words; no shell syntax passes",
+        tools_fuzz.fuzz_commands, 10_000, 1_000,
     ),
     Experiment(
         "kill -9: tasks",

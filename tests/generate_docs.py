@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dragoman.core import errors, events
 from dragoman.core.errors import HubError
+from dragoman.tools.tool_spec import ToolSpec
 
 DOCS = Path(__file__).parent.parent / "docs"
 KEYS_START, KEYS_END = "<!-- keys -->", "<!-- /keys -->"
@@ -201,8 +203,76 @@ def agents_page() -> str:
     return page
 
 
+# --- built-in tools
+
+
+def _render_argument(schema: Mapping[str, Any]) -> str:
+    kinds = schema.get("type") or " or ".join(one["type"] for one in schema["anyOf"])
+    return ", ".join(schema["enum"]) if "enum" in schema else str(kinds)
+
+
+def _tool_part(spec: ToolSpec) -> str:
+    facts = [
+        ("reads only" if spec.read_only else "changes data" if spec.destructive else "adds data"),
+        *(["exchanges data with other systems"] if spec.open_world else []),
+        *([f"its results are labelled {', '.join(sorted(spec.sources))}"] if spec.sources else []),
+        *([f"a sink of kind {', '.join(sorted(spec.sinks))}"] if spec.sinks else []),
+    ]
+    first, _, rest = spec.description.partition("\n")
+    code = f"\n\n```text\n{rest}\n```" if rest else ""
+    rows = [
+        (
+            f"`{name}`",
+            _render_argument(schema),
+            "yes" if name in spec.required else "",
+            schema.get("description", ""),
+        )
+        for name, schema in spec.properties.items()
+    ]
+    table = f"\n\n{_table(('argument', 'type', 'required', 'meaning'), rows)}" if rows else ""
+    names = ", ".join(f"`{name}`" for name in spec.fallback_names)
+    return (
+        f"### {spec.name}\n\n{first}{code}{table}\n\n"
+        f"{'; '.join(facts).capitalize()}. Other names: {names}."
+    )
+
+
+def tools_page() -> str:
+    from dragoman.tools.all_specs import FAMILIES, SPECS
+
+    parts = []
+    for family, specs in FAMILIES.items():
+        parts.append("\n\n".join([f"## {family}", *map(_tool_part, specs)]))
+    return f"""# Built-in tools
+
+The hub has {len(SPECS)} tools of its own, for its agents. Their canonical names begin with
+`builtin.`; they are listed as here. An agent has those that its manifest grants, and the grants
+also say how far each reaches: `shell` for commands, `network` for hosts, `agents` for other agents,
+`memory_read` and `memory_write` for keys. Nothing is granted by default. `[tools]` has the limits.
+
+Other principals have none of them, and cannot tell them from unknown names, unless the operator
+opens some with `[tools] clients` and a policy permits the call. `[tools.client_grants]` says how
+far these reach for clients. See [configuration](configuration.md).
+
+Files stay inside the workspace: a path is opened one folder at a time from the workspace's own
+descriptor, no symbolic link is followed, and files are replaced in one step. Commands run as an
+argument list that a pattern must match word by word; no shell reads them. Pages are fetched
+through the guarded HTTP client, and each redirect is checked again; with the extra `web` they
+become Markdown without menus, else plain text. [Taint labels](taint.md) go with what is stored in
+files, memory, tasks and schedules, and come back with it.
+
+The other names are those of similar tools elsewhere; each can be called as long as no other tool
+has that name, and is never listed.
+
+{(chr(10) * 2).join(parts)}
+
+This page is made from the code by `make docs`.
+"""
+
+
 PAGES = {
     "agents.md": agents_page,
+    "built-in-tools.md": tools_page,
     "errors.md": errors_page,
     "events.md": events_page,
     "configuration.md": configuration_page,

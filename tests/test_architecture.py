@@ -108,6 +108,8 @@ WITHIN: dict[str, set[str]] = {
 HOMES: dict[str, set[str]] = {
     "cedarpy": {"dragoman.policy"},
     "click": {"dragoman.cli"},
+    "cronsim": {"dragoman.tools.schedule_times"},
+    "html_to_markdown": {"dragoman.tools.html_text"},
     "httptools": {"dragoman.net", "dragoman.web"},
     "jsonschema_rs": {"dragoman.guards"},
     "msgspec": {

@@ -26,7 +26,7 @@ from dragoman.config_layers import (
 )
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
-from dragoman.core.tool_identity import fold_server_name
+from dragoman.core.tool_identity import BUILTIN, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
@@ -34,9 +34,10 @@ from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
+from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
 
-RESERVED = PATHS | {HUB}
+RESERVED = PATHS | {HUB, BUILTIN}
 """Names that no agent can have."""
 TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
 
@@ -93,6 +94,7 @@ class Config(Struct, frozen=True, kw_only=True):
     policy: PolicySettings = PolicySettings()
     bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
+    tools: ToolSettings = ToolSettings()
 
 
 class ConfigSource:
@@ -168,6 +170,9 @@ def _parse(
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
     _check_key(config, source)
+    if config.tools.search_url is not None:
+        where = source.locate(("tools", "search_url"))
+        _check_url(config.tools.search_url, "web_search", where)
     return config, source
 
 
@@ -216,6 +221,11 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
             f'spaces,{also} "-" and "_", beginning with a letter or digit'
         )
     key = slug_from_name(called)
+    if key == BUILTIN:
+        raise ConfigError(
+            f'{where}: the name "{called}" is reserved for the built-in tools; give the {kind} '
+            "another name"
+        )
     if key in seen:
         raise ConfigError(
             f'{where}: the name of {kind} "{called}" already exists: "{seen[key]}" '

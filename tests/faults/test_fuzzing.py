@@ -11,6 +11,7 @@ from faults.fixtures import FUZZED, echo_server, write_agents
 from faults.harness import SEED, Outcome, running_hub, temporary_home, write_config
 from faults.message_seeds import DOORS
 from faults.openapi import check_api
+from faults.tools_fuzz import fuzz_commands, fuzz_files
 from faults.upstream_fuzz import UPSTREAMS, fetch_cards, fuzz_lists, fuzzed_hub, send_calls
 from tests.faults.judging import judge
 from tests.live.conftest import RunningHub
@@ -68,3 +69,12 @@ def test_api_answers_as_its_openapi_document_says() -> None:
     outcome = Outcome()
     check_api(1, SEED, outcome, "--phases", "coverage")
     judge(outcome)
+
+
+@pytest.mark.promise("T2")
+@pytest.mark.parametrize("fuzz", [fuzz_files, fuzz_commands])
+def test_fuzzed_built_in_tools_stay_inside_their_grants(fuzz) -> None:
+    outcome = Outcome()
+    fuzz(500, SEED, outcome)
+    judge(outcome)
+    assert all(outcome.figures.values()), outcome.figures

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import StorageFailed
-from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.ports import Schedule, StoredPush, TaskChange
 from dragoman.core.principal import OWNER
+from dragoman.stores.agent_memory import SqliteMemory
+from dragoman.stores.agent_queue import SqliteQueue
+from dragoman.stores.agent_schedules import SqliteSchedules
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
@@ -25,6 +28,7 @@ from dragoman.stores.tasks import SqliteTaskStore
 ROW = {"id": "1", "org": "default", "slug": "a"}
 CHANGE = TaskChange(0, "one", OWNER, "working", 1.0, 1.0, {}, ())
 PUSH = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
+SCHEDULE = Schedule("1", "default", "one", "one", "go", "every 60", "UTC", False, 1.0, 1.0)
 Use = Callable[[Any], object]
 
 USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
@@ -43,6 +47,13 @@ USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
         ],
     ),
     "pins": (SqlitePins, "pins.db", [lambda store: store.save([], [])]),
+    "memory": (SqliteMemory, "agents.db", [lambda store: store.store("one", "key", "value")]),
+    "queue": (SqliteQueue, "agents.db", [lambda store: store.claim("default", "one", "", 60)]),
+    "schedules": (
+        SqliteSchedules,
+        "agents.db",
+        [lambda store: store.delete("default", "one", "1"), lambda store: store.save(SCHEDULE)],
+    ),
 }
 
 

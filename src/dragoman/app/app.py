@@ -168,6 +168,7 @@ class App:
             self.applier.follow(),
             poll(parts.guards.policies.check),
             poll(parts.manifests.follow),
+            poll(parts.tools.follow),
             poll(parts.store_watch.check),
             poll(parts.skills.check, SKILL_SECONDS),
             poll(parts.catalogs.reviews.retry),
@@ -200,6 +201,7 @@ class App:
         drains.append(self._loops.close(timeout=DRAIN_SECONDS))
         drains.append(self.applier.close(DRAIN_SECONDS, LAST_SECONDS))
         await asyncio.gather(*drains, return_exceptions=True)
+        await _wait(STOP_SECONDS, parts.tools.stop())
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.

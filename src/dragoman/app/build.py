@@ -30,6 +30,7 @@ from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
@@ -84,7 +85,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles = AgentProfiles()
-        guards = build_guards(home, live, stores, bus, catalogs, targets, upstreams, profiles)
+        access = build_access(home, config.tools, profiles)
+        guards = build_guards(
+            home, live, stores, bus, catalogs, targets, upstreams, profiles, access
+        )
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
         granted = GrantedTools(guards)
@@ -107,6 +111,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             review_card,
             touch,
         ).build()
+        tools = LazyTools(home, config.tools, hub, net, manifests, access, stores.witness, runner)
+        tools.check()
+        for built in tools.built:
+            undo.callback(built.stores.close)
         store_watch.record_servers(config.mcp_servers)
         store_watch.enroll(api_key_set=config.api_key is not None)
         events = build_events(home, config, hub)
@@ -114,27 +122,34 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events,
+        endpoints, skills, events, tools,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
     view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
     status = HubStatus(parts, watch, view)
+    api = _build_api(parts, applier, status, view)
+    return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)
+
+
+def _build_api(
+    parts: HubParts, applier: ConfigApplier, status: HubStatus, view: RegistryView
+) -> Api:
+    hub, stores, guards = parts.guards.hub, parts.stores, parts.guards
     apis = (
         PoliciesApi(guards.policies),
-        PinsApi(catalogs.approvals),
+        PinsApi(parts.catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
         LocalAgentsApi(hub, LocalAgentsView(parts)),
-        DispatchesApi(hub, dispatches),
+        DispatchesApi(hub, parts.events.dispatches),
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),
-        SkillsApi(skills.describe),
+        SkillsApi(parts.skills.describe),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
-    api = Api(hub, status, TASKS_ONLY, apis)
-    return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)
+    return Api(hub, status, TASKS_ONLY, apis)
 
 
 def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:

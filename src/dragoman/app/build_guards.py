@@ -27,7 +27,7 @@ from dragoman.core.startup import Startup
 from dragoman.guards.announce import Announce
 from dragoman.guards.carried_labels import CarriedLabels
 from dragoman.guards.config import Limits, TaintSettings
-from dragoman.guards.grants import GrantedAuthorizer
+from dragoman.guards.grants import GrantedAuthorizer, OfferRule
 from dragoman.guards.overload import Overload
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
@@ -75,6 +75,7 @@ def build_guards(
     targets: Targets,
     upstreams: UpstreamManager,
     profiles: AgentProfiles,
+    offers: OfferRule,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
     limits = live.config.limits
@@ -82,7 +83,7 @@ def build_guards(
     loaded = load_policies(
         home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
     )
-    authorizer = GrantedAuthorizer(loaded.engine, profiles)
+    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers)
     chains = CallChains(
         stores.witness.key,
         depth=limits.chain_depth,

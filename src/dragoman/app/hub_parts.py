@@ -15,6 +15,7 @@ from dragoman.app.build_guards import Guards
 from dragoman.app.build_mcp import McpParts
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
+from dragoman.app.lazy_tools import LazyTools
 from dragoman.app.run_state import RunState
 from dragoman.app.store_watch import StoreWatch
 from dragoman.mcp.client.upstream_manager import UpstreamManager
@@ -36,3 +37,4 @@ class HubParts:
     endpoints: AgentEndpoints
     skills: SkillBook
     events: Events
+    tools: LazyTools

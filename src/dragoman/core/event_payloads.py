@@ -25,6 +25,7 @@ from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 
 PRE_VERB, POST_VERB, VERB_ERROR = "pre-verb", "post-verb", "verb-error"
+USER = "user"
 TOOL_CALL, TOOL_RESULT = "EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"
 
 MAX_REASON = 1_000
@@ -160,6 +161,14 @@ def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "usage": usage,
                 "emittedAt": render_time(at),
             }
+        case events.UserEvent(agent=agent, type=kind, data=data, trace=trace, at=at):
+            return USER, {
+                "type": kind,
+                "source": agent,
+                "data": data,
+                "traceId": trace,
+                "emittedAt": render_time(at),
+            }
         case (
             events.ServerChanged()
             | events.AgentChanged()
@@ -186,6 +195,7 @@ EVENT_NAMES: dict[type[Event], str] = {
     events.ToolCall: TOOL_CALL,
     events.ToolResult: TOOL_RESULT,
     events.CostReported: "cost",
+    events.UserEvent: USER,
     **_NAMES,
 }
 """The events that are published, and their public names."""

@@ -88,6 +88,16 @@ class ServerChanged(Event, frozen=True):
     reason: str
 
 
+class UserEvent(Event, frozen=True):
+    """An agent has published an event with `event_publish`: its own type and data."""
+
+    agent: str
+    type: str
+    data: Mapping[str, Any]
+    trace: str
+    at: float = field(default_factory=time)
+
+
 REMOVED = "removed"
 """The last state of an agent."""
 

@@ -300,3 +300,112 @@ class SchemaCompiler(Protocol):
     one."""
 
     def __call__(self, schema: Mapping[str, Any]) -> Validator: ...
+
+
+class MemoryEntry(Struct, frozen=True):
+    """What an agent has stored under a key."""
+
+    owner: str
+    """The namespace: of one agent, or of all agents of an org."""
+    key: str
+    value: str
+    at: float
+
+
+class AgentMemory(Protocol):
+    """Stores what agents remember. All methods block and may raise `StorageFailed`."""
+
+    def store(self, owner: str, key: str, value: str) -> bool:
+        """Creates or replaces an entry; returns whether it is new. Raises `Overloaded` if the
+        namespace or the store is full."""
+
+    def find(self, owner: str, key: str) -> MemoryEntry | None: ...
+
+    def delete(self, owner: str, key: str) -> bool: ...
+
+    def list_keys(self, owner: str, most: int) -> list[str]:
+        """Lists the newest first."""
+
+    def search(self, owners: Sequence[str], query: str, most: int) -> list[MemoryEntry]:
+        """Searches keys and values for words; the best match first."""
+
+
+class QueuedTask(Struct, frozen=True):
+    """A piece of work in the queue of the agents."""
+
+    id: str
+    org: str
+    title: str
+    description: str
+    posted_by: str
+    assigned_to: str
+    """The only agent that may claim it; empty for any."""
+    state: str
+    """`pending`, `in_progress` or `completed`."""
+    claimed_by: str
+    lease_until: float
+    """After that, another agent may claim it."""
+    result: str
+    created: float
+    updated: float
+
+
+class TaskQueue(Protocol):
+    """Stores the work that agents post for one another. All methods block and may raise
+    `StorageFailed`."""
+
+    def post(self, task: QueuedTask) -> None:
+        """Raises `Overloaded` if the queue is full of unfinished tasks."""
+
+    def claim(self, org: str, agent: str, id: str, seconds: float) -> QueuedTask | None:
+        """Gives the oldest task that the agent may claim, or the one with that id, to the agent for
+        so many seconds. Of several claims exactly one succeeds."""
+
+    def complete(self, org: str, agent: str, id: str, result: str) -> QueuedTask:
+        """Raises `NotFound`, or `InvalidInput` for a task that another agent has."""
+
+    def list_tasks(self, org: str, agent: str, state: str, most: int) -> list[QueuedTask]:
+        """Lists what the agent has posted or may claim, the newest first; `state` may be empty."""
+
+
+class Schedule(Struct, frozen=True):
+    """A message that an agent gets again and again."""
+
+    id: str
+    org: str
+    owner: str
+    """The agent that created it."""
+    agent: str
+    """The agent that gets the message."""
+    message: str
+    spec: str
+    """A cron expression, or an interval in seconds."""
+    zone: str
+    """The time zone of a cron expression."""
+    once: bool
+    """Whether it is removed after its first run."""
+    created: float
+    next_at: float
+    last_at: float = 0.0
+    outcome: str = ""
+    """How the last run ended; `running` while it runs."""
+    runs: int = 0
+    missed: int = 0
+    """Runs that were due while the hub was stopped or the last one still ran."""
+
+
+class ScheduleStore(Protocol):
+    """Stores schedules. All methods block and may raise `StorageFailed`."""
+
+    def add(self, schedule: Schedule) -> None:
+        """Raises `Overloaded` if the agent or the store has too many."""
+
+    def list_schedules(self, org: str, owner: str) -> list[Schedule]:
+        """Lists those of one agent, the oldest first."""
+
+    def load_all(self) -> list[Schedule]: ...
+
+    def save(self, schedule: Schedule) -> bool:
+        """Replaces one; returns False if it was deleted meanwhile."""
+
+    def delete(self, org: str, owner: str, id: str) -> bool: ...

@@ -27,7 +27,7 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
-from dragoman.stores import dispatches, keys, pins, registry, tasks, usage
+from dragoman.stores import agents_db, dispatches, keys, pins, registry, tasks, usage
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -43,6 +43,7 @@ DATABASES: Mapping[str, str] = {
     AUDIT: chain.DATABASE,
     "registry": registry.DATABASE,
     "tasks": tasks.DATABASE,
+    "agents": agents_db.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
 calls."""
@@ -50,7 +51,7 @@ NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
-    for store in (keys, pins, chain, registry, tasks, dispatches, usage)
+    for store in (keys, pins, chain, registry, tasks, agents_db, dispatches, usage)
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """The stores that every home has from its first start."""
@@ -60,6 +61,7 @@ MEANING: Mapping[str, str] = {
     AUDIT: "without it past calls cannot be proved",
     "registry": "without it the registered agents are unknown",
     "tasks": "without it the A2A tasks and their webhooks are unknown",
+    "agents": "without it the agents' memory, task queue and schedules are unknown",
     POLICIES: "without it the default policies would apply, which permit more",
     HOME_KEY: "without it the hub's seals cannot be verified",
 }

@@ -27,6 +27,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.redaction import render_name, shorten
 from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool_identity import BUILTIN
 from dragoman.web.api import NO_SNIFF, ApiResponse, build_error, decode_query, response_from_error
 from dragoman.wire import sse
 from dragoman.wire.http import HttpRequest
@@ -125,8 +126,11 @@ class ApiEventStream:
             return self.is_admin
         if one.who != self.principal and not (self.is_admin and one.who.org == self.principal.org):
             return False
-        nowhere = isinstance(one.tool.target, Nowhere)
-        return nowhere or self._hub.authorizer.can_list(self.principal, one.tool)
+        if isinstance(one.tool.target, Nowhere):
+            return True
+        if one.tool.target.name == BUILTIN and self.is_admin:
+            return True  # tools of agents, which no client need be able to list
+        return self._hub.authorizer.can_list(self.principal, one.tool)
 
     def enqueue(self, data: bytes) -> None:
         if len(self._waiting) < MAX_WAITING:

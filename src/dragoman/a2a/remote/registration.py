@@ -19,6 +19,7 @@ from dragoman.a2a.config import HUB, PATHS, RENAMED_WIRES, WIRE_SKILL_ONLY, Exte
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.core.errors import InvalidInput
 from dragoman.core.structs import Struct
+from dragoman.core.tool_identity import BUILTIN
 from dragoman.core.urls import render_origin, render_url
 
 log = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ def _parse_name(name: Any) -> str:
         raise InvalidInput(
             f'an agent cannot be called "{str(name)[:80]}": up to {MAX_NAME} letters, digits, '
             'spaces, "-", "_", "(" and ")", beginning with a letter or digit, and none of '
-            f"{', '.join(sorted({HUB, *PATHS}))}"
+            f"{', '.join(sorted({BUILTIN, HUB, *PATHS}))}"
         )
     return name
 
@@ -220,6 +221,7 @@ def is_valid_name(name: str) -> bool:
         and name == name.strip()
         and name not in PATHS
         and name != HUB
+        and name.lower() != BUILTIN
     )
 
 

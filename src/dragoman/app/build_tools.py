@@ -1,0 +1,153 @@
+"""Builds the built-in tools: their stores, their target, and the runner of the schedules."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dragoman.app.tool_ports import A2aPeers, GuardedWeb, SearchEngine
+from dragoman.core.background import Background
+from dragoman.core.hub import Hub
+from dragoman.core.local_agents import AgentDirectory
+from dragoman.guards.validate import compile_schema
+from dragoman.net.client import OutboundHttp
+from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
+from dragoman.stores.agent_queue import SqliteQueue
+from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
+from dragoman.tools.a2a import A2aTools
+from dragoman.tools.access import BuiltinAccess
+from dragoman.tools.agent_calls import NestedCalls, ScheduledCalls
+from dragoman.tools.agents import AgentTools
+from dragoman.tools.builtin_target import BuiltinTools
+from dragoman.tools.config import ToolSettings
+from dragoman.tools.events import EventTools
+from dragoman.tools.files import FileTools, WorkspaceFiles
+from dragoman.tools.media import MediaTools, VisionModel
+from dragoman.tools.memory import MemoryTools, MemoryValueLimits
+from dragoman.tools.patch import PatchTools
+from dragoman.tools.schedule_runner import ScheduleRunner
+from dragoman.tools.schedules import ScheduleTools
+from dragoman.tools.shell import ShellLimits, ShellRunner, ShellTools
+from dragoman.tools.tasks import TaskTextLimits, TaskTools
+from dragoman.tools.threads import ToolThreads
+from dragoman.tools.time import TimeTools
+from dragoman.tools.web import WebLimits, WebTools
+from dragoman.tools.workspace import WorkspaceLimits
+
+MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStores:
+    """What the built-in tools keep."""
+
+    memory: SqliteMemory
+    queue: SqliteQueue
+    schedules: SqliteSchedules
+
+    def close(self) -> None:
+        for store in (self.memory, self.queue, self.schedules):
+            store.close()
+
+
+def open_tool_stores(home: Path, settings: ToolSettings) -> ToolStores:
+    memory = MemoryLimits(keys=settings.memory_keys, size=int(settings.memory_megabytes * MEGABYTE))
+    with ExitStack() as undo:
+        stores = ToolStores(
+            undo.enter_context(closing(SqliteMemory(home, memory))),
+            undo.enter_context(closing(SqliteQueue(home))),
+            undo.enter_context(
+                closing(SqliteSchedules(home, ScheduleLimits(of_agent=settings.schedules)))
+            ),
+        )
+        undo.pop_all()
+    return stores
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParts:
+    target: BuiltinTools
+    stores: ToolStores
+    schedules: ScheduleRunner
+    threads: ToolThreads
+    peers: A2aPeers
+    _loops: Background = field(default_factory=lambda: Background("built-in tools"))
+
+    def start(self) -> None:
+        """Starts the schedules, once."""
+        if not len(self._loops):
+            self._loops.spawn(self.schedules.run())
+
+    async def stop(self) -> None:
+        await self._loops.close()
+        await self.schedules.close()
+        await self.peers.close()
+        self.threads.close()
+        self.stores.close()
+
+
+def build_tools(
+    home: Path,
+    settings: ToolSettings,
+    hub: Hub,
+    net: OutboundHttp,
+    directory: AgentDirectory,
+    access: BuiltinAccess,
+    shell: ShellRunner | None,
+    vision: VisionModel | None,
+) -> ToolParts:
+    """Builds the tools and offers them to the hub's catalog. `shell` runs commands; without it
+    there is no `shell_exec`. `vision` sees images; without it `image_analyze` says so."""
+    stores = open_tool_stores(home, settings)
+    threads, calls = ToolThreads(), NestedCalls(hub)
+    public = net.open_public(allow_private=settings.allow_private)
+    peers = A2aPeers(public)
+    files = WorkspaceFiles(_build_workspace_limits(settings), threads)
+    web_limits = WebLimits(
+        seconds=settings.fetch_secs, body_bytes=int(settings.fetch_megabytes * MEGABYTE)
+    )
+    commands = ShellLimits(
+        seconds=min(30.0, settings.command_secs),
+        most_seconds=settings.command_secs,
+        output_bytes=int(settings.command_kilobytes * 1024),
+    )
+    fire = ScheduledCalls(hub, directory).fire
+    schedules = ScheduleRunner(stores.schedules, fire)
+    target = BuiltinTools(
+        [
+            FileTools(files),
+            PatchTools(files),
+            WebTools(
+                GuardedWeb(public), threads, web_limits, _build_search(settings.search_url, net)
+            ),
+            ShellTools(files, shell, commands),
+            AgentTools(directory, calls),
+            MemoryTools(stores.memory, MemoryValueLimits()),
+            TaskTools(stores.queue, TaskTextLimits(lease_seconds=settings.lease_secs)),
+            EventTools(hub.bus.emit),
+            ScheduleTools(stores.schedules, schedules.wake),
+            MediaTools(files, vision),
+            TimeTools(time.time),
+            A2aTools(peers, calls),
+        ],
+        access.find_profile,
+        compile_schema,
+    )
+    hub.catalog.offer(target.name, target.tools)
+    return ToolParts(target, stores, schedules, threads, peers)
+
+
+def _build_search(url: str | None, net: OutboundHttp) -> SearchEngine | None:
+    if url is None:
+        return None
+    return SearchEngine(url, net.open_configured(url, allow_private=False))
+
+
+def _build_workspace_limits(settings: ToolSettings) -> WorkspaceLimits:
+    return WorkspaceLimits(
+        total_bytes=int(settings.workspace_megabytes * MEGABYTE),
+        files=settings.workspace_files,
+        file_bytes=int(settings.file_megabytes * MEGABYTE),
+    )

@@ -1,0 +1,94 @@
+"""Loads the built-in tools once a principal can use them: with the first agent that was granted
+one, or for clients.
+
+A hub without either loads none of what they need.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dragoman.core.hub import Hub
+from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfiles
+from dragoman.net.client import OutboundHttp
+from dragoman.stores.store_inventory import StoreInventory
+from dragoman.tools.access import BuiltinAccess
+from dragoman.tools.builtin_names import grants_builtin_tools
+from dragoman.tools.config import ToolSettings
+
+if TYPE_CHECKING:
+    from dragoman.app.build_tools import ToolParts
+    from dragoman.processes.command_runner import CommandRunner
+    from dragoman.tools.media import VisionModel
+
+log = logging.getLogger(__name__)
+
+
+def build_access(home: Path, settings: ToolSettings, profiles: AgentProfiles) -> BuiltinAccess:
+    grants = settings.client_grants
+    client = AgentProfile(
+        name="client",
+        workspace=home / grants.workspace,
+        agents=tuple(grants.agents),
+        shell=tuple(grants.shell),
+        network=tuple(grants.network),
+        memory_read=tuple(grants.memory_read),
+        memory_write=tuple(grants.memory_write),
+    )
+    return BuiltinAccess(profiles.find, settings.clients, client)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTools:
+    home: Path
+    settings: ToolSettings
+    hub: Hub
+    net: OutboundHttp
+    directory: AgentDirectory
+    access: BuiltinAccess
+    inventory: StoreInventory
+    find_runner: Callable[[], CommandRunner]
+    vision: VisionModel | None = None
+    built: list[ToolParts] = field(default_factory=list)
+    """The tools, once they are loaded."""
+
+    def check(self) -> None:
+        """Loads and offers the tools if a principal can use them. Raises `ConfigError`."""
+        granted = (one.tools for one in self.directory.list_profiles())
+        if self.built or not (self.settings.clients or any(map(grants_builtin_tools, granted))):
+            return
+        from dragoman.app.build_tools import build_tools
+        from dragoman.app.tool_ports import SandboxedShell
+
+        megabytes = math.ceil(self.settings.workspace_megabytes)
+        shell = SandboxedShell(self.find_runner(), self.settings.command_sandbox, megabytes)
+        parts = build_tools(
+            self.home,
+            self.settings,
+            self.hub,
+            self.net,
+            self.directory,
+            self.access,
+            shell,
+            self.vision,
+        )
+        self.built.append(parts)
+        log.info("%d built-in tools are ready", len(parts.target.tools))
+
+    async def follow(self) -> None:
+        """Loads the tools with the first agent, and runs the schedules; called again and again."""
+        if not self.built:
+            self.check()
+            if self.built:
+                self.inventory.register_stores()
+        for parts in self.built:
+            parts.start()
+
+    async def stop(self) -> None:
+        for parts in self.built:
+            await parts.stop()

@@ -1,0 +1,70 @@
+"""The `ScheduleStore` in `agents.db`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import Overloaded
+from dragoman.core.ports import Schedule
+from dragoman.stores.agents_db import DATABASE, MIGRATIONS
+from dragoman.stores.sqlite import LoopStore
+
+_FIELDS = Schedule.__struct_fields__
+_COLUMNS = ", ".join(_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleLimits:
+    of_agent: int = 50
+    total: int = 500
+
+
+class SqliteSchedules(LoopStore):
+    def __init__(self, home: Path, limits: ScheduleLimits | None = None) -> None:
+        super().__init__(home / DATABASE, MIGRATIONS)
+        self._limits = limits or ScheduleLimits()
+
+    def add(self, schedule: Schedule) -> None:
+        count = "SELECT count(*) FROM schedules"
+        own = self._read(f"{count} WHERE org = ? AND owner = ?", (schedule.org, schedule.owner))
+        if own[0][0] >= self._limits.of_agent:
+            raise Overloaded(f"you have {own[0][0]} schedules, which are all that you may have")
+        if self._read(count)[0][0] >= self._limits.total:
+            raise Overloaded(f"the hub has {self._limits.total} schedules and takes no more")
+        with self._transact() as db:
+            places = ", ".join("?" * len(_FIELDS))
+            db.execute(f"INSERT INTO schedules ({_COLUMNS}) VALUES ({places})", _values(schedule))
+
+    def list_schedules(self, org: str, owner: str) -> list[Schedule]:
+        query = f"SELECT {_COLUMNS} FROM schedules WHERE org = ? AND owner = ? ORDER BY created, id"
+        return [_schedule_from_row(row) for row in self._read(query, (org, owner))]
+
+    def load_all(self) -> list[Schedule]:
+        return [_schedule_from_row(row) for row in self._read(f"SELECT {_COLUMNS} FROM schedules")]
+
+    def save(self, schedule: Schedule) -> bool:
+        assigned = ", ".join(f"{name} = ?" for name in _FIELDS[1:])
+        with self._transact() as db:
+            done = db.execute(
+                f"UPDATE schedules SET {assigned} WHERE id = ?",
+                (*_values(schedule)[1:], schedule.id),
+            )
+            return done.rowcount > 0
+
+    def delete(self, org: str, owner: str, id: str) -> bool:
+        with self._transact() as db:
+            done = db.execute(
+                "DELETE FROM schedules WHERE org = ? AND owner = ? AND id = ?", (org, owner, id)
+            )
+            return done.rowcount > 0
+
+
+def _values(schedule: Schedule) -> tuple[Any, ...]:
+    return tuple(getattr(schedule, name) for name in _FIELDS)
+
+
+def _schedule_from_row(row: tuple[Any, ...]) -> Schedule:
+    values = dict(zip(_FIELDS, row, strict=True))
+    return Schedule(**{**values, "once": bool(values["once"])})
