@@ -485,3 +485,50 @@ def test_model_reads_the_texts_of_its_skills_on_demand(rig: Rig, tmp_path: Path)
     results = [one["content"] for one in rig.model.requests[1]["messages"] if one["role"] == "tool"]
     assert results[0].startswith("First, read it all.") and "list.md" in results[0]
     assert results[1].startswith("Error: there is no skill") and results[2] == "a checklist"
+
+
+@pytest.mark.promise("Q1", "Q2")
+def test_exposed_files_of_the_workspace_are_resources(rig: Rig) -> None:
+    hub = rig.hub
+    folder = rig.write("keeper", HELPER + '[mcp]\nexpose_files = ["docs/*.md", "*.bin"]\n')
+    docs = folder / "workspace" / "docs"
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "a b.md").write_text("# Hello", encoding="utf-8")
+    (docs / "secret.txt").write_text("hidden", encoding="utf-8")
+    (folder / "workspace" / "x.bin").write_bytes(b"\xff\x00")
+    (folder / "workspace" / "out.md").symlink_to("/etc/hostname")
+    until(lambda: "keeper" in list_agents(hub))
+    session = wire.Session(f"{hub.url}/agents/keeper/mcp", "2025-11-25")
+    listed = session.request("resources/list")["result"]["resources"]
+    uris = [one["uri"] for one in listed]
+    assert uris == ["workspace://keeper/docs/a%20b.md", "workspace://keeper/x.bin"]
+    read = session.request("resources/read", {"uri": uris[0]})["result"]["contents"]
+    assert read == [{"uri": uris[0], "mimeType": "text/markdown", "text": "# Hello"}]
+    binary = session.request("resources/read", {"uri": uris[1]})["result"]["contents"][0]
+    assert binary["blob"] == "/wA="
+    for uri in ("workspace://keeper/docs/secret.txt", "file:///etc/hostname"):
+        assert "error" in session.request("resources/read", {"uri": uri})
+    with wire.stream("GET", session.url, headers=session.headers) as events:
+        (docs / "new.md").write_text("x", encoding="utf-8")
+        changed = events.next_json()
+    assert changed["method"] == "notifications/resources/list_changed"
+    assert len(session.request("resources/list")["result"]["resources"]) == 3
+
+
+def test_agent_looks_at_an_image_with_its_own_model(rig: Rig) -> None:
+    hub = rig.hub
+    seeing = HELPER.replace("[capabilities]", '[capabilities]\ntools = ["image_analyze"]')
+    folder = rig.write("seer", seeing)
+    until(lambda: "seer" in list_agents(hub))
+    (folder / "workspace").mkdir(exist_ok=True)
+    (folder / "workspace" / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"x" * 20)
+    ask = {"path": "cat.png", "prompt": "What is it?"}
+    rig.model.rules += [
+        ("What is it?", say("A cat.")),
+        ("look", use(("image_analyze", ask))),
+        ("A cat.", say("I saw a cat.")),
+    ]
+    assert rig.text("look", "seer") == "I saw a cat."
+    (seen,) = [one for one in rig.model.requests if "image_url" in json.dumps(one)]
+    parts = seen["messages"][-1]["content"]
+    assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgp4")

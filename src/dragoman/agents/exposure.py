@@ -1,4 +1,4 @@
-"""What an agent's own MCP endpoint offers: the tools that its manifest exposes.
+"""What an agent's own MCP endpoint offers: the tools and files that its manifest exposes.
 
 A call of an exposed tool is a call to the agent, which then calls its own tool, in its workspace
 and with its grants. Nothing is exposed that the manifest does not name, and private tools never.
@@ -6,19 +6,23 @@ and with its grants. Nothing is exposed that the manifest does not name, and pri
 
 from __future__ import annotations
 
+import mimetypes
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from dragoman.core.call import Call, Result
 from dragoman.core.hub import CallOptions
+from dragoman.core.label_keys import build_stored_key
 from dragoman.core.local_agents import (
     AgentProfile,
     build_agent_principal,
     fold_tool_pattern,
 )
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, TargetTraits, Tool
+from dragoman.core.tool import RESOURCE, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.trace import Trace
@@ -62,6 +66,29 @@ def list_exposed(
     return list(found.values())
 
 
+def list_exposed_files(
+    profile: AgentProfile, paths: Iterable[str], read_file: ReadFile
+) -> list[Tool]:
+    """Builds a resource for each of these files of the agent's workspace."""
+    target = ExposedFiles(profile, read_file)
+    found = []
+    for path in paths:
+        uri = f"workspace://{quote(profile.name)}/{quote(path)}"
+        target.paths[uri] = path
+        media = mimetypes.guess_type(path)[0] or "text/plain"
+        found.append(
+            Tool(
+                name=f"{profile.name}.{uri}",
+                alias=uri,
+                kind=RESOURCE,
+                remote_name=uri,
+                definition={"uri": uri, "name": path, "mimeType": media},
+                target=target,
+            )
+        )
+    return found
+
+
 def _find_exposed_name(tool: Tool, exposure: McpExposure) -> str:
     """The name under which a tool is exposed: as the manifest writes it, or the tool's own if that
     is a pattern. Empty if it is not exposed, or private."""
@@ -80,6 +107,35 @@ def _find_match(names: Sequence[str], patterns: Sequence[str]) -> str | None:
         if any(fnmatchcase(name, folded) or fnmatchcase(name, pattern) for name in names):
             return pattern
     return None
+
+
+ReadFile = Callable[[str], Awaitable[bytes]]
+"""Reads a file of the workspace by its path; raises a `HubError`."""
+
+
+class ExposedFiles:
+    """The target of an agent's exposed files."""
+
+    traits = TargetTraits(facts=TargetFacts(type="Agent"), has_resources=True)
+
+    def __init__(self, profile: AgentProfile, read_file: ReadFile) -> None:
+        self.name = profile.name
+        self.paths: dict[str, str] = {}
+        """The file behind each address."""
+        self._workspace = profile.workspace
+        self._read_file = read_file
+
+    async def run(self, call: Call) -> Result:
+        uri = call.tool.remote_name
+        path = self.paths[uri]
+        data = await self._read_file(path)
+        call.notes.read_keys = [build_stored_key(self.name, str(self._workspace / path))]
+        item = {"uri": uri, "mimeType": call.tool.definition["mimeType"]}
+        try:
+            item["text"] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            item["blob"] = b64encode(data).decode()
+        return Result(content=[{"type": "resource", "resource": item}])
 
 
 class ExposedTools:

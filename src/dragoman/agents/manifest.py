@@ -59,6 +59,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         Literal["native", "constrained"],
         _about("How the model calls tools: by its own tool calls, or by answers in JSON."),
     ] = "native"
+    vision: Annotated[bool, _about("Whether the model can see images.")] = True
     timeout_secs: Annotated[
         float, Meta(gt=0, le=3_600), _about("Seconds until an answer begins.")
     ] = 120.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
@@ -250,6 +251,29 @@ class ModelAgent:
         self._suspended[id] = _Suspended(state, call.principal.key, context, until)
         return id
 
+    # --- images -----------------------------------------------------------------------------------
+
+    async def describe_image(
+        self, image: bytes, media_type: str, prompt: str, within: Call
+    ) -> str | None:
+        """Answers a question about an image; None if its model cannot see."""
+        settings = self.manifest.model
+        if not settings.vision or settings.provider in ("script", "client") or self.manifest.script:
+            return None
+        self._meter.check(self.manifest, within)
+        url = f"data:{media_type};base64,{b64encode(image).decode()}"
+        parts = [
+            {"type": "text", "text": prompt},
+            {"type": "image_url", "image_url": {"url": url}},
+        ]
+        state = LoopState([{"role": "user", "content": parts}], ())
+        begun = self._clock()
+        try:
+            reply = await self._loop.run(state, _refuse_tool, lambda: discard_text)
+        finally:
+            self._meter.record(self.manifest, within, state.usage, self._clock() - begun)
+        return reply.text if isinstance(reply, ModelReply) else None
+
     # --- skills -----------------------------------------------------------------------------------
 
     def _list_skills(self) -> list[SkillPrompt]:
@@ -472,6 +496,14 @@ class AgentSkills(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> Any:
         return self._list()[index]
+
+
+async def _refuse_tool(name: str, *_: Any) -> Result:
+    raise NotFound(f'there is no tool "{name[:200]}"')
+
+
+def discard_text(text: str) -> None:
+    """Discards the text of an answer, which is used as a whole."""
 
 
 def _build_skill_tool(prompts: Sequence[SkillPrompt]) -> OfferedTool:

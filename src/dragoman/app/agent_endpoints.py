@@ -6,6 +6,7 @@ hub. It is built at the first request for it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -13,13 +14,12 @@ from urllib.parse import unquote
 from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.app.build_guards import Guards
 from dragoman.core.access import WhyEnded
-from dragoman.core.background import Work
 from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, build_agent_principal
 from dragoman.core.name_claims import NameClaims
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TOOL
+from dragoman.core.tool import RESOURCE, TOOL
 from dragoman.core.trace import new_trace
 from dragoman.mcp.server.dispatcher import McpServer, ServerIdentity
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
@@ -47,6 +47,8 @@ class AgentEndpoints:
     _tools: AgentHub
     _key: bytes
     _open: dict[str, AgentEndpoint] = field(default_factory=dict)
+    _files: dict[AgentEndpoint, list[str]] = field(default_factory=dict)
+    """The exposed files that each lists."""
     _seen: dict[AgentEndpoint, int] = field(default_factory=dict)
     """The version of the catalog that the tools of each are of."""
 
@@ -57,14 +59,18 @@ class AgentEndpoints:
     def mount(self) -> PathMount:
         return PathMount(PREFIX, self._serve, lambda path: False, lambda path: True)
 
-    def _serve(self, request: HttpRequest, principal: Principal | None) -> Work[None] | None:
+    async def _serve(self, request: HttpRequest, principal: Principal | None) -> None:
         name, _, rest = request.path.removeprefix(f"{PREFIX}/").partition("/")
         endpoint = self._find(unquote(name)) if f"/{rest}" == SUFFIX else None
         if endpoint is None or principal is None:
             said = "there is no such agent endpoint: use /agents/NAME/mcp with an agent's name"
             request.reply(404, JSON_HEADERS, encode({"error": {"message": said}}))
-            return None
-        return endpoint.transport(request, principal)
+            return
+        if endpoint not in self._files:
+            await self._refresh_files(endpoint)
+        work = endpoint.transport(request, principal)
+        if work is not None:
+            await work
 
     def _find(self, name: str) -> AgentEndpoint | None:
         profile = self._manifests.find_by_name(name)
@@ -74,6 +80,7 @@ class AgentEndpoints:
         if found is None or found.profile is not profile:
             if found is not None:
                 self._seen.pop(found, None)
+                self._files.pop(found, None)
                 found.transport.close()
             found = self._open[profile.name] = self._build(profile)
         self._refresh(found)
@@ -112,6 +119,31 @@ class AgentEndpoints:
         for name, endpoint in list(self._open.items()):
             if self._manifests.find_by_name(name) is endpoint.profile:
                 self._refresh(endpoint)
+
+    async def follow(self) -> None:
+        """Lists the exposed files of open endpoints anew; called again and again."""
+        for name, endpoint in list(self._open.items()):
+            if self._manifests.find_by_name(name) is endpoint.profile:
+                await self._refresh_files(endpoint)
+
+    async def _refresh_files(self, endpoint: AgentEndpoint) -> None:
+        profile = endpoint.profile
+        patterns = self._manifests.get_manifest(profile.name).mcp.expose_files
+        if not patterns:
+            return
+        from dragoman.agents.exposure import list_exposed_files
+        from dragoman.tools.workspace import Workspace, WorkspaceLimits, list_matching, parse_path
+
+        workspace = Workspace(profile.workspace, WorkspaceLimits())
+
+        async def read_file(path: str) -> bytes:
+            return await asyncio.to_thread(workspace.read, parse_path(path))
+
+        paths = await asyncio.to_thread(list_matching, workspace, patterns)
+        if paths != self._files.get(endpoint):
+            self._files[endpoint] = paths
+            resources = list_exposed_files(profile, paths, read_file)
+            endpoint.hub.catalogs[RESOURCE].offer(profile.name, resources)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for endpoint in self._open.values():

@@ -36,6 +36,8 @@ from dragoman.web.peer_process import PeerIdentifier, address_from_grpc
 
 SETTLE_SECONDS = 3.0
 """How long the first list over stdio waits for servers and agents to connect."""
+FILES_SECONDS = 1.0
+"""How often the exposed files of agents are listed."""
 SWEEP_SECONDS = 1.0
 """How often the processes below the hub are checked."""
 SKILL_SECONDS = 1.0
@@ -168,6 +170,7 @@ class App:
             self.applier.follow(),
             poll(parts.guards.policies.check),
             poll(parts.manifests.follow),
+            poll(parts.endpoints.follow, FILES_SECONDS),
             poll(parts.tools.follow),
             poll(parts.store_watch.check),
             poll(parts.skills.check, SKILL_SECONDS),

@@ -11,6 +11,7 @@ from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.agents.skills.skill_book import SkillTable
+from dragoman.agents.vision import AgentVision
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.app import App
 from dragoman.app.build_agents import (
@@ -111,7 +112,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             review_card,
             touch,
         ).build()
-        tools = LazyTools(home, config.tools, hub, net, manifests, access, stores.witness, runner)
+        tools = LazyTools(
+            home, config.tools, hub, net, manifests, access, stores.witness, runner,
+            AgentVision(local),
+        )  # fmt: skip
         tools.check()
         for built in tools.built:
             undo.callback(built.stores.close)

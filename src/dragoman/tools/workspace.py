@@ -67,6 +67,18 @@ class FileChange(NamedTuple):
     """The file whose permissions it gets, if not its own."""
 
 
+def list_matching(workspace: Workspace, patterns: Iterable[str]) -> list[str]:
+    """Lists the files that match one of the patterns, in the order of names."""
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            entries, _ = workspace.list_entries((), pattern, True)
+        except (InvalidInput, NotFound, WorkFailed):
+            continue
+        found.update(entry.path for entry in entries if entry.kind == "file")
+    return sorted(found)[: workspace.most_listed]
+
+
 def parse_path(path: str, *, may_be_root: bool = False) -> tuple[str, ...]:
     """Splits a path into components, or raises `InvalidInput`. `/` and `.` are the workspace."""
     shown = path[:80]
@@ -105,6 +117,10 @@ class Workspace:
         self.root = root
         self._limits = limits
         self._lock = _find_lock(str(root))
+
+    @property
+    def most_listed(self) -> int:
+        return self._limits.listed
 
     # --- reading ----------------------------------------------------------------------------------
 
