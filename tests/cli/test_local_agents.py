@@ -166,7 +166,7 @@ def test_running_hub_has_a_new_agent_at_once_and_knows_its_tools(terminal: Termi
     assert terminal.quick("call", "parrot.message", "message=hi").out.startswith("You said: hi\n")
     file = terminal.home / "agents" / "parrot" / "agent.toml"
     text = file.read_text(encoding="utf-8")
-    text = text.replace("tools = []", 'tools = ["hello.*", "helo.echo"]')
+    text = text.replace("tools = []", 'tools = ["hello.*", "helo.echo", "file_read"]')
     text = text.replace("agents = []", 'agents = ["nobody"]')
     file.write_text(text, encoding="utf-8")
 
@@ -175,6 +175,7 @@ def test_running_hub_has_a_new_agent_at_once_and_knows_its_tools(terminal: Termi
 
     until(lambda: "mcp_hello_echo" in check())
     assert 'capabilities.agents: "nobody" matches nothing now' in check()
+    assert '"file_read" matches nothing' not in check()  # although clients do not see it
     wrong = 'capabilities.tools: "helo.echo" matches nothing now; did you mean "hello.echo"?'
     assert wrong in check()
     shown = terminal.quick("agents", "show", "parrot")

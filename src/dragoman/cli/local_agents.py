@@ -230,8 +230,9 @@ def _add_hub_view(hub: HubClient, found: list[dict[str, Any]]) -> None:
         if problem is not None:
             one["errors"].append(problem)
         elif one["name"] in agents:
-            one["tools"] = agents[one["name"]].get("grants")
-            one["warnings"] += _list_idle_grants(one["grants"], names, one["name"])
+            one["tools"] = granted = agents[one["name"]].get("grants")
+            seen = {**names, "tools": names["tools"] | set(granted or ())}
+            one["warnings"] += _list_idle_grants(one["grants"], seen, one["name"])
         else:
             one["warnings"].append("the running hub has not loaded it yet")
 
