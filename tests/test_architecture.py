@@ -128,6 +128,8 @@ HOMES: dict[str, set[str]] = {
     "cryptography": {"dragoman.a2a.cards.signing"},
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},
     "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},
+    "httpx2": {"dragoman.agents.models.pydantic_ai"},
+    "pydantic_ai": {"dragoman.agents.models.pydantic_ai"},
     "stdnum": {"dragoman.guards.detectors"},
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "sqlite3": {"dragoman.stores"},

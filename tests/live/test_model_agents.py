@@ -412,6 +412,42 @@ def test_usage_is_shown_and_a_budget_refuses(rig: Rig) -> None:
     assert wrong.status == 400 and b"by must be of" in wrong.body
 
 
+# --- a provider with an API of its own ---
+
+CLAUDE = """
+[model]
+provider = "anthropic"
+model = "scripted-1"
+base_url = "{url}"
+api_key_env = "SCRIPTED_KEY"
+[capabilities]
+tools = ["files.read"]
+"""
+
+
+def test_agent_uses_a_provider_of_the_extra(rig: Rig) -> None:
+    hub, root = rig.hub, rig.model.url.removesuffix("/v1")
+    rig.write("claude", CLAUDE.replace("{url}", root))
+    until(lambda: "claude" in hub.api("/api/status")["agents"]["failed"])
+    why = hub.api("/api/status")["agents"]["failed"]["claude"]
+    assert 'the variable "SCRIPTED_KEY" is not set' in why
+    variables = hub.home / "env"
+    variables.touch(mode=0o600)
+    variables.write_text("SCRIPTED_KEY=sk-scripted\n", encoding="utf-8")
+    until(lambda: "claude" in list_agents(hub))
+    rig.model.answers += [
+        use(("mcp_files_read", '{"path": "a.py"'), ("mcp_files_read", {}), text="Let me see."),
+        say("It does nothing."),
+    ]
+    assert rig.text("Review a.py", "claude") == "It does nothing."
+    results = rig.model.requests[1]["messages"][-1]["content"]
+    assert "not a JSON object" in json.dumps(results[0])
+    assert "def f(): pass" in json.dumps(results[1])
+    assert "sk-scripted" in str(rig.model.headers[-1])
+    (row,) = hub.api("/api/usage?agent=claude")["usage"]
+    assert (row["input_tokens"], row["output_tokens"]) == (22, 14)
+
+
 # --- the client's model ---------------------------------------------------------------------------
 
 

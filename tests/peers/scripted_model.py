@@ -1,4 +1,5 @@
-"""A server with OpenAI's chat completions whose answers a test scripts; real HTTP, streamed.
+"""A server with OpenAI's chat completions, and Anthropic's Messages API, whose answers a test
+scripts; real HTTP, streamed.
 
 Each request takes the next answer: text, tool calls in fragments, or a fault. `requests` has
 the requests.
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.peers.anthropic_events import list_events as list_anthropic_events
 
 Answer = dict[str, Any]
 
@@ -51,7 +54,13 @@ class ScriptedModel:
             return self.answers.pop(0) if self.answers else say("(the script is over)")
 
 
-def _list_events(answer: Answer, model: str) -> Iterator[dict[str, Any]]:
+def _list_events(answer: Answer, model: str) -> Iterator[bytes]:
+    for event in _list_openai_events(answer, model):
+        yield f"data: {json.dumps(event)}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _list_openai_events(answer: Answer, model: str) -> Iterator[dict[str, Any]]:
     def build(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         return {"id": "c1", "object": "chat.completion.chunk", "model": model, "choices": [choice]}
@@ -113,8 +122,10 @@ def running_model() -> Iterator[ScriptedModel]:
             if "raw" in answer:
                 self._chunk(answer["raw"])
             else:
-                for count, event in enumerate(_list_events(answer, body["model"]), 1):
-                    self._chunk(f"data: {json.dumps(event)}\n\n".encode())
+                is_anthropic = self.path.endswith("/messages")
+                build = list_anthropic_events if is_anthropic else _list_events
+                for count, event in enumerate(build(answer, body["model"]), 1):
+                    self._chunk(event)
                     if "drop" in answer:
                         self.connection.shutdown(socket.SHUT_RDWR)
                         self.close_connection = True
@@ -122,7 +133,6 @@ def running_model() -> Iterator[ScriptedModel]:
                     if count == answer.get("stall"):  # after so many events
                         self._wait_for_client()
                         return
-                self._chunk(b"data: [DONE]\n\n")
             self.wfile.write(b"0\r\n\r\n")
 
         def _wait_for_client(self) -> None:

@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 from dragoman.agents.manifest import Manifest, ModelSettings
 from dragoman.agents.models.chat import ChatModel
+from dragoman.agents.models.provider import (
+    PROVIDERS,
+    ProviderModel,
+    ProviderSettings,
+    check_installed,
+)
 from dragoman.core.errors import ConfigError
 from dragoman.wire.http import HttpClient
 
@@ -66,27 +72,60 @@ def _build_model(
 
         return ClientModel(settings.max_tokens, settings.temperature)
     where = f'agent "{manifest.name}"'
+    if settings.provider in PROVIDERS:
+        model: ChatModel = _build_provider_model(settings, where, open_http, variables)
+    else:
+        model = _build_openai_model(settings, where, open_http, variables)
+    if settings.tool_mode != "constrained":
+        return model
+    from dragoman.agents.models.constrained import ConstrainedModel
+
+    return ConstrainedModel(model)
+
+
+def _build_provider_model(
+    settings: ModelSettings, where: str, open_http: OpenHttp, variables: Mapping[str, str]
+) -> ChatModel:
+    provider = PROVIDERS[settings.provider]
+    check_installed(where, settings.provider)
+    if not settings.model:
+        raise ConfigError(f"{where}: model.model is missing: name the model")
+    key = _find_key(settings, provider.key, where, variables)
+    if provider.needs_key and not key:
+        raise _build_missing_key(where, provider.key)
+    base = settings.base_url or provider.url
+    return ProviderModel(
+        ProviderSettings(
+            provider=settings.provider,
+            model=settings.model,
+            base_url=settings.base_url,
+            api_key=key,
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            timeout=settings.timeout_secs,
+            extra=settings.extra,
+        ),
+        open_http(base, settings.allow_private) if provider.url else None,
+    )
+
+
+def _build_openai_model(
+    settings: ModelSettings, where: str, open_http: OpenHttp, variables: Mapping[str, str]
+) -> ChatModel:
     if settings.provider not in BASE_URLS and not settings.base_url:
-        known = ", ".join([*BASE_URLS, SCRIPT, CLIENT])
+        known = ", ".join([*BASE_URLS, *PROVIDERS, SCRIPT, CLIENT])
         raise ConfigError(
             f'{where}: unknown model provider "{settings.provider}": use {known}, or give a '
             "base_url"
         )
     if not settings.model:
         raise ConfigError(f"{where}: model.model is missing: name the model")
-    from dragoman.agents.models.constrained import ConstrainedModel
     from dragoman.agents.models.openai import OpenAiModel, OpenAiSettings
 
     default_url, default_key = BASE_URLS.get(settings.provider, ("", ""))
-    variable = settings.api_key_env or default_key
-    key = variables.get(variable, "") if variable else ""
-    if settings.api_key_env and not key:
-        raise ConfigError(
-            f'{where}: the variable "{settings.api_key_env}" is not set: set it in the '
-            "environment or in the home's env file"
-        )
+    key = _find_key(settings, default_key, where, variables)
     base = settings.base_url or default_url
-    model = OpenAiModel(
+    return OpenAiModel(
         OpenAiSettings(
             model=settings.model,
             base_url=base,
@@ -98,7 +137,6 @@ def _build_model(
         ),
         open_http(base, settings.allow_private),
     )
-    return ConstrainedModel(model) if settings.tool_mode == "constrained" else model
 
 
 class ModelEndpoint(NamedTuple):
@@ -125,9 +163,29 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
     if settings.provider in (SCRIPT, CLIENT):
         return ModelEndpoint(settings.provider, "", "", False)
     url, variable = BASE_URLS.get(settings.provider, ("", ""))
+    needs_key = bool(settings.api_key_env)
+    if (provider := PROVIDERS.get(settings.provider)) is not None:
+        url, variable = provider.url, provider.key
+        needs_key = needs_key or provider.needs_key
     return ModelEndpoint(
         f"{settings.provider}/{settings.model}",
         settings.base_url or url,
         settings.api_key_env or variable,
-        bool(settings.api_key_env),
+        needs_key,
     )
+
+
+def _find_key(
+    settings: ModelSettings, default: str, where: str, variables: Mapping[str, str]
+) -> str:
+    variable = settings.api_key_env or default
+    key = variables.get(variable, "") if variable else ""
+    if settings.api_key_env and not key:
+        raise _build_missing_key(where, settings.api_key_env)
+    return key
+
+
+def _build_missing_key(where: str, variable: str) -> ConfigError:
+    return ConfigError(
+        f'{where}: the variable "{variable}" is not set: set it in the environment or in the '
+        "home's env file"    )

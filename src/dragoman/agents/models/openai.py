@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
-    ContextTooLong,
     Message,
     ModelReply,
     ModelUnavailable,
@@ -20,7 +19,8 @@ from dragoman.agents.models.chat import (
     TakeText,
     ToolRequest,
 )
-from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
+from dragoman.agents.models.failures import build_failure, find_error
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.structs import Struct
 from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import decode_reply, encode
@@ -29,8 +29,6 @@ from dragoman.wire.sse import EventTooLong, SseParser
 MAX_REPLY = 10 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 MAX_TOOL_REQUESTS = 128
-_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "too many tokens")
 
 
 class OpenAiSettings(Struct, frozen=True, kw_only=True):
@@ -152,15 +150,9 @@ class OpenAiModel:
             text = ""
         finally:
             reply.body.close()
-        words = _find_error(text)
-        key = self.settings.api_key
-        words = words.replace(key, "…") if key else words
-        said = f'the model "{self.name}" answered with status {reply.status}: {words}'
-        if reply.status in _BUSY:
-            return ModelUnavailable(said, _parse_retry_after(reply.headers.get("retry-after", "")))
-        if any(one in words.lower() for one in _TOO_LONG):
-            return ContextTooLong(said)
-        return WorkFailed(said)
+        retry_after = _parse_retry_after(reply.headers.get("retry-after", ""))
+        words = find_error(text, self.settings.api_key)
+        return build_failure(self.name, reply.status, words, retry_after)
 
     def _build_malformed(self, why: str) -> ModelUnavailable:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
@@ -188,7 +180,7 @@ class _Answer:
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         if (error := event.get("error")) is not None:
-            raise BadReply(_find_error(encode({"error": error}).decode()))
+            raise BadReply(find_error(encode({"error": error}).decode()))
         self._take_common(event)
         for choice in _list_objects(event.get("choices"))[:1]:
             self.has_begun = True
@@ -260,21 +252,6 @@ def _read_count(value: Any) -> int:
 def _read_cost(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e9 else 0.0
-
-
-def _find_error(text: str) -> str:
-    """Finds the message in the body of an error: OpenAI's form, or others."""
-    try:
-        body = decode_reply(text.encode())
-    except ValueError:
-        body = None
-    error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict):
-        words = [str(error[one]) for one in ("code", "message") if error.get(one)]
-        text = ": ".join(words) or text
-    elif isinstance(error, str):
-        text = error
-    return " ".join(text.split())[:300] or "no reason given"
 
 
 def _parse_retry_after(text: str) -> float | None:
