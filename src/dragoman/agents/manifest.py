@@ -286,6 +286,59 @@ def _render_invalid(problem: str) -> str:
     return f'the field "{path.rstrip("`")}": {words}'
 
 
+def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
+    """Gives an agent that another one has started the models of its parent, unless it names one.
+    Those that it names must be where the parent's are: with another URL or variable, an agent could
+    send any secret of the hub anywhere. It is no program, which an agent could write itself, and
+    its budgets are not higher. Raises `ConfigError`."""
+    manifest = loaded.manifest
+    if manifest.command.argv or manifest.function:
+        raise ConfigError(
+            f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
+            "with a model"
+        )
+    manifest = msgspec.structs.replace(
+        manifest, limits=_limit_budgets(manifest.limits, parent.limits)
+    )
+    return LoadedManifest(_bind_models(manifest, parent), loaded.warnings, loaded.folder)
+
+
+def _limit_budgets(own: AgentLimits, parent: AgentLimits) -> AgentLimits:
+    tokens, cost = parent.tokens_per_day, parent.cost_per_day
+    return msgspec.structs.replace(
+        own,
+        tokens_per_day=min(own.tokens_per_day or tokens, tokens) if tokens else own.tokens_per_day,
+        cost_per_day=min(own.cost_per_day or cost, cost) if cost else own.cost_per_day,
+    )
+
+
+def _bind_models(manifest: Manifest, parent: Manifest) -> Manifest:
+    if manifest.model == ModelSettings(system_prompt=manifest.model.system_prompt):
+        if manifest.script:
+            return manifest
+        model = msgspec.structs.replace(
+            parent.model, system_prompt=manifest.model.system_prompt or parent.model.system_prompt
+        )
+        return msgspec.structs.replace(
+            manifest,
+            model=model,
+            fallback_models=parent.fallback_models,
+            script=parent.script,
+        )
+    allowed = {_find_place(one) for one in (parent.model, *parent.fallback_models)}
+    for one in (manifest.model, *manifest.fallback_models):
+        if one.provider not in ("script", "client") and _find_place(one) not in allowed:
+            raise ConfigError(
+                f'agent "{manifest.name}" may only use models where its parent "{parent.name}" '
+                "does: with its provider, base_url, api_key_env and allow_private"
+            )
+    return manifest
+
+
+def _find_place(model: ModelSettings) -> tuple[str, str, str, bool]:
+    return model.provider, model.base_url, model.api_key_env, model.allow_private
+
+
 def strip_comments(text: str) -> str:
     """Removes `//` and `/* */` comments from JSON."""
     pieces = (found[0] for found in _JSON_PIECES.finditer(text))

@@ -175,7 +175,7 @@ class ManifestAgents:
         return self._profiles.list_all()
 
     async def spawn(self, parent: AgentProfile, manifest: Mapping[str, Any]) -> AgentProfile:
-        from dragoman.agents.manifest import build_manifest
+        from dragoman.agents.manifest import build_manifest, bind_to_parent
 
         if not parent.can_spawn:
             raise InvalidInput(f'agent "{parent.name}" may not start agents (agent_spawn)')
@@ -184,6 +184,8 @@ class ManifestAgents:
         place = self._home / FOLDER / parent.name / "spawned" / str(manifest.get("name", ""))
         try:
             loaded = build_manifest(manifest, place / "agent.toml")
+            if (own := self._manifests.get(parent.name)) is not None:
+                loaded = bind_to_parent(loaded, own)
             name = loaded.manifest.name
             if name in self._agents:
                 raise ConfigError(f'there is an agent "{name}" already')
