@@ -7,10 +7,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.agents.manifest import parse_manifest
+from dragoman.agents.model_factory import build_models
 from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop, compact, render_result
 from dragoman.agents.models.chat import (
     ContextTooLong,
@@ -179,6 +182,22 @@ async def test_content_parts_and_a_cut_answer_are_understood() -> None:
     body = {"choices": [{"message": {"content": parts}, "finish_reason": "length"}]}
     reply, texts, _ = await ask(whole(body))
     assert (reply.text, texts, reply.is_cut) == ("ab", ["ab"], True)
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        ('provider = "openai"', "sk-openai"),
+        ('provider = "openai"\nbase_url = "http://models.example/v1"', ""),
+        ('base_url = "http://models.example/v1"\napi_key_env = "OTHER"', "sk-other"),
+    ],
+)
+def test_key_of_a_provider_is_not_sent_elsewhere(model: str, sent: str) -> None:
+    text = f'[model]\nmodel = "m"\n{model}\n'
+    manifest = parse_manifest(text, Path("/home/agents/a/agent.toml")).manifest
+    variables = {"OPENAI_API_KEY": "sk-openai", "OTHER": "sk-other"}
+    (made,) = build_models(manifest, lambda url, private: Http(), variables)
+    assert isinstance(made, OpenAiModel) and made.settings.api_key == sent
 
 
 # --- errors ---------------------------------------------------------------------------------------

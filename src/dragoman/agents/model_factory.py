@@ -92,6 +92,10 @@ def _build_provider_model(
         raise ConfigError(f"{where}: model.model is missing: name the model")
     key = _find_key(settings, provider.key, where, variables)
     if provider.needs_key and not key:
+        if settings.base_url:
+            raise ConfigError(
+                f"{where}: model.api_key_env is missing: name the variable with the key"
+            )
         raise _build_missing_key(where, provider.key)
     base = settings.base_url or provider.url
     return ProviderModel(
@@ -178,7 +182,8 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
 def _find_key(
     settings: ModelSettings, default: str, where: str, variables: Mapping[str, str]
 ) -> str:
-    variable = settings.api_key_env or default
+    """The key of the provider goes to the provider only: for a `base_url` it must be named."""
+    variable = settings.api_key_env or ("" if settings.base_url else default)
     key = variables.get(variable, "") if variable else ""
     if settings.api_key_env and not key:
         raise _build_missing_key(where, settings.api_key_env)
