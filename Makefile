@@ -11,9 +11,9 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench compare conformance docs faults journeys lock clean help anew
+.PHONY: demo-model up test check fix bench compare conformance docs faults journeys lock clean help anew
 help:  ## what can be made
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
 	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
@@ -42,6 +42,8 @@ journeys: $(VENV)/.core  ## how many modules a call crosses
 	$(VENV)/bin/python -m bench.journeys
 faults: $(VENV)/.dev  ## long experiments: fuzzing, kill -9, broken disks; writes docs/reliability.md
 	$(VENV)/bin/python -m faults
+demo-model: $(VENV)/.core .venv-localmodel/.done  ## an agent with a real model on this machine (1.1 GB); writes docs/local-model.md
+	$(VENV)/bin/python -m examples.local_model.demo
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
 descriptors: $(VENV)/.dev  ## compile the gRPC messages of A2A again, from the official SDK's
@@ -65,6 +67,7 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group crewai -o locks/crewai.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group langgraph -o locks/langgraph.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group strands -o locks/strands.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group local-model -o locks/localmodel.lock
 clean:  ## remove what was installed here; your hub's home stays
 	rm -rf .venv .venv-* $(BOOT) conformance/node_modules conformance/build
 

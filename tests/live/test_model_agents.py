@@ -412,6 +412,34 @@ def test_usage_is_shown_and_a_budget_refuses(rig: Rig) -> None:
     assert wrong.status == 400 and b"by must be of" in wrong.body
 
 
+# --- a small model ---
+
+CONSTRAINED = """
+[model]
+provider = "llamacpp"
+model = "small"
+base_url = "{url}"
+tool_mode = "constrained"
+[capabilities]
+tools = ["files.read"]
+"""
+
+
+def test_small_model_calls_tools_by_json_that_matches_a_schema(rig: Rig) -> None:
+    rig.write("small", CONSTRAINED)
+    until(lambda: "small" in list_agents(rig.hub))
+    rig.model.answers += [
+        say('{"tool": "mcp_files_read", "args": {"path": "a.py"}}'),
+        say('{"final": "It is empty."}'),
+    ]
+    assert rig.text("Read a.py", "small") == "It is empty."
+    first, second = rig.model.requests
+    forms = first["response_format"]["json_schema"]["schema"]["anyOf"]
+    assert forms[0]["properties"]["tool"] == {"const": "mcp_files_read"}
+    assert "tools" not in first
+    assert second["messages"][-1]["content"] == "Result of the tool: def f(): pass"
+
+
 # --- a provider with an API of its own ---
 
 CLAUDE = """
