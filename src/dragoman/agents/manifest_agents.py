@@ -175,7 +175,7 @@ class ManifestAgents:
         return self._profiles.list_all()
 
     async def spawn(self, parent: AgentProfile, manifest: Mapping[str, Any]) -> AgentProfile:
-        from dragoman.agents.manifest import build_manifest, bind_to_parent
+        from dragoman.agents.manifest import bind_to_parent, build_manifest
 
         if not parent.can_spawn:
             raise InvalidInput(f'agent "{parent.name}" may not start agents (agent_spawn)')

@@ -174,7 +174,7 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
     return ModelEndpoint(
         f"{settings.provider}/{settings.model}",
         settings.base_url or url,
-        settings.api_key_env or variable,
+        _find_key_variable(settings, variable),
         needs_key,
     )
 
@@ -182,15 +182,20 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
 def _find_key(
     settings: ModelSettings, default: str, where: str, variables: Mapping[str, str]
 ) -> str:
-    """The key of the provider goes to the provider only: for a `base_url` it must be named."""
-    variable = settings.api_key_env or ("" if settings.base_url else default)
+    variable = _find_key_variable(settings, default)
     key = variables.get(variable, "") if variable else ""
     if settings.api_key_env and not key:
         raise _build_missing_key(where, settings.api_key_env)
     return key
 
 
+def _find_key_variable(settings: ModelSettings, default: str) -> str:
+    """The key of a provider goes to that provider only: for a `base_url` it must be named."""
+    return settings.api_key_env or ("" if settings.base_url else default)
+
+
 def _build_missing_key(where: str, variable: str) -> ConfigError:
     return ConfigError(
         f'{where}: the variable "{variable}" is not set: set it in the environment or in the '
-        "home's env file"    )
+        "home's env file"
+    )
