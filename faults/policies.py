@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.live.conftest import RunningHub
 from tests.peers import wire
@@ -79,7 +80,14 @@ def write_many(folder: Path, count: int, mark: int) -> None:
 
 def wait_for_set(hub: RunningHub, outcome: Outcome, what: str) -> str:
     """The hash of the set in the folder, once it is in force: a part of the files may be first."""
-    wanted = str(hub.post("/api/policies/validate", {})["snapshot"])
+    checked: dict[str, Any] = {}
+
+    def is_checked() -> bool:  # a busy hub may refuse at first
+        checked.update(hub.post("/api/policies/validate", {}))
+        return "snapshot" in checked
+
+    until(is_checked, RELOAD_SECONDS)
+    wanted = str(checked["snapshot"])
 
     def is_in_force() -> bool:
         return bool(hub.api("/api/policies")["snapshot"] == wanted)

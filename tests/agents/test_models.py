@@ -470,3 +470,14 @@ async def test_json_stands_for_tool_calls(answer: str, text: str, tool: str | No
     assert "get_weather: The weather." in sent[0]["content"]
     assert sent[2]["content"] == '{"tool": "t", "args": {"a":1}}' and "Result" in sent[3]["content"]
     assert (await say(model, history[0], tools=())).text == "plain"
+
+
+async def test_requests_with_one_id_get_ids_of_their_own() -> None:
+    twice = ModelReply("", [ToolRequest("x", "a", "{}"), ToolRequest("x", "b", "{}"),
+                            ToolRequest("", "c", "{}"), ToolRequest("y/z", "d", "{}")])  # fmt: skip
+    rig = LoopRig(Scripted(twice, ModelReply("ok")))
+    assert (await rig.run()).text == "ok"
+    made, *results = rig.models[0].asked[1][-5:]
+    ids = [one["id"] for one in made["tool_calls"]]
+    assert len(set(ids)) == 4 and not any("/" in id for id in ids)
+    assert [one["tool_call_id"] for one in results] == ids

@@ -659,7 +659,12 @@ def test_personal_numbers_are_found_by_their_check_digits(words: str, kind: str)
 
 
 def test_search_for_credentials_is_linear() -> None:
-    for text_of in ("a" * 2_000_000, "eyJ" * 500_000, "://" * 500_000, "1234-" * 300_000):
+    seeds = (
+        "a", "eyJ", "eyJ-", "eyJ.", "sk-", "://", "a://b:", "1234-", "123-45-6789.", "AB12 ",
+        "glpat-", "xoxb-", "xapp-1-A-", "sk-ant-a", "-----BEGIN A ", "AKIA", "ya29.", "SG.",
+    )  # fmt: skip
+    for seed in seeds:
+        text_of = f"T3BlbkFJ {seed * (1_000_000 // len(seed))}"
         begun = process_time()
         find_credential(text_of)
         find_personal_data(text_of)
@@ -795,3 +800,92 @@ async def test_everyday_calls_are_not_refused() -> None:
             for name, arguments in calls:
                 await rig.call(name, arguments=arguments, client=f"s{turn}")
     assert made > 300
+
+
+# --- what a review found --------------------------------------------------------------------------
+
+
+async def test_approval_is_for_one_call_with_its_arguments() -> None:
+    rig = Rig(ASK)
+    add_matrix(rig)
+    more: dict[str, Any] = {
+        "client": "s",
+        "features": FORMS,
+        "trace_context": TraceContext("1" * 32, "2" * 16, ""),
+    }
+    await rig.call("from_external_network.do", **more)
+    asked = await rig.call("to_exec.do", arguments={"c": "ls"}, **more)
+    await rig.call(
+        "to_exec.do", arguments={"c": "ls"}, handle=asked.handle, answers=ALLOWED, **more
+    )
+    for arguments in ({"c": "ls"}, {"c": "rm -rf /"}):
+        again = await rig.call("to_exec.do", arguments=arguments, **more)
+        assert again.questions is not None
+    target = rig.catalog.find("to_exec.do").target
+    assert isinstance(target, Target) and len(target.calls) == 1
+
+
+async def test_declined_call_is_refused_whatever_its_labels_are_now() -> None:
+    rig = Rig(ASK)
+    add_matrix(rig)
+    trace: dict[str, Any] = {"trace_context": TraceContext("1" * 32, "2" * 16, "")}
+    await rig.call("from_external_network.do", **trace)
+    asked = await rig.call("to_exec.do", features=FORMS, **trace)
+    rig.carried._runs.clear()
+    declined = {"taint": {"action": "decline"}}
+    with pytest.raises(Tainted, match="not approved"):
+        await rig.call("to_exec.do", features=FORMS, handle=asked.handle, answers=declined, **trace)
+
+
+async def test_target_that_calls_back_cannot_approve_its_own_flow() -> None:
+    rig = Rig('[untrusted_agent]\nexec = "ask"\n')
+
+    async def call_shell(call: Call) -> Result:
+        trace = parse_trace({}, call.trace.build_context())
+        who = Principal("key", "evil", serves="stranger")
+        return await rig.call("shell.run", who, trace_context=trace, features=FORMS)
+
+    stranger = Target("stranger", call_shell, type="RemoteAgent", trust=EXTERNAL)
+    facts = AgentFacts(name="stranger", description="")
+    labels = frozenset({"untrusted_agent"})
+    rig.add(
+        replace(build_tool(stranger, "message", sources=labels), agent=facts),
+        build_tool(Target("shell"), "run", sinks=frozenset({"exec"})),
+    )
+    with pytest.raises(Tainted, match="needs the approval of a person"):
+        await rig.call("stranger.message")
+
+
+async def test_conversation_is_known_by_the_id_that_the_agent_gave_it() -> None:
+    rig = Rig()
+    add_matrix(rig)
+    original = rig.agent._run
+
+    async def run(call: Call) -> Result:
+        call.notes.conversation = call.arguments.get("context", "ctx-1")
+        result = original(call)
+        return result if isinstance(result, Result) else await result
+
+    rig.agent._run = run
+    await rig.run("from_external_network.do")  # without a session, as from a command line
+    with pytest.raises(Tainted):
+        await rig.run("to_exec.do", arguments={"context": "ctx-1"})
+    await rig.run("to_exec.do", arguments={"context": "ctx-2"})
+
+
+async def test_answer_to_a_question_continues_with_the_labels_of_the_run() -> None:
+    rig = Rig()
+    add_matrix(rig)
+    question = Question(FORM, {"message": "Which?", "requestedSchema": {"type": "object"}})
+
+    async def run(call: Call) -> Result:
+        trace = parse_trace({}, call.trace.build_context())
+        if call.handle is None:
+            await rig.call_nested("from_external_network.do", {}, trace)
+            return Result(questions={"q": question}, handle="state")
+        return await rig.call_nested("to_exec.do", {}, trace)
+
+    rig.agent._run = run
+    asked = await rig.call("agent.message", features=FORMS)
+    with pytest.raises(Tainted, match=r'from "from_external_network.do"'):
+        await rig.call("agent.message", features=FORMS, handle=asked.handle, answers={"q": {}})

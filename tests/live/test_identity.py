@@ -366,7 +366,7 @@ def unfold(home: str | Path, spelled: dict[str, str]) -> None:
         db.execute("UPDATE pins SET id = ?, name = ? WHERE id = ?", (raw, f"old.{raw}", folded))
     for column in ("spelling", "scheme"):
         db.execute(f"ALTER TABLE pins DROP COLUMN {column}")
-    for table in ("listed_names", "pin_lists"):
+    for table in ("listed_names", "pin_lists", "labels"):
         db.execute(f"DROP TABLE {table}")
     db.execute("PRAGMA user_version=1")
     db.commit()

@@ -115,8 +115,8 @@ async def test_request_is_sent_as_asked(rig: ToolRig, server: SmallHttp) -> None
         ("/bomb", "cannot be read", BadReply),
         ("/hang", "longer than 2 s|did not answer", TimedOut),
         ("/to/ftp://127.0.0.1/x", "invalid URL", InvalidInput),
-        ("/to/http://localhost/x", '"localhost".* was not granted', InvalidInput),
-        ("/to/http://127.0.0.2/x", '"127.0.0.2".* was not granted', InvalidInput),
+        ("/to/http://localhost/x", '"localhost".* was not granted', BadReply),
+        ("/to/http://127.0.0.2/x", '"127.0.0.2".* was not granted', BadReply),
     ],
 )
 async def test_hostile_page_is_refused_in_time(

@@ -7,6 +7,7 @@ was; the others are not touched.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
 from dragoman.core.tool import Target, Tool
 
 if TYPE_CHECKING:  # a hub without agents does not load what reads manifests
@@ -28,6 +30,8 @@ PATTERNS = (
     "tools", "servers", "skills", "agents", "shell", "network", "memory_read", "memory_write",
 )  # fmt: skip
 """The fields of a profile that are patterns."""
+SPAWNED = "spawned"
+"""The folder of the agents that an agent has started, in its own."""
 MAX_SPAWNED = 50
 """Agents that others have started."""
 Stamp = tuple[int, int, int]
@@ -153,6 +157,10 @@ class ManifestAgents:
         self._catalog.offer(profile.name, [agent.tool])
 
     def _remove(self, name: str) -> None:
+        """Removes an agent, and those that it has started with their files."""
+        for child in [one for one in self._profiles.list_all() if one.parent == name]:
+            self._remove(child.name)
+            shutil.rmtree(child.workspace.parent, ignore_errors=True)
         self._catalog.offer(name, [])
         self._profiles.remove(name)
         self._manifests.pop(name, None)
@@ -181,9 +189,10 @@ class ManifestAgents:
             raise InvalidInput(f'agent "{parent.name}" may not start agents (agent_spawn)')
         if sum(bool(one.parent) for one in self._profiles.list_all()) >= MAX_SPAWNED:
             raise InvalidInput(f"{MAX_SPAWNED} agents have been started already; end one first")
-        place = self._home / FOLDER / parent.name / "spawned" / str(manifest.get("name", ""))
+        place = parent.workspace.parent / SPAWNED
         try:
             loaded = build_manifest(manifest, place / "agent.toml")
+            loaded = replace(loaded, folder=place / loaded.manifest.name)
             if (own := self._manifests.get(parent.name)) is not None:
                 loaded = bind_to_parent(loaded, own)
             name = loaded.manifest.name
@@ -211,6 +220,7 @@ class ManifestAgents:
         if profile.parent != by.name:
             raise InvalidInput(f'agent "{name}" was not started by "{by.name}"')
         self._remove(name)
+        shutil.rmtree(profile.workspace.parent, ignore_errors=True)
 
     def close(self) -> None:
         for profile in self._profiles.list_all():
@@ -233,7 +243,9 @@ def _list_wider(child: AgentProfile, parent: AgentProfile) -> Iterator[str]:
     ):
         granted = getattr(parent, field)
         for pattern in getattr(child, field):
-            if not any(_covers(one, pattern) for one in granted):
+            # A command pattern matches word by word, so that only an equal one is certain.
+            covers = str.__eq__ if field == "shell" else _covers
+            if not any(covers(one, pattern) for one in granted):
                 yield f'{field} "{pattern}"'
     if child.can_spawn and not parent.can_spawn:
         yield "agent_spawn"

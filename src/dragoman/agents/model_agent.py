@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from base64 import b64encode
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
 from fnmatch import fnmatchcase
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, Protocol, overload
 
 from dragoman.agents.manifest import Manifest
-from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
+from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop, measure_message
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
@@ -85,7 +85,13 @@ class AgentRuntimeLimits(Struct, frozen=True, kw_only=True):
     """Messages of one of them."""
     suspended: int = 100
     """Runs that wait for an answer."""
+    suspended_each: int = 20
+    """Of these, how many of one principal."""
     suspended_seconds: float = 900.0
+    conversation_bytes: int = 1024 * 1024
+    """Size of the messages of one conversation that are kept."""
+    total_bytes: int = 64 * 1024 * 1024
+    """Of all conversations of one agent; the least recent go first."""
 
 
 class AgentHub(Protocol):
@@ -128,6 +134,7 @@ class UsageMeter(Protocol):
 class _Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.size = 0
         self.lock = asyncio.Lock()
 
 
@@ -180,6 +187,8 @@ class ModelAgent:
         self._conversations = Conversations(manifest.name)
         self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
         """By principal and context, the least recent first."""
+        self._bytes = 0
+        self._closed = False
         self._suspended: OrderedDict[str, _Suspended] = OrderedDict()
 
     def _list_tools(self) -> list[Tool]:
@@ -191,7 +200,7 @@ class ModelAgent:
     async def run(self, call: Call) -> Result:
         if call.handle:
             return await self._continue(call)
-        context = self._find_context(call)
+        context = call.notes.conversation = self._find_context(call)
         kept = self._find_conversation(call.principal, context)
         async with kept.lock:
             state = LoopState([*kept.messages, _build_user_message(call)], (), _find_schema(call))
@@ -203,10 +212,15 @@ class ModelAgent:
     async def _continue(self, call: Call) -> Result:
         """Continues a run that has asked, with the answers."""
         suspended = self._suspended.pop(call.handle or "", None)
-        if suspended is None or suspended.until < self._clock():
+        if (
+            suspended is None
+            or suspended.until < self._clock()
+            or (suspended.principal != call.principal.key)
+        ):
             raise InvalidInput(
                 f'agent "{self.name}" no longer waits for this answer; send the message again'
             )
+        call.notes.conversation = suspended.context
         kept = self._find_conversation(call.principal, suspended.context)
         async with kept.lock:
             result = await self._advance(
@@ -219,6 +233,7 @@ class ModelAgent:
     async def _advance(
         self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
     ) -> Result:
+        self.check_open()
         self._meter.check(self.manifest, call)
         stream = _TextStream(call.updates)
         run = _Run(self, call, context, stream)
@@ -241,7 +256,8 @@ class ModelAgent:
         now = self._clock()
         while self._suspended and next(iter(self._suspended.values())).until < now:
             self._suspended.popitem(last=False)
-        if len(self._suspended) >= self._limits.suspended:
+        own = sum(one.principal == call.principal.key for one in self._suspended.values())
+        if len(self._suspended) >= self._limits.suspended or own >= self._limits.suspended_each:
             raise Overloaded(
                 f'agent "{self.name}" waits for {len(self._suspended)} answers already; try again '
                 "when some have been given"
@@ -311,20 +327,42 @@ class ModelAgent:
         if kept is None:
             kept = self._kept[key] = _Conversation()
         self._kept.move_to_end(key)
-        while len(self._kept) > self._limits.conversations:
-            oldest = next((one for one, it in self._kept.items() if not it.lock.locked()), None)
-            if oldest is None or oldest == key:
+        limits = self._limits
+        while len(self._kept) > limits.conversations or self._bytes > limits.total_bytes:
+            oldest = self._find_oldest(key)
+            if oldest is None:
                 break
-            del self._kept[oldest]
+            self._bytes -= self._kept.pop(oldest).size
         return kept
+
+    def _find_oldest(self, current: tuple[str, str]) -> tuple[str, str] | None:
+        """Finds the conversation to drop: the least recent of the principal that has most."""
+        idle = [one for one, it in self._kept.items() if not it.lock.locked() and one != current]
+        if not idle:
+            return None
+        counts = Counter(principal for principal, _ in idle)
+        holder = counts.most_common(1)[0][0]
+        return next(one for one in idle if one[0] == holder)
 
     def _keep_messages(self, kept: _Conversation, state: LoopState) -> None:
         messages = state.messages[-self._limits.messages :]
-        while messages and messages[0].get("role") != "user":
-            messages = messages[1:]
-        kept.messages = messages
+        sizes = [measure_message(one) for one in messages]
+        size, first = sum(sizes), 0
+        while first < len(messages) and (
+            size > self._limits.conversation_bytes or messages[first].get("role") != "user"
+        ):
+            size -= sizes[first]
+            first += 1
+        self._bytes += size - kept.size
+        kept.messages, kept.size = messages[first:], size
+
+    def check_open(self) -> None:
+        """Raises `WorkFailed` if the agent was ended: a run stops at its next step."""
+        if self._closed:
+            raise WorkFailed(f'agent "{self.name}" was ended')
 
     def close(self) -> None:
+        self._closed = True
         self._suspended.clear()
         self._kept.clear()
 
@@ -385,6 +423,7 @@ class _Run:
         answers: Mapping[str, Any] | None,
         handle: str | None,
     ) -> Result:
+        self._agent.check_open()
         if name == SKILL_TOOL and name not in self._names:
             return await self._agent.load_skill(arguments)
         options = self._options

@@ -29,7 +29,7 @@ from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, Question, Result
 from dragoman.core.errors import HubError, WorkFailed
-from dragoman.core.structs import Struct
+from dragoman.core.structs import Struct, replace
 from dragoman.wire.json import decode_reply
 
 log = logging.getLogger(__name__)
@@ -172,6 +172,7 @@ class ModelLoop:
     async def _take_reply(self, state: LoopState, reply: ModelReply, call_tool: CallTool) -> bool:
         """Adds the model's message and calls the tools it asks for; True if it is the answer."""
         state.usage.add(reply)
+        reply = replace(reply, tool_requests=_make_unique(reply.tool_requests))
         state.messages.append(_build_message(reply))
         if not reply.tool_requests:
             return True
@@ -287,6 +288,19 @@ class ModelLoop:
         state.requests, state.results = (), {}
 
 
+def _make_unique(requests: Sequence[ToolRequest]) -> list[ToolRequest]:
+    """Gives each request an id of its own: results and answers belong to ids."""
+    seen: set[str] = set()
+    found = []
+    for number, request in enumerate(requests):
+        id = request.id.replace(SEPARATOR, "_")
+        while id in seen or not id:
+            id = f"{id[:100]}_{number}"
+        seen.add(id)
+        found.append(replace(request, id=id))
+    return found
+
+
 def _build_message(reply: ModelReply) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
     if reply.tool_requests:
@@ -336,7 +350,7 @@ def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
     oldest messages. A result is never left without its request."""
     limit = tokens * CHARS_PER_TOKEN
     kept = list(messages)
-    size = sum(map(_measure, kept))
+    size = sum(map(measure_message, kept))
     for place in range(max(len(kept) - RECENT, 0)):
         if size <= limit:
             return kept
@@ -348,7 +362,7 @@ def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
             size -= len(text) - len(short)
     dropped, last = 0, _find_last_exchange(kept)
     while size > limit and dropped < last:
-        size -= _measure(kept[dropped])
+        size -= measure_message(kept[dropped])
         dropped += 1
     while dropped < last and kept[dropped].get("role") == "tool":
         dropped += 1
@@ -366,7 +380,7 @@ def _find_last_exchange(messages: Sequence[Message]) -> int:
     return max(place, 0)
 
 
-def _measure(message: Message) -> int:
+def measure_message(message: Message) -> int:
     content = message.get("content")
     size = len(content) if isinstance(content, str) else len(str(content or ""))
     return size + len(str(message.get("tool_calls") or "")) + 10

@@ -116,6 +116,7 @@ class A2aPeers:
         }
         if context:
             sent["contextId"] = context
+        await self._check_endpoints(url)
         try:
             answer = await self._client.send_message(url, {"message": sent})
             task = answer.get("task")
@@ -126,6 +127,19 @@ class A2aPeers:
         reply = answer.get("message")
         holder = reply if isinstance(reply, dict) else {}
         return Result(content=_read_blocks(holder)), str(holder.get("contextId") or "")
+
+    async def _check_endpoints(self, url: str) -> None:
+        """Raises `WorkFailed` if the agent's card leads to another host: only that of `url` was
+        granted."""
+        card = await self.discover(url)
+        host = find_origin(url).host
+        for one in card.get("supportedInterfaces") or ():
+            named = str(one.get("url", "")) if isinstance(one, Mapping) else ""
+            if named and find_origin(named).host != host:
+                raise WorkFailed(
+                    f'the card of the agent at "{render_origin(url)}" names another host, which '
+                    "was not granted"
+                )
 
     async def _follow(self, url: str, task: dict[str, Any]) -> dict[str, Any]:
         """Polls a task until it ends or waits; the time of the call bounds it."""

@@ -228,6 +228,8 @@ class Notes:
     """The taint labels of the data that the call may carry."""
     flows: Sequence[dict[str, str]] = ()
     """The taint rules that these labels meet."""
+    conversation: str = ""
+    """The id that the target has given to the conversation of the call."""
     sources: Mapping[str, str] | None = None
     """The taint labels of the result, each with the reason."""
     read_keys: Sequence[str] = ()

@@ -72,6 +72,8 @@ class RunningCall(Struct, eq=False):
     """The call on whose behalf this one is made."""
     is_reentrant: bool = False
     """Whether its target may be called again meanwhile."""
+    door: str = ""
+    """The entry point of the call."""
     sources: frozenset[str] = NO_LABELS
     """The taint labels of what its target says, and of the targets that wait for it: the calls that
     a target makes while it serves this one have them."""
@@ -171,7 +173,7 @@ class CallChains:
             id, origin, chain = above.trace.id, above.chain.origin, above.trace.chain
             chain = (*chain, above.trace.verb) if above.trace.verb else chain
         elif asked:
-            id = asked[1]
+            id, is_sent = asked[1], carried is not None and carried.id == asked[1]
         elif carried is not None and carried.id:
             id, is_sent = carried.id, True
         if carried is not None and carried.state and carried.id == id:
@@ -263,7 +265,7 @@ class CallChains:
         if above is None:
             self._live[chain.id] = chain
         reentrant = call.tool.target.traits.is_reentrant
-        flight = RunningCall(trace, target, call.principal, chain, above, reentrant)
+        flight = RunningCall(trace, target, call.principal, chain, above, reentrant, call.door)
         served[trace.span] = self._running[trace.span] = flight
         self._of[key] = count + 1
         return flight

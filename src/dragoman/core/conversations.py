@@ -121,6 +121,7 @@ class Conversations:
         if own is None:
             own = self._of[call.principal.key] = _Own()
         id = conversation.id or new_conversation_id()
+        call.notes.conversation = id
         if own.kept.pop(id, None) is None:
             self._count += 1
         own.kept[id] = _Kept(context, self._clock())

@@ -53,8 +53,8 @@ def build_stages(
         RateLimit(limiter),  # before what costs more than a lookup
         Recursion(chains),  # cheap to check: a loop must not cost a decision
         LoopGuard(limits.loop),  # nor must a call that repeats without progress
-        Grants(authorizer),  # an agent may do what it was granted, and no more than its callers
         CollectLabels(chains, flows, carried),  # which the policies read
+        Grants(authorizer),  # an agent may do what it was granted, and no more than its callers
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
         Questions(handles),  # before anything leaves; the result may be a question

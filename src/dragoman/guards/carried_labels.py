@@ -34,6 +34,9 @@ EVERYTHING = "*"
 class CarriedLabels:
     def __init__(self, store: LabelStore) -> None:
         self.store = store
+        self._suspended: OrderedDict[str, Origins] = OrderedDict()
+        """The labels of chains that wait for the answer to a question, by trace: the call that
+        brings the answer begins another chain."""
         self._runs: OrderedDict[str, OrderedDict[str, dict[str, LabelOrigin]]] = OrderedDict()
         """By principal and run, the least recent first."""
 
@@ -70,10 +73,30 @@ class CarriedLabels:
             if is_stored:
                 self.store.add_labels(_build_run_key(call, run), new)
 
+    # --- chains that wait for an answer -----------------------------------------------------------
+
+    def suspend(self, trace: str, origins: Origins) -> None:
+        self._suspended[trace] = origins
+        if len(self._suspended) > MAX_PRINCIPALS:
+            self._suspended.popitem(last=False)
+
+    def resume(self, trace: str) -> Origins:
+        return self._suspended.pop(trace, NO_ORIGINS) if self._suspended else NO_ORIGINS
+
     # --- keys of the store ------------------------------------------------------------------------
 
     def find_stored(self, keys: list[str]) -> Origins:
         return NO_ORIGINS if not keys or self.store.is_empty else self.store.find_labels(keys)
+
+
+def list_conversation_keys(call: Call) -> list[str]:
+    """Lists the keys of the conversation that a call to an agent had: the client may continue it by
+    its session, or by the id that the agent gave it."""
+    who, context = call.principal, call.notes.conversation
+    keys = {build_conversation_key(call)}
+    if context:
+        keys.add(build_context_key(who.org, who.label, call.tool.target.name, context))
+    return [key for key in keys if key]
 
 
 def build_conversation_key(call: Call) -> str:
@@ -98,7 +121,7 @@ def list_written_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
 
 def list_read_keys(call: Call, stored_by: Sequence[str]) -> list[str]:
     """Lists the keys of the stored data that the result of a call may have."""
-    if call.tool.list_written is not None:
+    if call.tool.list_written is not None or call.notes.read_keys:
         return list(call.notes.read_keys)
     return list_stored_keys(call, stored_by)
 

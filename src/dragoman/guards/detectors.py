@@ -40,7 +40,9 @@ CREDENTIALS = (
     _format("Slack token", "xox", r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}"),
     _format("Slack token", "xapp-", r"\bxapp-\d-[A-Z0-9]+-\d+-[a-f0-9]{32,}"),
     _format("Anthropic key", "sk-ant-", r"\bsk-ant-[a-z]+\d{2}-[A-Za-z0-9_-]{80,}"),
-    _format("OpenAI key", "T3BlbkFJ", r"\bsk-[A-Za-z0-9_-]{20,}T3BlbkFJ[A-Za-z0-9_-]{20,}"),
+    _format(
+        "OpenAI key", "T3BlbkFJ", r"(?<![\w-])sk-[A-Za-z0-9_-]{20,200}T3BlbkFJ[A-Za-z0-9_-]{20,200}"
+    ),
     _format("Google API key", "AIza", r"\bAIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
     _format("Google token", "ya29.", r"\bya29\.[A-Za-z0-9_-]{30,}"),
     _format("Stripe key", "sk_live_ rk_live_", r"\b[sr]k_live_[A-Za-z0-9]{20,}"),
@@ -53,7 +55,7 @@ CREDENTIALS = (
     _format(
         "JSON Web Token",
         "eyJ",
-        r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{27,}",
+        r"(?<![\w-])eyJ[A-Za-z0-9_-]{10,2000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{27,}",
     ),
     _format(
         "password in a URL",

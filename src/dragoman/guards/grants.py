@@ -13,11 +13,12 @@ from typing import Protocol
 
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import RunningCall
-from dragoman.core.errors import NotFound
-from dragoman.core.local_agents import AgentProfiles
+from dragoman.core.errors import AuthorizationError, NotFound
+from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
 from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
 
@@ -46,6 +47,8 @@ class Grants:
             and not authorizer.is_granted(principal, tool, call.trace.parent, call.door)
         ):
             raise NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
+        if principal.kind == AGENT and call.trace.parent is not None:
+            authorizer.check_callers(call)
         return next(call)
 
 
@@ -84,6 +87,21 @@ class GrantedAuthorizer:
             above = above.parent
         return True
 
+    def check_callers(self, call: Call) -> None:
+        """Raises `AuthorizationError` unless each caller in the agent's chain may make this call:
+        with these arguments and labels, at the entry point that it used."""
+        above = call.trace.parent
+        while above is not None:
+            caller = above.principal
+            if caller is not None and caller.kind != AGENT:
+                own = replace(call, principal=caller, door=above.door)
+                if not self._authorizer.decide(own).allowed:
+                    raise AuthorizationError(
+                        f'"{call.tool.name}" was refused: the policies do not permit '
+                        f'"{caller.label}", for whom agent "{call.principal.id}" calls it'
+                    )
+            above = above.parent
+
     def is_offered(self, principal: Principal, tool: Tool) -> bool:
         """Whether the tool exists for the principal."""
         if tool.target.name != BUILTIN:
@@ -113,7 +131,7 @@ class GrantedAuthorizer:
             return True
         profile = self._profiles.find(principal)
         if profile is None:
-            return True
+            return principal.kind != AGENT  # an agent without one was removed meanwhile
         name = tool.target.name
         target = self._profiles.get(name) if tool.agent is not None else None
         is_child = target is not None and target.parent == profile.name

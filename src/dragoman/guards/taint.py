@@ -10,14 +10,16 @@ clients` says otherwise.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Hashable, Iterable, Mapping
 from secrets import token_hex
 from typing import Any
 
 from dragoman.core.call import ABSENT, FORM, Call, Question, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import InvalidInput, NotFound, Refused, StorageFailed, Tainted
+from dragoman.core.local_agents import AGENT as LOCAL_AGENT
 from dragoman.core.pipeline import Next
 from dragoman.core.question_handles import can_answer
 from dragoman.core.structs import replace
@@ -35,6 +37,7 @@ from dragoman.core.tool import Nowhere
 from dragoman.guards.carried_labels import (
     CarriedLabels,
     build_conversation_key,
+    list_conversation_keys,
     list_read_keys,
     list_written_keys,
 )
@@ -79,6 +82,8 @@ class CollectLabels:
             elif origins:
                 chain.observed = frozenset(origins)
                 chain.origins = dict(origins)
+        if call.handle is not None:
+            chain.add_labels(self._carried.resume(call.trace.id))
         if call.tool.agent is not None:
             if above is None:
                 origin = LabelOrigin(call.tool.name, call.trace.id, f"message of {call.principal}")
@@ -98,25 +103,25 @@ class Taint:
         self._carried = carried
         self._open: OrderedDict[str, None] = OrderedDict()
         """The questions that wait for an answer, by a random id that only their handles have."""
-        self._approved: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Traces and tools: a target may ask questions of its own after an approval."""
+        self._approved: OrderedDict[Hashable, None] = OrderedDict()
+        """Calls that were approved and whose target has asked questions of its own since."""
 
     async def __call__(self, next: Next, call: Call) -> Result:
-        tool = call.tool
+        tool, trace_id = call.tool, call.trace.id
         running = self._chains.find_running(call.trace)
         if running is None or isinstance(tool.target, Nowhere):
             return await next(call)
         flows = self._table.find(tool)
         above = running.parent
+        approved = None
+        if call.handle is not None and call.handle in self._open:
+            approved = _build_approval_key(call)
+            call = self._take_answer(call)
         if flows.rules and call.notes.labels:
-            rule = self._find_rule(call, flows, running)
-            if rule is not None and rule[1].mode == ENFORCE:
-                raise Tainted(self._render_refusal(call, flows, running, *rule))
-            if rule is not None and rule[1].mode == ASK:
-                asked = self._ask(call, flows, running, *rule)
-                if isinstance(asked, Result):
-                    return asked
-                call = asked
+            approved = approved or self._find_approval(call)
+            question = self._check(call, flows, running, approved is not None)
+            if question is not None:
+                return question
         # What the target says while it serves the call has its labels.
         said = above.sources if above is not None else frozenset()
         running.sources = flows.labels | said if flows.labels else said
@@ -125,6 +130,7 @@ class Taint:
             return await next(call)  # nothing carries its labels on
         if call.arguments and not flows.reads_only:
             self._label_stored(call, flows, running)
+        result: Result | None = None
         try:
             result = await next(call)
         except (Refused, InvalidInput, NotFound, StorageFailed):
@@ -132,10 +138,32 @@ class Taint:
         except Exception:
             self._label_outcome(call, flows, running, None)  # errors are texts of the target too
             raise
+        finally:
+            if approved is not None and result is not None and result.questions is not None:
+                _remember(self._approved, approved)
         self._label_outcome(call, flows, running, result)
+        if result.questions is not None and running.chain.labels and above is None:
+            kept = {label: _find_origin(running, label) for label in running.chain.labels}
+            self._carried.suspend(trace_id, kept)
         return result
 
     # --- rules ------------------------------------------------------------------------------------
+
+    def _check(
+        self, call: Call, flows: ToolFlows, running: RunningCall, is_approved: bool
+    ) -> Result | None:
+        """Raises `Tainted`, or returns the question that must be answered first; None if the call
+        may be made."""
+        rule = self._find_rule(call, flows, running)
+        if rule is None or rule[1].mode == OBSERVE:
+            return None
+        if rule[1].mode == ENFORCE:
+            raise Tainted(self._render_refusal(call, flows, running, *rule))
+        if not is_approved:
+            return self._ask(call, flows, running, *rule)
+        for one in call.notes.flows:
+            one["approved_by"] = call.principal.label
+        return None
 
     def _find_rule(
         self, call: Call, flows: ToolFlows, running: RunningCall
@@ -181,27 +209,35 @@ class Taint:
 
     # --- approvals --------------------------------------------------------------------------------
 
+    def _take_answer(self, call: Call) -> Call:
+        """Judges the answer to a question of this guard, whatever labels the call has now."""
+        assert call.handle is not None
+        del self._open[call.handle]
+        if not _is_approval(call.answers):
+            raise Tainted(f'"{call.tool.name}" was refused: its labelled data was not approved')
+        return replace(call, answers=None, handle=None)
+
+    def _find_approval(self, call: Call) -> Hashable | None:
+        """Finds the approval of a call that continues after a question of its target, and uses it
+        up: each other call needs one of its own."""
+        key = _build_approval_key(call)
+        if call.handle is None or key not in self._approved:
+            return None
+        del self._approved[key]
+        return key
+
     def _ask(
         self, call: Call, flows: ToolFlows, running: RunningCall, label: str, rule: FlowRule
-    ) -> Call | Result:
-        """Returns the call if it is approved, or else the question."""
-        key = call.trace.id, call.tool.name
-        if key in self._approved:
-            return call
+    ) -> Result:
         name = call.tool.name
-        if call.handle is not None and call.handle in self._open:
-            del self._open[call.handle]
-            if not _is_approval(call.answers):
-                raise Tainted(f'"{name}" was refused: data labelled {label} was not approved')
-            _remember(self._approved, key)
-            for one in call.notes.flows:
-                one["approved_by"] = call.principal.label
-            return replace(call, answers=None, handle=None)
         origin = _render_origin(_find_origin(running, label))
-        if not can_answer(FORM, call.features):
+        # A target that calls back must not approve its own flow; the calls of local agents carry
+        # the features of the client that they work for.
+        is_foreign = bool(call.principal.serves) and call.principal.kind != LOCAL_AGENT
+        if is_foreign or not can_answer(FORM, call.features):
             raise Tainted(
-                f'"{name}" was refused: the taint rule {label} -> {rule.sink} needs an approval, '
-                f"and this client cannot be asked. The data came {origin}"
+                f'"{name}" was refused: the taint rule {label} -> {rule.sink} needs the approval '
+                f"of a person, and this client cannot be asked. The data came {origin}"
             )
         message = (
             f'Allow "{name}"? It may receive data labelled {label}, {origin}, and it is a sink of '
@@ -243,8 +279,8 @@ class Taint:
         if result is not None and (flows.secret_fields or flows.pii_fields):
             why = {**why, **_find_fields(result, flows)}
         store_is_empty = self._carried.store.is_empty
-        if not why and store_is_empty and tool.agent is None:  # the common case
-            return
+        if not why and store_is_empty and tool.agent is None and not chain.labels:
+            return  # the common case
         origins = {label: LabelOrigin(tool.name, trace.id, text) for label, text in why.items()}
         if not store_is_empty:
             stored = self._find_stored(call, flows)
@@ -255,14 +291,14 @@ class Taint:
         if running.parent is not None or tool.agent is not None:
             chain.add_labels(origins)
         if tool.agent is not None:
-            if key := build_conversation_key(call):
-                kept = {label: _find_origin(running, label) for label in chain.labels}
-                kept.pop(USER_INPUT, None)
-                if kept:
-                    self._carried.store.add_labels(key, kept)
-            origins = {**(chain.origins or {}), **origins}
-            origins.pop(USER_INPUT, None)
+            kept = {label: _find_origin(running, label) for label in chain.labels}
+            kept.pop(USER_INPUT, None)
+            for key in list_conversation_keys(call) if kept else ():
+                self._carried.store.add_labels(key, kept)
         if running.parent is None:
+            if chain.labels:  # those of the calls that it has led to
+                origins = {**(chain.origins or {}), **origins}
+                origins.pop(USER_INPUT, None)
             is_stored = self._table.settings.clients == ENFORCE
             self._carried.add_to_run(call, origins, is_stored)
 
@@ -298,6 +334,11 @@ def _render_origin(origin: LabelOrigin) -> str:
         return f"from an earlier call of trace {origin.trace[:8]}"
     why = f" ({origin.why})" if origin.why else ""
     return f'from "{origin.tool}"{why} in trace {origin.trace[:8]}'
+
+
+def _build_approval_key(call: Call) -> Hashable:
+    arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
+    return call.trace.id, call.principal.key, call.tool.name, arguments
 
 
 def _is_approval(answers: Mapping[str, Any] | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from dragoman.core.call import Result
+from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.label_keys import build_context_key
 from dragoman.core.local_agents import matches_any
@@ -103,6 +103,7 @@ class ScheduleTools:
 
     async def _create(self, use: ToolUse) -> Result:
         arguments, agent, now = use.arguments, use.agent, self._clock()
+        _require_owners(use.call)
         target = arguments.get("agent") or agent.name
         if target != agent.name and not matches_any(target, agent.agents):
             raise NotFound(f'there is no agent "{target}" that you may know of; see agent_list')
@@ -135,6 +136,24 @@ class ScheduleTools:
             raise InvalidInput(f'you have no schedule "{id}"; see schedule_list')
         self._wake()
         return build_text_result(f'deleted "{id}"')
+
+
+def _require_owners(call: Call) -> None:
+    """A schedule runs with the rights of its agent alone, which may be more than those of a caller
+    that has the agent create one. Raises `InvalidInput`."""
+    above = call.trace.parent
+    while above is not None:
+        caller = above.principal
+        if (
+            caller is not None
+            and caller.kind in ("key", "local", "owner", "server")
+            and ("owner" not in caller.roles)
+        ):
+            raise InvalidInput(
+                f'"{caller.label}" may not have schedules created: they run without the limits of '
+                "its rights. Ask a principal with the role owner"
+            )
+        above = above.parent
 
 
 def _render_schedule(schedule: Schedule) -> dict[str, Any]:

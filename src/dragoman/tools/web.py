@@ -199,9 +199,9 @@ class WebTools:
         if not is_granted_host(agent, origin):
             what = "the page redirects to a host that" if redirected else "the host"
             hosts = ", ".join(agent.network[:20]) or "none"
-            raise InvalidInput(
-                f'"{origin.host}": {what} was not granted to you; granted hosts: {hosts}'
-            )
+            # The host of a redirect comes from the page: an error of its kind is labelled so.
+            kind = BadReply if redirected else InvalidInput
+            raise kind(f'"{origin.host}": {what} was not granted to you; granted hosts: {hosts}')
         return origin
 
     async def _render(self, reply: HttpReply, data: bytes, raw: bool) -> tuple[str, str]:

@@ -309,8 +309,9 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
         yield f"the hub will not start: {error}"
         return
     from dragoman.app.policy_admin.known_ids import list_targets
+    from dragoman.core.tool_identity import BUILTIN
 
-    if not list_targets(file.parent):
+    if not set(list_targets(file.parent)) - {BUILTIN}:
         yield (
             "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
             "dragoman agents add"
