@@ -13,6 +13,7 @@ from bench import machine, tables
 from bench.agents import agents
 from bench.bridge import bridge
 from bench.goals import verdicts
+from bench.model_agents import agent
 from bench.paths import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
 from bench.plan import QUICK, TABLES, Plan, say
 from bench.policy import policy
@@ -32,6 +33,7 @@ MEASURE = {
     "bridge": bridge,
     "policy": policy,
     "stages": stages,
+    "agent": agent,
 }
 
 

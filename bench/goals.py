@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import agents, bridge, rows, stages
+from bench import agents, bridge, model_agents, rows, stages
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -214,6 +214,36 @@ def stages_goals(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def agent_goals(found: dict, plan: dict) -> list[Verdict]:
+    turns = found.get(model_agents.WITH_TOOL, [])
+    added = {
+        figure: median(model_agents.compare_idle(found, figure), "added")
+        for figure in ("rss_mb", "idle_percent")
+    }
+    idle = f"{model_agents.IDLE:,} idle agents"
+    return [
+        judge(
+            "CPU of a message to an agent with one tool call, one client: at most 2 ms",
+            median(turns, "load", "1", "cpu_us"),
+            "{:.0f} \u00b5s",
+            lambda microseconds: microseconds <= 2_000,
+        ),
+        judge(f"{idle}: under 20 MB", added["rss_mb"], "{:.1f} MB", lambda mb: mb < 20),
+        judge(
+            f"{idle}: at most 1 % of a core more",
+            added["idle_percent"],
+            "{:+.2f} %",
+            lambda percent: percent <= 1,
+        ),
+        judge(
+            "every answer of a model's agent right",
+            bad_answers(turns) if turns else None,
+            "{} bad",
+            lambda bad: bad == 0,
+        ),
+    ]
+
+
 GOALS = {
     "calls": calls_goals,
     "growth": growth_goals,
@@ -224,6 +254,7 @@ GOALS = {
     "bridge": bridge_goals,
     "policy": policy_goals,
     "stages": stages_goals,
+    "agent": agent_goals,
 }
 
 

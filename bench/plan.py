@@ -20,7 +20,18 @@ FAILURES = (
     subprocess.SubprocessError,
     CannotRun,
 )
-TABLES = ("calls", "growth", "memory", "start", "streams", "agents", "bridge", "policy", "stages")
+TABLES = (
+    "calls",
+    "growth",
+    "memory",
+    "start",
+    "streams",
+    "agents",
+    "bridge",
+    "policy",
+    "stages",
+    "agent",
+)
 
 
 class Named(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import agents, bridge, policy, rows, stages
+from bench import agents, bridge, model_agents, policy, rows, stages
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -337,6 +337,39 @@ def shown_of(found: dict, *path: str) -> list[str]:
     ]
 
 
+def agent_section(results: dict) -> str:
+    found = results["agent"]
+    turns = []
+    for name in (model_agents.WITH_TOOL, model_agents.WITHOUT_TOOL, rows.HUB_HTTP.name):
+        records = found.get(name, [])
+        at = [("load", str(count)) for count in model_agents.CONNECTIONS]
+        turns.append(
+            [
+                "Dragoman, the tool alone" if name == rows.HUB_HTTP.name else name,
+                joined([show_us(median(records, *where, "cpu_us")) for where in at]),
+                joined([show(median(records, *where, "per_second"), "{:,.0f}") for where in at]),
+                joined([show_us(median(records, *where, "p50_us")) for where in at]),
+            ]
+        )
+    idle = [
+        [
+            name,
+            show(median(records, "rss_mb"), "{:.1f} MB"),
+            show(median(records, "healthy_seconds"), "{:.2f} s"),
+            show(median(records, "idle_percent"), "{:.2f} %"),
+        ]
+        for name in (model_agents.NONE, model_agents.MANY)
+        if (records := found.get(name))
+    ]
+    text = "## Agents with a model\n\nA message to an agent with a manifest. Its model is a server "
+    text += "in another process that thinks no time and streams its answers in small pieces: with "
+    text += "one tool call it is asked twice. The CPU is the hub's, the tool is the far end's.\n\n"
+    counts = " / ".join(map(str, model_agents.CONNECTIONS))
+    text += table([f"at {counts} connections", "CPU per message", "messages/s", "p50"], turns)
+    text += "\nAgents that nobody asks, and the CPU of a hub that watches their manifests:\n\n"
+    return text + table(["", "RSS", "healthy after", "CPU when idle"], idle)
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -365,6 +398,7 @@ SECTIONS = {
     "bridge": bridge_section,
     "policy": policy_section,
     "stages": stages_section,
+    "agent": agent_section,
 }
 
 

@@ -62,3 +62,43 @@ def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> 
     hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
     assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
     assert len(loaded) < 80
+
+
+HUB = """
+import asyncio, sys
+from pathlib import Path
+from dragoman.app.build import build_app
+from dragoman.config import Config
+
+async def main():
+    app = build_app(Path(sys.argv[1]), Config(), "mcp")
+    await app.parts.manifests.follow()
+    print(*(name for name in sys.modules if name.startswith("dragoman.")))
+    await app.stop()
+
+asyncio.run(main())
+"""
+OF_AGENTS = (
+    "dragoman.agents.command",
+    "dragoman.agents.manifest.",
+    "dragoman.agents.model_",
+    "dragoman.agents.models.",
+    "dragoman.processes.command_runner",
+)
+MANIFEST = '[[script]]\nsay = "hi"\n'
+
+
+def test_hub_without_agents_loads_nothing_of_them(short_tmp: Path) -> None:
+    home.prepare(str(short_tmp))
+
+    def list_loaded() -> list[str]:
+        command = [sys.executable, "-c", HUB, str(short_tmp)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        loaded = run.stdout.splitlines()[-1].split()
+        return [name for name in loaded if f"{name}.".startswith(OF_AGENTS)]
+
+    assert list_loaded() == []
+    folder = short_tmp / "agents" / "one"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text(MANIFEST, encoding="utf-8")
+    assert "dragoman.agents.manifest" in list_loaded()

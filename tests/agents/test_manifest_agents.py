@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Rig:
         folder = home / "agents" / "lead"
         folder.mkdir(parents=True)
         (folder / "agent.toml").write_text(PARENT, encoding="utf-8")
+        self.times: Iterator[float] = iter(())
         self.made = ManifestAgents(
             home,
             Catalog(review=admit_all),
@@ -63,6 +64,7 @@ class Rig:
             AgentProfiles(),
             self._build,
             lambda name: None,
+            lambda: next(self.times),
         )
         self.made.check()
         parent = self.made.find_by_name("lead")
@@ -151,3 +153,20 @@ async def test_failed_manifest_is_tried_again_when_asked_for(rig: Rig) -> None:
     assert rig.made.check() == []
     rig.made.reconsider(frozenset())
     assert rig.made.check() == ["late"]
+
+
+async def test_manifests_are_watched_for_a_hundredth_of_the_time(rig: Rig) -> None:
+    async def looks(begun: float, ended: float) -> bool:
+        """Whether a check that would take from `begun` to `ended` is made."""
+        rig.times = iter((begun, ended))
+        await rig.made.follow()
+        return next(rig.times, None) is None
+
+    assert await looks(10.0, 10.02)  # 20 ms: the next one in two seconds
+    assert not await looks(11.9, 12.0)
+    folder = rig.home / "agents" / "new"
+    folder.mkdir()
+    (folder / "agent.toml").write_text(PARENT, encoding="utf-8")
+    assert await looks(12.1, 14.1) and "new" in rig.agents
+    assert await looks(14.2, 99.0), "after a change there is no pause"
+    assert not await looks(19.1, 19.2) and await looks(19.3, 19.4), "a pause has an end"

@@ -695,6 +695,22 @@ def test_agent_and_skills_are_sanitized(board: Board) -> None:
     assert agent.skills[0]["name"] == "Forcast"
 
 
+def test_live_skills_are_not_read(board: Board) -> None:
+    """They are computed from tools that were reviewed, for each reader: a list would be of now."""
+
+    class Unreadable(tuple[Mapping[str, Any]]):
+        def __iter__(self) -> Any:
+            raise AssertionError("read")
+
+    board.mode = "off"
+    (message,) = skill_tools()
+    skills = Unreadable()
+    facts = AgentFacts(name="a", description="x\u200by", skills=skills, has_live_skills=True)
+    (shown,), *_ = board.pins.review("weather", [replace(message, agent=facts)])
+    assert shown.agent is not None and shown.agent.description == "xy"
+    assert shown.agent.skills is skills
+
+
 def resource(description: str = "Notes.", uri: str = "x://A", **more: Any) -> Tool:
     definition = {"uri": uri, "name": "notes", "description": description, **more}
     return replace(tool(definition, id=uri, kind=RESOURCE), description=description, alias=uri)

@@ -10,6 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +18,11 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.agents.config import SkillEntry
-from dragoman.agents.manifest_agents import FOLDER
+from dragoman.agents.manifest_agents import FILES, FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
 from dragoman.core.local_agents import AgentProfile, fold_tool_pattern
 
-FILES = ("agent.toml", "agent.json")
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
@@ -353,7 +353,7 @@ def _list_unknown(data: Any, kind: Any, path: str) -> list[str]:
     found: list[str] = []
     if not isinstance(data, dict):
         return found
-    known = {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    known = _list_fields(kind)
     for name, value in data.items():
         where = f"{path}{name}"
         if name not in known:
@@ -367,6 +367,11 @@ def _list_unknown(data: Any, kind: Any, path: str) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             found += _list_unknown(one, inner, f"{where}.")
     return found
+
+
+@cache
+def _list_fields(kind: Any) -> Mapping[str, msgspec.structs.FieldInfo]:
+    return {one.encode_name: one for one in msgspec.structs.fields(kind)}
 
 
 def _find_struct(kind: Any) -> Any:

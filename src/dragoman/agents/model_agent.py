@@ -567,6 +567,7 @@ def build_facts(manifest: Manifest, skills: Sequence[Mapping[str, Any]]) -> Agen
         description=manifest.description or f'The agent "{manifest.name}".',
         version=manifest.version,
         skills=skills,
+        has_live_skills=True,
         input_modes=tuple(manifest.a2a.input_modes),
         output_modes=tuple(manifest.a2a.output_modes),
     )

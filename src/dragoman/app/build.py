@@ -15,8 +15,8 @@ from dragoman.agents.vision import AgentVision
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.app import App
 from dragoman.app.build_agents import (
+    DOOR,
     AgentsBuilder,
-    GrantedTools,
     LocalAgents,
     build_manifest_agents,
     build_meter,
@@ -46,6 +46,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.principal import Principal
+from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
@@ -92,7 +93,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         )
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
-        granted = GrantedTools(guards)
+        granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
         meter = build_meter(live, stores.usage)
         runner = find_command_runner(home, live)
         skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)

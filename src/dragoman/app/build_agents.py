@@ -46,9 +46,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
-from dragoman.core.tool import Tool, Validator
-from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.trace import Trace
+from dragoman.core.tool import Validator
 from dragoman.core.usage import Budget, UsageStore
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
@@ -119,23 +117,6 @@ def load_function_agents(
             log.error("%s; the hub runs without it", error)
         else:
             agents[agent.name] = agent
-
-
-class GrantedTools:
-    """Implements `agents.model_agent.AgentHub`."""
-
-    def __init__(self, guards: Guards) -> None:
-        self._hub, self._guards = guards.hub, guards
-        self.call_within = guards.hub.call_within
-
-    def list_granted(self, principal: Principal, trace: Trace) -> list[Tool]:
-        above = self._guards.chains.find_running(trace)
-        is_granted = self._guards.granted.is_granted
-        return [
-            tool
-            for tool in self._hub.list_tools(principal, EVERYTHING, door=DOOR)
-            if is_granted(principal, tool, above, DOOR)
-        ]
 
 
 def _find_modules_in(home: Path) -> None:

@@ -44,8 +44,8 @@ def new(name: str, template: str, model: str | None, home: str | None, as_json: 
     check NAME` finds mistakes, `dragoman chat NAME` talks to it. To remove the agent, delete its
     folder.
     """
-    from dragoman.agents.manifest import FILES, NAME, find_manifest, parse_manifest
-    from dragoman.agents.manifest_agents import FOLDER
+    from dragoman.agents.manifest import NAME, find_manifest, parse_manifest
+    from dragoman.agents.manifest_agents import FILES, FOLDER
 
     if not NAME.fullmatch(name):
         fail(

@@ -6,6 +6,7 @@ neither manifests nor models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +17,7 @@ from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import BUILTIN
 
+_WILD = re.compile(r"[*?[]")
 AGENT = "agent"
 """The kind of the principal that a local agent is when it calls."""
 
@@ -70,7 +72,12 @@ def fold_tool_pattern(pattern: str) -> str:
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Whether one of the globs matches."""
-    return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
+    for pattern in patterns:
+        if pattern in ("*", name):
+            return True
+        if _WILD.search(pattern) is not None and fnmatchcase(name, pattern):
+            return True
+    return False
 
 
 class AgentProfiles:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Protocol
 
 from dragoman.core.errors import StorageFailed
@@ -69,7 +70,7 @@ class NameClaims:
         if not self._readable:
             return
         owners = self._owners.setdefault(kind, {})
-        namespaces = self._find_namespaces()
+        find_namespaces = cache(self._find_namespaces)  # few tools need them
         room = MAX_NAMES - self._count.get(target, 0)
         for tool in tools:
             free = [
@@ -77,7 +78,7 @@ class NameClaims:
                 for name in list_aliases(tool)
                 if name not in owners
                 and name != tool.name
-                and ("." not in name or _is_own(name, target, namespaces))
+                and ("." not in name or _is_own(name, target, find_namespaces()))
             ]
             if free and len(free) <= room:
                 room -= len(free)

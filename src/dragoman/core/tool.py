@@ -35,6 +35,8 @@ class AgentFacts:
     version: str = "1.0.0"
     skills: Sequence[Mapping[str, Any]] = ()
     """Each with `id`, `name`, `description`, `tags` and `examples`."""
+    has_live_skills: bool = False
+    """Whether the list changes by itself, with tools that were reviewed already."""
     input_modes: Sequence[str] = ("text/plain", "application/json")
     output_modes: Sequence[str] = ("text/plain", "application/json")
     streaming: bool = True

@@ -8,19 +8,21 @@ if the name did not exist, and `GrantedAuthorizer` keeps it out of lists.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Protocol
 
 from dragoman.core.call import Call, Result
-from dragoman.core.call_chains import RunningCall
+from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import AuthorizationError, NotFound
+from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.structs import replace
-from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
+from dragoman.core.trace import Trace
 
 CanSee = Callable[[Principal, Tool, str], bool]
 
@@ -61,7 +63,7 @@ class GrantedAuthorizer:
         """`offers` says for which principals tools exist; None: no built-in tools are opened to
         principals other than agents."""
         self._authorizer = authorizer
-        self._profiles = profiles
+        self.profiles = profiles
         self._offers = offers
         self.reads_arguments = authorizer.reads_arguments
         self.decide = authorizer.decide
@@ -69,16 +71,16 @@ class GrantedAuthorizer:
 
     @property
     def version(self) -> int:
-        return self._authorizer.version + (self._profiles.version << 64)
+        return self._authorizer.version + (self.profiles.version << 64)
 
     def is_granted(
         self, principal: Principal, tool: Tool, above: RunningCall | None, door: str
     ) -> bool:
         """Whether an agent may call the tool on behalf of the running call `above`. Principals
         without a profile have no grants to be limited to."""
-        if not self._has_grant(principal, tool):
+        if not self.has_grant(principal, tool):
             return False
-        if self._profiles.find(principal) is None:
+        if self.profiles.find(principal) is None:
             return True
         while above is not None:
             caller = above.principal
@@ -108,7 +110,7 @@ class GrantedAuthorizer:
             return True
         if self._offers is not None:
             return self._offers.is_offered(principal, tool)
-        return self._profiles.find(principal) is not None
+        return self.profiles.find(principal) is not None
 
     def can_list(self, principal: Principal, tool: Tool) -> bool:
         return self._is_known(principal, tool) and self._authorizer.can_list(principal, tool)
@@ -118,21 +120,62 @@ class GrantedAuthorizer:
 
     def group_of_principal(self, principal: Principal) -> Hashable:
         group = self._authorizer.group_of_principal(principal)
-        profile = self._profiles.find(principal)
+        profile = self.profiles.find(principal)
         if profile is not None:
             return group, profile.name
         return group if self._offers is None else (group, self._offers.find_group(principal))
 
     def _is_known(self, principal: Principal, tool: Tool) -> bool:
-        return self.is_offered(principal, tool) and self._has_grant(principal, tool)
+        return self.is_offered(principal, tool) and self.has_grant(principal, tool)
 
-    def _has_grant(self, principal: Principal, tool: Tool) -> bool:
+    def has_grant(self, principal: Principal, tool: Tool) -> bool:
+        """Whether the grants of the agent, if it is one, name the tool."""
         if not principal.serves:
             return True
-        profile = self._profiles.find(principal)
+        profile = self.profiles.find(principal)
         if profile is None:
             return principal.kind != AGENT  # an agent without one was removed meanwhile
         name = tool.target.name
-        target = self._profiles.get(name) if tool.agent is not None else None
+        target = self.profiles.get(name) if tool.agent is not None else None
         is_child = target is not None and target.parent == profile.name
         return (profile.grants(tool) or is_child) and name != profile.name
+
+
+class GrantedTools:
+    """Lists the tools of agents. Implements `agents.model_agent.AgentHub`."""
+
+    def __init__(
+        self, hub: Hub, chains: CallChains, authorizer: GrantedAuthorizer, door: str
+    ) -> None:
+        """`door` is the entry point of calls that agents make."""
+        self._hub, self._chains, self._authorizer, self._door = hub, chains, authorizer, door
+        self.call_within = hub.call_within
+        self._version = (-1, -1)
+        self._named: dict[str, Sequence[Tool]] = {}
+        """The tools that the grants of an agent name, while the catalog stays as it is."""
+
+    def list_granted(self, principal: Principal, trace: Trace) -> list[Tool]:
+        authorizer, door = self._authorizer, self._door
+        above = self._chains.find_running(trace)
+        hidden = self._hub.list_client_only_names(TOOL)
+        return [
+            tool
+            for tool in self._list_named(principal)
+            if tool.name not in hidden
+            and authorizer.can_see(principal, tool, door)
+            and authorizer.is_granted(principal, tool, above, door)
+        ]
+
+    def _list_named(self, principal: Principal) -> Sequence[Tool]:
+        """Policies are not asked about the many tools that the grants do not name."""
+        catalog, profiles = self._hub.catalogs[TOOL], self._authorizer.profiles
+        version = catalog.version, profiles.version
+        if version != self._version:
+            self._version, self._named = version, {}
+        agent = principal.serves or ""
+        found = self._named.get(agent)
+        if found is None:
+            has_grant = self._authorizer.has_grant
+            found = [one for one in catalog.list_tools() if has_grant(principal, one)]
+            self._named[agent] = found
+        return found

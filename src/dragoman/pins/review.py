@@ -546,8 +546,12 @@ def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
         )
     if facts is not None:
         about = shorten_text(clean_text(facts.description), MAX_DESCRIPTION)
-        skills = [shorten(skill) for skill in clean_value(list(facts.skills), SHOWN)]
-        if (about, skills) != (facts.description, list(facts.skills)):
+        skills = facts.skills
+        if not facts.has_live_skills:
+            skills = [shorten(skill) for skill in clean_value(list(skills), SHOWN)]
+            if skills == list(facts.skills):
+                skills = facts.skills
+        if about != facts.description or skills is not facts.skills:
             facts = replace(facts, description=about, skills=skills)
     if (short, definition, facts) == (tool.description, tool.definition, tool.agent):
         return tool
