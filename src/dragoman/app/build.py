@@ -141,11 +141,12 @@ def _build_api(
     parts: HubParts, applier: ConfigApplier, status: HubStatus, view: RegistryView
 ) -> Api:
     hub, stores, guards = parts.guards.hub, parts.stores, parts.guards
+    granted = GrantedTools(hub, guards.chains, guards.granted, DOOR)
     apis = (
         PoliciesApi(guards.policies),
         PinsApi(parts.catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
-        LocalAgentsApi(hub, LocalAgentsView(parts)),
+        LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
         DispatchesApi(hub, parts.events.dispatches),
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.agents.function import FunctionAgent
-from dragoman.app.build_agents import DOOR
 from dragoman.app.hub_parts import HubParts
 from dragoman.core.local_agents import build_agent_principal
 from dragoman.core.tool import Tool
-from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.trace import new_trace
+from dragoman.guards.grants import GrantedTools
 
 FUNCTION, MODEL = "function", "model"
 
@@ -21,6 +21,7 @@ class LocalAgentsView:
     """Implements `web.api_local_agents.LocalAgentSource`."""
 
     _parts: HubParts
+    _granted: GrantedTools
 
     def list_tools(self) -> Sequence[Tool]:
         agents = self._parts.agents.local.by_name
@@ -38,7 +39,7 @@ class LocalAgentsView:
             return {}
         models = [one.label for one in describe_models(agent.manifest)]
         profile, hub = agent.profile, parts.guards.hub
-        granted = hub.list_tools(build_agent_principal(profile), EVERYTHING, door=DOOR)
+        granted = self._granted.list_granted(build_agent_principal(profile), new_trace())
         source = find_manifest(profile.workspace.parent) or profile.workspace.parent
         return {
             "runtime": SCRIPT if models[0] == SCRIPT else MODEL,
