@@ -177,6 +177,107 @@ async def test_whole_answers_of_known_servers_are_understood(form: str) -> None:
     assert request.id and (reply.usage.input_tokens, reply.usage.output_tokens) == (5, 6)
 
 
+def call(index: int | None, id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": id, "function": {"name": name, "arguments": arguments}}
+    return {**made, "type": "function"} if index is None else {**made, "index": index}
+
+
+USAGE = {"prompt_tokens": 4, "completion_tokens": 9, "total_tokens": 13}
+STREAMS: dict[str, tuple[list[Any], str, list[tuple[str, str]]]] = {
+    # What arrives; the text and the tool calls that it means.
+    "OpenAI: usage is null until the end": (
+        [{**delta("", role="assistant", refusal=None), "usage": None},
+         {**delta("Hi"), "usage": None}, {**delta(finish="stop"), "usage": None},
+         {"model": "m-1", "choices": [], "usage": USAGE, "obfuscation": "xyz"}, "[DONE]"],
+        "Hi", []),
+    "Azure: the filter's results come first, without a model": (
+        [{"model": "", "choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
+         delta("Hi"), {**delta(finish="stop"), "usage": USAGE}, "[DONE]"], "Hi", []),
+    "OpenAI: a refusal": (
+        [delta(role="assistant", content=None, refusal=""), delta(refusal="I can"),
+         delta(refusal="not."), {**delta(finish="stop"), "usage": USAGE}, "[DONE]"],
+        "I cannot.", []),
+    "DeepSeek: it thinks aloud first": (
+        [delta(role="assistant", content=None, reasoning_content="Hm, "),
+         delta(reasoning_content="so", content=None), delta("4", reasoning_content=None),
+         {**delta("", finish="stop"), "usage": {**USAGE, "prompt_cache_hit_tokens": 0}}, "[DONE]"],
+        "4", []),
+    "OpenRouter: reasoning, and a last event whose reason is null": (
+        [delta("", reasoning="Two", reasoning_details=[{"type": "reasoning.text", "text": "Two"}]),
+         delta("4", reasoning=None), delta("", finish="stop", reasoning_details=[]),
+         {**delta(""), "usage": {**USAGE, "cost": 0}}, "[DONE]"], "4", []),
+    "llama.cpp: timings": (
+        [delta(None, role="assistant"), delta("Hi"), delta(finish="stop"),
+         {"choices": [], "usage": USAGE, "timings": {"prompt_n": 4, "predicted_ms": 1.5}},
+         "[DONE]"], "Hi", []),
+    "vLLM: usage in each event, and no end but the end": (
+        [{**delta("Hi"), "usage": {"prompt_tokens": 4, "completion_tokens": 1}},
+         {**delta("", finish="stop", tool_calls=[]), "usage": USAGE, "prompt_logprobs": None}],
+        "Hi", []),
+    "Ollama: whole calls, all with index 0": (
+        [delta("", role="assistant", tool_calls=[call(0, "call_a", "t", '{"n":1}')]),
+         delta("", role="assistant", tool_calls=[call(0, "call_b", "t", '{"n":2}')]),
+         delta("", role="assistant", finish="tool_calls"),
+         {"choices": [], "usage": USAGE}, "[DONE]"], "", [("t", '{"n":1}'), ("t", '{"n":2}')]),
+    "Gemini: the same, and without ids": (
+        [delta(tool_calls=[call(0, "", "t", '{"n":1}')]),
+         delta(tool_calls=[call(0, "", "u", '{"n":2}')]),
+         {**delta(finish="tool_calls"), "usage": USAGE}, "[DONE]"],
+        "", [("t", '{"n":1}'), ("u", '{"n":2}')]),
+    "one call whose name comes with each piece": (
+        [delta(tool_calls=[call(0, "call_a", "t", '{"n"')]),
+         delta(tool_calls=[call(0, "call_a", "t", ":1}")]),
+         {**delta(finish="tool_calls"), "usage": USAGE}, "[DONE]"], "", [("t", '{"n":1}')]),
+    "two calls with one id": (
+        [delta(tool_calls=[call(0, "x", "t", "{}"), call(1, "x", "u", "{}")]),
+         {**delta(finish="tool_calls"), "usage": USAGE}, "[DONE]"], "", [("t", "{}"), ("u", "{}")]),
+    "null in each place": (
+        [{"model": None, "choices": None, "usage": None},
+         {"choices": [{"index": None, "delta": None, "finish_reason": None}]},
+         delta("Hi", tool_calls=None, function_call=None),
+         delta(tool_calls=[call(0, None, "t", None)]),
+         delta(tool_calls=[call(0, "call_a", None, "{}")]),
+         {**delta(finish="stop"), "usage": USAGE}, "[DONE]"], "Hi", [("t", "{}")]),
+    "functions, before there were tools": (
+        [delta(None, role="assistant", function_call={"name": "t", "arguments": ""}),
+         delta(function_call={"arguments": '{"n":'}), delta(function_call={"arguments": "1}"}),
+         {**delta(finish="function_call"), "usage": USAGE}, "[DONE]"], "", [("t", '{"n":1}')]),
+    "empty calls and reasons that mean nothing": (
+        [delta("Hi", function_call={"name": "", "arguments": ""}, finish=""),
+         delta("", tool_calls=[{"index": 0, "function": {"name": "", "arguments": ""}}]),
+         {**delta("", finish="stop"), "usage": USAGE}, "[DONE]"], "Hi", []),
+    "more choices than were asked for": (
+        [delta("Hi"), {"choices": [{"index": 1, "delta": {"content": "Ho"}}]},
+         {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}]},
+         {**delta(finish="stop"), "usage": USAGE}, "[DONE]"], "Hi", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", STREAMS)
+async def test_streams_of_known_servers_are_understood(form: str) -> None:
+    events, text, calls = STREAMS[form]
+    reply, texts, _ = await ask(stream(*events))
+    assert (reply.text, "".join(texts)) == (text, text)
+    assert [(one.name, one.arguments) for one in reply.tool_requests] == calls
+    ids = [one.id for one in reply.tool_requests]
+    assert all(ids) and len(set(ids)) == len(ids)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (4, 9)
+    assert reply.model == "m-1" and not reply.is_cut
+
+
+@pytest.mark.parametrize("split", [0, 1, 5])
+async def test_comments_and_any_line_ends_are_understood(split: int) -> None:
+    good = [json.dumps(one) for one in (delta("G"), delta("o"), delta(finish="stop"))]
+    lines = [": OPENROUTER PROCESSING", "", ": keep-alive", "", *(f"data:{one}" for one in good)]
+    text = "\ufeff" + "\r\n\r\n".join(lines) + "\r\n\r\nevent: message\r\ndata: [DONE]\r\n\r\n"
+    data = text.encode()
+    size = split or len(data)
+    chunks = [data[at : at + size] for at in range(0, len(data), size)]
+    headers = {"content-type": "text/event-stream"}
+    reply, _, _ = await ask(HttpReply(200, headers, Body(chunks)))
+    assert reply.text == "Go"
+
+
 async def test_content_parts_and_a_cut_answer_are_understood() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"choices": [{"message": {"content": parts}, "finish_reason": "length"}]}
@@ -219,7 +320,26 @@ def test_key_of_a_provider_is_not_sent_elsewhere(model: str, sent: str) -> None:
         (stream("{"), ModelUnavailable, "invalid answer"),
         (stream("[1]"), ModelUnavailable, "not an object"),
         (stream({"error": {"message": "out of memory"}}), ModelUnavailable, "out of memory"),
-        (stream({"choices": []}), ModelUnavailable, "without an answer"),
+        (stream({"choices": []}), ModelUnavailable, "before the answer was complete"),
+        (stream(delta("half"), delta(" of it")), ModelUnavailable, "before the answer was"),
+        (stream(delta("x"), {**delta(""), "error": {"code": 429, "message": "too fast"}}, "[DONE]"),
+         ModelUnavailable, "status 429: 429: too fast"),
+        (stream(delta("x"), {"error": {"code": 401, "message": "bad key sk-secret"}}, "[DONE]"),
+         WorkFailed, "bad key …"),
+        (stream({"error": {"code": "server_error", "message": "lost"}, "choices": []}, "[DONE]"),
+         ModelUnavailable, "server_error: lost"),
+        (stream(delta("x"), delta("", finish="error"), "[DONE]"), ModelUnavailable, "no reason"),
+        (whole({"error": {"message": "Provider returned error", "code": 502}}), ModelUnavailable,
+         "Provider returned error"),
+        (whole([{"error": {"code": 400, "message": "API key not valid"}}], 400), WorkFailed,
+         "API key not valid"),
+        (whole({"object": "error", "message": "maximum context length is 8 tokens"}, 400),
+         ContextTooLong, "maximum context length"),
+        (whole({"detail": "Not Found"}, 404), WorkFailed, "status 404: Not Found"),
+        (whole({"error": {"code": 500, "message": "the request exceeds the context size"}}, 500),
+         ContextTooLong, "context size"),
+        (whole({"error": {"message": "too many tokens per minute"}}, 429), ModelUnavailable,
+         "per minute"),
         (Unreachable("refused", sent=False), ModelUnavailable, "cannot be reached: refused"),
     ],
 )  # fmt: skip

@@ -32,7 +32,11 @@ def find_error(text: str, secret: str = "") -> str:
         body = decode_reply(text.encode())
     except ValueError:
         body = None
-    error: Any = body.get("error") if isinstance(body, dict) else None
+    if isinstance(body, list) and body:  # Google's
+        body = body[0]
+    error: Any = None
+    if isinstance(body, dict):  # of others than OpenAI, some have no "error"
+        error = body.get("error") or body.get("detail") or body.get("message")
     if isinstance(error, dict):
         words = [str(error[one]) for one in ("code", "message") if error.get(one)]
         text = ": ".join(words) or text

@@ -75,7 +75,7 @@ class OpenAiModel:
             raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
         if reply.status != 200:
             raise await self._build_error(reply)
-        answer = _Answer(self.name, on_text)
+        answer = _Answer(self.name, on_text, self.settings.api_key)
         try:
             if "event-stream" in reply.headers.get("content-type", ""):
                 await self._read_stream(reply, answer)
@@ -140,8 +140,8 @@ class OpenAiModel:
                 raise BadReply(f"its answer is larger than {MAX_REPLY} bytes")
             for event in parser.feed(chunk):
                 answer.take_event(event.data)
-        if not answer.has_begun:
-            raise Unreachable("the stream ended without an answer", sent=True)
+        if not answer.is_complete:
+            raise Unreachable("the stream ended before the answer was complete", sent=True)
 
     async def _build_error(self, reply: HttpReply) -> Exception:
         try:
@@ -158,35 +158,64 @@ class OpenAiModel:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
 
 
+class _Request:
+    """A tool call whose pieces arrive."""
+
+    def __init__(self, id: str, function: Mapping[str, Any]) -> None:
+        self.id = self.name = self.arguments = ""
+        self.add(id, function)
+        self._is_whole = _is_object(self.arguments)
+        """Whether its first piece has all of it."""
+
+    def is_another(self, id: str, name: str) -> bool:
+        """Whether a piece with this id and name begins another call. Some servers give all calls
+        the same index, and some of these no ids."""
+        if id and self.id:
+            return id != self.id
+        return bool(name) and self._is_whole
+
+    def add(self, id: str, function: Mapping[str, Any]) -> None:
+        self.id = id or self.id
+        self.name = str(function.get("name") or self.name)
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict):  # Ollama's own form
+            arguments = encode(arguments).decode()
+        if isinstance(arguments, str):
+            self.arguments += arguments
+
+
 class _Answer:
     """Puts the pieces of a streamed answer together."""
 
-    def __init__(self, model: str, on_text: TakeText) -> None:
+    def __init__(self, model: str, on_text: TakeText, secret: str) -> None:
+        """`secret` is removed from errors."""
+        self._secret = secret
         self.is_done = False
-        self.has_begun = False
-        self._model = model
+        self._name = self._model = model
         self._on_text = on_text
         self._text: list[str] = []
-        self._requests: dict[int, list[Any]] = {}
-        """Id, name and pieces of the arguments, by index."""
+        self._requests: list[_Request] = []
+        self._by_index: dict[int, _Request] = {}
+        """The latest request of each index."""
         self._usage = ModelUsage()
         self._finish = ""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the server has said that the answer ends here."""
+        return self.is_done or bool(self._finish)
+
     def take_event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
-            self.is_done = self.has_begun = True
+            self.is_done = True
             return
         event = decode_reply(data)
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
-        if (error := event.get("error")) is not None:
-            raise BadReply(find_error(encode({"error": error}).decode()))
         self._take_common(event)
-        for choice in _list_objects(event.get("choices"))[:1]:
-            self.has_begun = True
-            if isinstance(delta := choice.get("delta"), dict):
-                self._take_delta(delta)
-            self._finish = str(choice.get("finish_reason") or self._finish)
+        for choice in _list_objects(event.get("choices")):
+            if not choice.get("index"):  # further choices were not asked for
+                self._take_choice(choice, choice.get("delta"))
 
     def take_whole(self, body: Any) -> None:
         if not isinstance(body, dict):
@@ -195,11 +224,12 @@ class _Answer:
         choices = _list_objects(body.get("choices"))
         if not choices or not isinstance(message := choices[0].get("message"), dict):
             raise ValueError("the answer has no message")
-        self.has_begun = True
-        self._take_delta(message)
-        self._finish = str(choices[0].get("finish_reason") or "")
+        self._take_choice(choices[0], message)
+        self.is_done = True
 
     def _take_common(self, body: Mapping[str, Any]) -> None:
+        if (error := body.get("error")) is not None:
+            raise self._build_error(error)
         if isinstance(model := body.get("model"), str) and model:
             self._model = model
         if isinstance(usage := body.get("usage"), dict):
@@ -209,36 +239,60 @@ class _Answer:
                 _read_cost(usage.get("cost")),
             )
 
+    def _build_error(self, error: Any) -> Exception:
+        """Builds the error that comes with a status of 200: some have the status as a code."""
+        words = find_error(encode({"error": error}).decode(), self._secret)
+        code = str(error.get("code")) if isinstance(error, dict) else ""
+        status = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 500
+        return build_failure(self._name, status, words)
+
+    def _take_choice(self, choice: Mapping[str, Any], delta: Any) -> None:
+        if isinstance(delta, dict):
+            self._take_delta(delta)
+        self._finish = str(choice.get("finish_reason") or self._finish)
+        if self._finish == "error":
+            raise BadReply("it ended with an error, and gave no reason")
+
     def _take_delta(self, delta: Mapping[str, Any]) -> None:
-        text = delta.get("content")
-        if isinstance(text, list):  # content parts
-            text = "".join(str(one.get("text") or "") for one in _list_objects(text))
-        if isinstance(text, str) and text:
-            self._text.append(text)
-            self._on_text(text)
+        for text in (delta.get("content"), delta.get("refusal")):
+            if isinstance(text, list):  # content parts
+                text = "".join(str(one.get("text") or "") for one in _list_objects(text))
+            if isinstance(text, str) and text:
+                self._text.append(text)
+                self._on_text(text)
         for place, piece in enumerate(_list_objects(delta.get("tool_calls"))):
             index = piece.get("index")
-            index = index if isinstance(index, int) else place
-            if index not in self._requests and len(self._requests) >= MAX_TOOL_REQUESTS:
+            self._take_piece(index if isinstance(index, int) else place, piece)
+        if isinstance(function := delta.get("function_call"), dict):  # before there were tools
+            self._take_piece(0, {"function": function})
+
+    def _take_piece(self, index: int, piece: Mapping[str, Any]) -> None:
+        id, function = str(piece.get("id") or ""), piece.get("function")
+        function = function if isinstance(function, dict) else {}
+        request = self._by_index.get(index)
+        if request is None or request.is_another(id, str(function.get("name") or "")):
+            if len(self._requests) >= MAX_TOOL_REQUESTS:
                 raise BadReply(f"it asks for more than {MAX_TOOL_REQUESTS} tool calls at once")
-            request = self._requests.setdefault(index, ["", "", []])
-            request[0] = str(piece.get("id") or request[0])
-            if isinstance(function := piece.get("function"), dict):
-                request[1] = str(function.get("name") or request[1])
-                arguments = function.get("arguments")
-                if isinstance(arguments, dict):  # Ollama's own form
-                    arguments = encode(arguments).decode()
-                if isinstance(arguments, str):
-                    request[2].append(arguments)
+            self._by_index[index] = _Request(id, function)
+            self._requests.append(self._by_index[index])
+        else:
+            request.add(id, function)
 
     def build(self) -> ModelReply:
-        requests = [
-            ToolRequest(id or f"call_{index}", name, "".join(pieces))
-            for index, (id, name, pieces) in sorted(self._requests.items())
-        ]
-        return ModelReply(
-            "".join(self._text), requests, self._usage, self._model, self._finish == "length"
-        )
+        made: dict[str, ToolRequest] = {}
+        for number, one in enumerate(self._requests):
+            if one.name or one.arguments:
+                id = one.id if one.id and one.id not in made else f"{one.id or 'call'}_{number}"
+                made[id] = ToolRequest(id, one.name, one.arguments)
+        text, is_cut = "".join(self._text), self._finish == "length"
+        return ModelReply(text, list(made.values()), self._usage, self._model, is_cut)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(decode_reply(arguments.encode("utf-8", "replace")), dict)
+    except ValueError:
+        return False
 
 
 def _list_objects(value: Any) -> list[dict[str, Any]]:
