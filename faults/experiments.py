@@ -18,6 +18,7 @@ from faults import (
     injections,
     kills,
     load,
+    model_agents,
     openapi,
     peers,
     policies,
@@ -157,6 +158,13 @@ EXPERIMENTS = [
         kills.kill_calls, 60, 5,
     ),
     Experiment(
+        "kill -9: agents",
+        "killed while fifty agents with a model run: they ask it, wait for it and call a tool",
+        "every task is completed or failed as interrupted, no tool call is made twice, no child "
+        "is left, usage has every answer, the audit verifies",
+        model_agents.kill_agents, 40, 3,
+    ),
+    Experiment(
         "disk full",
         "its disk is full under load, is freed, is full at a start",
         "writes are refused, reads go on, it heals by itself, nothing acknowledged is lost",
@@ -238,6 +246,14 @@ EXPERIMENTS = [
         "agents whose streams flood, hang, have only comments, or break off",
         "each call gets an answer or a typed error in its time, the neighbour is served",
         peers.misbehaving_agents, 10, 1,
+    ),
+    Experiment(
+        "agents: model faults",
+        "fifty agents at once whose model hangs, drops, limits the rate, sends garbage, too much "
+        "or nothing, invents tools, malforms arguments, asks for 120 calls, loops; 17 ways",
+        "each message is answered, or refused with the reason, within 45 s; one fault is "
+        "survived, no request to the model is left, each message is in the audit",
+        model_agents.fail_models, 20, 1,
     ),
     Experiment(
         "overload by one caller",

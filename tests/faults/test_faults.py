@@ -14,6 +14,7 @@ from faults import (
     disk,
     injections,
     kills,
+    model_agents,
     peers,
     policies,
     reload,
@@ -81,6 +82,19 @@ def test_hub_without_a_database_refuses_what_it_protected(experiment, size) -> N
 def test_misbehaving_servers_and_agents_do_not_affect_others(experiment) -> None:
     outcome = Outcome()
     experiment(1, SEED, outcome)
+    judge(outcome)
+
+
+@pytest.mark.promise("T1", "K2")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("experiment", "size"),
+    [(model_agents.kill_agents, 2), (model_agents.fail_models, 1)],
+    ids=["killed", "faults"],
+)
+def test_agents_survive_kills_and_faults_of_their_model(experiment, size) -> None:
+    outcome = Outcome()
+    experiment(size, SEED, outcome)
     judge(outcome)
 
 

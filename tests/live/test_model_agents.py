@@ -205,6 +205,24 @@ def test_agents_stop_when_they_call_each_other_in_a_circle(rig: Rig) -> None:
     assert [one["error"] for one in refused] == ["Looping"]
 
 
+def test_circle_of_three_agents_is_refused_where_it_closes(rig: Rig) -> None:
+    for name, next_one in (("one", "two"), ("two", "three"), ("three", "one")):
+        rig.write(name, HELPER.replace("code-reviewer", next_one))
+    until(lambda: {"one", "two", "three"} <= set(list_agents(rig.hub)))
+    rig.model.rules += [
+        ("begin", use(("dragoman_agent_two", {"message": "from one"}))),
+        ("from one", use(("dragoman_agent_three", {"message": "from two"}))),
+        ("from two", use(("dragoman_agent_one", {"message": "from three"}))),
+        ("would wait for itself", say("three: refused")),
+        ("three: refused", say("two: refused")),
+        ("two: refused", say("stopped")),
+    ]
+    assert rig.text("begin", "one") == "stopped"
+    verbs = [(one["verb"], one["outcome"]) for one in rig.hub.audit()[-4:]]
+    assert [verb for verb, _ in verbs].count("one.message") == 2
+    assert ("one.message", "refused") in verbs
+
+
 # --- faults of the model --------------------------------------------------------------------------
 
 

@@ -85,8 +85,8 @@ def _list_openai_events(answer: Answer, model: str) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def running_model() -> Iterator[ScriptedModel]:
-    model = ScriptedModel()
+def running_model(given: ScriptedModel | None = None) -> Iterator[ScriptedModel]:
+    model = given or ScriptedModel()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -155,7 +155,13 @@ def running_model() -> Iterator[ScriptedModel]:
             self.end_headers()
             self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256
+
+        def handle_error(self, *args: Any) -> None:
+            pass  # clients go at any time
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     model.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

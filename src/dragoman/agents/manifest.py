@@ -61,7 +61,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     ] = "native"
     vision: Annotated[bool, _about("Whether the model can see images.")] = True
     timeout_secs: Annotated[
-        float, Meta(gt=0, le=3_600), _about("Seconds until an answer begins.")
+        float,
+        Meta(gt=0, le=3_600),
+        _about("Seconds until an answer begins; so many, or 60, may pass between its pieces."),
     ] = 120.0
     allow_private: Annotated[
         bool, _about("Whether the name in base_url may lead to a private address.")

@@ -33,6 +33,8 @@ BASE_URLS: Mapping[str, tuple[str, str]] = {
 }
 """Providers with OpenAI's chat completions: their URL, and the variable with the key."""
 SCRIPT, CLIENT = "script", "client"
+MAX_IDLE = 60.0
+"""Seconds between two pieces of an answer, unless it must begin sooner."""
 
 
 def build_models(
@@ -107,6 +109,7 @@ def _build_provider_model(
             temperature=settings.temperature,
             max_tokens=settings.max_tokens,
             timeout=settings.timeout_secs,
+            idle_timeout=min(settings.timeout_secs, MAX_IDLE),
             extra=settings.extra,
         ),
         open_http(base, settings.allow_private) if provider.url else None,
@@ -137,6 +140,7 @@ def _build_openai_model(
             temperature=settings.temperature,
             max_tokens=settings.max_tokens,
             timeout=settings.timeout_secs,
+            idle_timeout=min(settings.timeout_secs, MAX_IDLE),
             extra=settings.extra,
         ),
         open_http(base, settings.allow_private),
