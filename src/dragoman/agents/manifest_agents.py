@@ -39,6 +39,8 @@ SPAWNED = "spawned"
 """The folder of the agents that an agent has started, in its own."""
 MAX_SPAWNED = 50
 """Agents that others have started."""
+WATCH_SHARE = 0.005
+"""Of the time, that the manifests may be watched."""
 LONGEST_PAUSE = 5.0
 """Seconds between two checks of the manifests, with however many agents."""
 FileState = tuple[str, tuple[int, int, int] | None]
@@ -124,13 +126,13 @@ class ManifestAgents:
 
     async def follow(self) -> None:
         """Applies changes of manifests; called again and again. With many agents it checks less
-        often, so that watching the files takes a hundredth of the time at most."""
+        often, so that watching the files takes a small share of the time."""
         begun = self._clock()
         if begun < self._next_check:
             return
         changed = self.check()
         spent = self._clock() - begun
-        self._next_check = begun + (0 if changed else min(spent * 100, LONGEST_PAUSE))
+        self._next_check = begun + (0 if changed else min(spent / WATCH_SHARE, LONGEST_PAUSE))
 
     def _load(self, folder: str, file: Path) -> None:
         from dragoman.agents.manifest import load_manifest

@@ -87,6 +87,8 @@ class AgentProfiles:
         self._profiles: dict[str, AgentProfile] = {}
         self.version = 0
         """Changes with every profile."""
+        self._sorted: tuple[int, tuple[AgentProfile, ...]] = 0, ()
+        """By name, of a version."""
 
     def find(self, principal: Principal) -> AgentProfile | None:
         """Finds the agent that the principal is; None for other principals."""
@@ -104,7 +106,10 @@ class AgentProfiles:
             self.version += 1
 
     def list_all(self) -> list[AgentProfile]:
-        return [self._profiles[name] for name in sorted(self._profiles)]
+        if self._sorted[0] != self.version:
+            profiles = tuple(self._profiles[name] for name in sorted(self._profiles))
+            self._sorted = self.version, profiles
+        return list(self._sorted[1])
 
 
 class AgentDirectory(Protocol):

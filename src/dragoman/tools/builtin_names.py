@@ -5,7 +5,8 @@ Loaded by every hub, to know whether an agent was granted any of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 
 from dragoman.core.local_agents import matches_any
 from dragoman.core.tool_identity import BUILTIN
@@ -53,7 +54,8 @@ FALLBACK_NAMES: Mapping[str, tuple[str, ...]] = {
 """The other names of each built-in tool. They lead to it as long as no other tool has them."""
 
 
-def grants_builtin_tools(patterns: Sequence[str]) -> bool:
+@lru_cache(4096)  # it is asked about every agent again and again
+def grants_builtin_tools(patterns: tuple[str, ...]) -> bool:
     """Whether grants of tools include a built-in one."""
     return any(
         matches_any(name, patterns)
