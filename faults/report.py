@@ -20,6 +20,12 @@ them in `make test`. It needs Python and pip, and no root: a full and a read-onl
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
 compiler where there is one. `python -m faults --only NAME --seed SEED --case N` runs one case of \
 a fuzzer again.
+
+The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
+A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
+and agents that misbehave; fewer calls at once in the two rows about overload; no pins for servers \
+and agents that fuzz the hub. In the attacks on time and memory, another key calls a tool \
+that takes 5 ms, 100 times a second; the attackers are processes of low priority.
 """
 
 

@@ -15,7 +15,7 @@ from dragoman.core.structs import Struct
 from dragoman.core.trace import NO_LABELS
 
 if TYPE_CHECKING:
-    from dragoman.core.tool import Tool
+    pass
 
 EXTERNAL_NETWORK: Final = "external_network"
 """Comes from the network, where anyone may have written it."""
@@ -78,12 +78,6 @@ class ToolFlows(Struct, frozen=True, kw_only=True):
     detects: bool = True
 
 
-class FlowTable(Protocol):
-    """Classifies tools."""
-
-    def find(self, tool: Tool) -> ToolFlows: ...
-
-
 class LabelStore(Protocol):
     """Keeps the labels of data that outlives a chain of calls: conversations with agents, files and
     other data that tools store. All methods block and may raise `StorageFailed`."""
@@ -102,10 +96,6 @@ class LabelStore(Protocol):
 
     def list_labels(self, prefix: str, most: int) -> list[dict[str, Any]]:
         """Lists the newest: `key`, `label`, `tool`, `trace`, `why`, `at`."""
-
-
-def join_labels(origins: Origins) -> frozenset[str]:
-    return frozenset(origins) if origins else NO_LABELS
 
 
 def list_strings(value: Any, most: int) -> Iterator[tuple[str, str]]:

@@ -24,8 +24,6 @@ from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
 from dragoman.core.trace import Trace
 
-CanSee = Callable[[Principal, Tool, str], bool]
-
 
 class OfferRule(Protocol):
     """For which principals tools exist."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
@@ -220,8 +221,10 @@ class Taint:
     def _find_approval(self, call: Call) -> Hashable | None:
         """Finds the approval of a call that continues after a question of its target, and uses it
         up: each other call needs one of its own."""
+        if call.handle is None or not self._approved:
+            return None
         key = _build_approval_key(call)
-        if call.handle is None or key not in self._approved:
+        if key not in self._approved:
             return None
         del self._approved[key]
         return key
@@ -337,8 +340,10 @@ def _render_origin(origin: LabelOrigin) -> str:
 
 
 def _build_approval_key(call: Call) -> Hashable:
+    """A digest stands for the arguments, which may be large."""
     arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
-    return call.trace.id, call.principal.key, call.tool.name, arguments
+    digest = sha256(arguments.encode("utf-8", "replace")).digest()
+    return call.trace.id, call.principal.key, call.tool.name, digest
 
 
 def _is_approval(answers: Mapping[str, Any] | None) -> bool:

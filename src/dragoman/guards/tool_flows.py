@@ -63,8 +63,6 @@ def list_rules(settings: TaintSettings) -> Iterator[tuple[str, str, str]]:
 
 
 class ToolFlowTable:
-    """Implements `core.taint.FlowTable`."""
-
     def __init__(self, settings: TaintSettings) -> None:
         self.apply(settings)
 
