@@ -22,6 +22,8 @@ from dragoman.core.errors import ConfigError, StorageFailed
 sqlite3.register_adapter(bytes, bytes.__bytes__)
 sqlite3.register_adapter(NoneType, lambda none: none)
 
+PAGE_BYTES = 4096
+"""SQLite's default."""
 BUSY_SECONDS = 2.0
 LOOP_BUSY_SECONDS = 0.02
 """How long a connection of the event loop waits for a lock: the hub's other connections hold it for
@@ -37,9 +39,10 @@ def open_store(
     durable: bool = False,
     busy_seconds: float = BUSY_SECONDS,
     functions: Mapping[str, Callable[[str], str]] | None = None,
+    page_bytes: int = PAGE_BYTES,
 ) -> sqlite3.Connection:
     """Opens or creates the database at `path` and runs `migrations`, which may use `functions` of
-    one text.
+    one text. A database that exists keeps the size of its pages.
 
     A commit survives kill -9; with `durable` also a power failure, at the cost of an fsync.
     Transactions are explicit. `busy_seconds` is how long the open connection waits for a lock;
@@ -49,6 +52,7 @@ def open_store(
     try:
         _keep_private(path)
         db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        db.execute(f"PRAGMA page_size={page_bytes}")
         _check_version(db, path, len(migrations))
         if db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
             raise ConfigError(

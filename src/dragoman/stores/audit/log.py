@@ -1,9 +1,10 @@
 """The audit log: stores the intent of a call before it runs and the outcome after it.
 
 An intent is written to the journal at once (a microsecond), together with the outcomes since the
-last one; SQLite gets the entries of some 20 ms in one commit. Everything happens on the event
-loop's thread, so a call waits for no loop iteration and wakes no thread. Does not know what entries
-mean, except for the outcome of a call that is refused because its intent could not be stored.
+last one; SQLite gets the entries of 100 ms in one commit, or fewer if they are many: a commit costs
+as much as dozens of entries. Everything happens on the event loop's thread, so a call waits for no
+loop iteration and wakes no thread. Does not know what entries mean, except for the outcome of a
+call that is refused because its intent could not be stored.
 
 The journal and then the head are updated after the commit. Wherever the hub is killed, the journal
 never ends before the head, and the head never points beyond the database.
@@ -41,12 +42,21 @@ from dragoman.stores.sqlite import (
 
 log = logging.getLogger(__name__)
 
-SAVE_SECONDS = 0.02
+JOURNAL_SECONDS = 0.02
+"""How long an outcome may wait for the intent of the next call before it is in the journal."""
+SAVE_SECONDS = 0.1
+SAVE_ENTRIES = 512
+"""That many are committed earlier: the loop waits for a commit, some milliseconds for thousands."""
 PAUSE_SECONDS = 0.25
 """How long calls are refused without an attempt after a failed write: each attempt may block."""
 PRUNE_BATCH = 250
-CHECKPOINT_PAGES = 4000
-BACKSTOP_PAGES = 16_000
+CHECKPOINT_BYTES = 16 * 1024 * 1024
+BACKSTOP_BYTES = 64 * 1024 * 1024
+PAGE_BYTES = 16 * 1024
+"""Of a new database. Each page of a commit is two writes to the write-ahead log, whatever its size;
+larger pages are rewritten more often before they are full."""
+ENTRY_BYTES = 512
+"""The estimated size of an entry in the database."""
 
 REFUSED = b'{"outcome":"refused","error":"StorageFailed","duration_ms":0}'
 
@@ -80,10 +90,13 @@ class SqliteAuditLog:
         self._running: dict[int, None] = {}
         """Intents without an outcome, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
+        self._save_at = 0.0
+        """When the timer saves, on the clock of the loop; before that it writes the journal."""
         self._closed = False
         self._failure: str | None = None
         self._paused_until = 0.0
-        self._pages = 0
+        self._logged_bytes = 0
+        """Estimated, since the last checkpoint."""
         self._checkpointing: asyncio.Future[None] | None = None
         self._head = _open_head(home)
         try:
@@ -110,7 +123,7 @@ class SqliteAuditLog:
             raise self._build_refusal()
         self._running[seq] = None
         if self._timer is None:
-            self._schedule_save(SAVE_SECONDS)
+            self._start_timer()
         return seq
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
@@ -125,7 +138,7 @@ class SqliteAuditLog:
             return
         self._pending.append((OUTCOME, intent, time.time(), body))
         if self._timer is None:
-            self._schedule_save(SAVE_SECONDS)
+            self._start_timer()
 
     @property
     def has_running_calls(self) -> bool:
@@ -209,11 +222,16 @@ class SqliteAuditLog:
             # At once: a key or entries without a head then always mean a loss.
             os.pwrite(self._head, self._seal.seal_tip(chain.FIRST_HEAD, *chain.ORIGIN), 0)
         self._db = open_store(
-            path, chain.MIGRATIONS, durable=self._durable, busy_seconds=LOOP_BUSY_SECONDS
+            path,
+            chain.MIGRATIONS,
+            durable=self._durable,
+            busy_seconds=LOOP_BUSY_SECONDS,
+            page_bytes=PAGE_BYTES,
         )
         self._journal = Journal(self._home)
         try:
-            self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
+            self._page_bytes: int = self._db.execute("PRAGMA page_size").fetchone()[0]
+            self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_BYTES // self._page_bytes}")
             self._file = WatchedFile(path)
             self._resume(lost_key)
             if not self._save():
@@ -308,20 +326,31 @@ class SqliteAuditLog:
         if self._durable:
             os.fsync(self._head)
 
-    def _schedule_save(self, seconds: float) -> None:
+    def _start_timer(self) -> None:
+        self._schedule(JOURNAL_SECONDS)
+        if self._timer is not None:
+            self._save_at = self._timer.when() + SAVE_SECONDS - JOURNAL_SECONDS
+
+    def _schedule(self, seconds: float) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # at the start, or at the very end
             return
-        self._timer = loop.call_later(seconds, self._save_on_timer)
+        self._timer = loop.call_later(seconds, self._write_on_timer)
 
-    def _save_on_timer(self) -> None:
-        self._timer = None
+    def _write_on_timer(self) -> None:
+        assert self._timer is not None
+        now, self._timer = self._timer.when(), None
         if self._closed:
             return
         pause = self._paused_until - time.monotonic()
         if pause > 0:
-            self._schedule_save(pause)
+            self._schedule(pause)
+        elif now < self._save_at and len(self._unsaved) < SAVE_ENTRIES and self._failure is None:
+            if self._pending:
+                self._write_journal()
+            if self._timer is None:
+                self._schedule(JOURNAL_SECONDS)
         elif not self._save(can_wait=True):
             self._write_journal()
 
@@ -342,14 +371,14 @@ class SqliteAuditLog:
             if can_wait and self._failure is None and is_locked(error):
                 self._roll_back()
                 if self._timer is None:
-                    self._schedule_save(PAUSE_SECONDS)
+                    self._schedule(PAUSE_SECONDS)
             else:
                 self._note_failure(error)
             return False
         self.commits += 1
         self._failure = None
         self._paused_until = 0.0
-        self._count_pages(3 + count // 8)
+        self._count_bytes(3 * self._page_bytes + count * ENTRY_BYTES)
         return True
 
     def _note_failure(self, error: Exception) -> None:
@@ -362,7 +391,7 @@ class SqliteAuditLog:
         self._failure = str(error)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._timer is None and not self._closed:
-            self._schedule_save(PAUSE_SECONDS)
+            self._schedule(PAUSE_SECONDS)
 
     def _roll_back(self) -> None:
         try:
@@ -410,16 +439,16 @@ class SqliteAuditLog:
                 self._note_failure(error)
             return 0
         self.last_pruned = last
-        self._count_pages(10 + count // 4)
+        self._count_bytes(10 * self._page_bytes + 2 * count * ENTRY_BYTES)
         return count
 
-    def _count_pages(self, pages: int) -> None:
+    def _count_bytes(self, logged: int) -> None:
         """Starts a WAL checkpoint in a thread now and then: it waits for the disk, and the loop
-        must not. If the thread falls behind, SQLite checkpoints by itself at BACKSTOP_PAGES."""
-        self._pages += pages
-        if self._pages < CHECKPOINT_PAGES or self._checkpointing is not None:
+        must not. If the thread falls behind, SQLite checkpoints by itself at BACKSTOP_BYTES."""
+        self._logged_bytes += logged
+        if self._logged_bytes < CHECKPOINT_BYTES or self._checkpointing is not None:
             return
-        self._pages = 0
+        self._logged_bytes = 0
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
