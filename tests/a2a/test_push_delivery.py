@@ -463,9 +463,9 @@ async def test_webhook_answering_410_is_dropped_at_once(tmp_path: Path) -> None:
         ("100000", (59, 61)),
         ("9" * 400, (59, 61)),
         ("date+20", (10, 20.5)),
-        ("date-20", (0, 0.5)),
-        ("soon", (0, 0.5)),
-        ("-5", (0, 0.5)),
+        ("date-20", (-BOUND, 0.5)),  # on a busy machine it is over when the test looks
+        ("soon", (-BOUND, 0.5)),
+        ("-5", (-BOUND, 0.5)),
     ],
 )
 async def test_retry_after_is_honoured_up_to_a_minute(

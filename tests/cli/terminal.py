@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,15 @@ class Terminal:
         line = child.stdout.readline()
         assert line, child.stderr.read()
         return dict(json.loads(line))
+
+    def wait_until_recorded(self, calls: int) -> None:
+        """Waits for the outcomes of that many calls, which the hub stores a moment later."""
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            lines = self.quick("audit", "tail", "--json").out.splitlines()
+            if sum(json.loads(line)["outcome"] != "running" for line in lines) >= calls:
+                return
+            assert time.monotonic() < until, lines
 
     def configure(self, *servers: str, config: str = "") -> None:
         self.home.mkdir(mode=0o700, exist_ok=True)

@@ -60,39 +60,39 @@ def hub(terminal: Terminal, config: str = CONFIG) -> None:
 
 @pytest.mark.promise("L1")
 def test_discover_prints_card_and_actual_protocol(terminal: Terminal, sdk: HttpPeer) -> None:
-    done = terminal.run("a2a", "discover", sdk.url)
+    done = terminal.quick("a2a", "discover", sdk.url)
     assert done.code == 0 and done.err == ""
     assert done.out.startswith("SDK agent  (version 1.2.3)\n  Does what the first word says.\n")
     assert f'uses      A2A 1.0 over JSONRPC at "{sdk.url}/rpc"' in done.out
     assert re.search(r"\necho +repeats\nask +asks back\n", done.out)
     assert f"try: dragoman a2a send {sdk.url}" in done.out
-    card = terminal.run("a2a", "discover", sdk.url, "--json").json()
+    card = terminal.quick("a2a", "discover", sdk.url, "--json").json()
     assert card["name"] == "SDK agent" and len(card["skills"]) == 2
     assert not terminal.home.exists(), "an agent by its URL needs no hub"
 
 
 def test_send_prints_the_answer_and_progress_on_stderr(terminal: Terminal, sdk: HttpPeer) -> None:
-    assert terminal.run("a2a", "send", sdk.url, "say hello").out == "echo: hello\n"
-    assert terminal.run("a2a", "send", sdk.url, "direct hi").out == "hi\n"
-    slow = terminal.run("a2a", "send", sdk.url, "slow")
+    assert terminal.quick("a2a", "send", sdk.url, "say hello").out == "echo: hello\n"
+    assert terminal.quick("a2a", "send", sdk.url, "direct hi").out == "hi\n"
+    slow = terminal.quick("a2a", "send", sdk.url, "slow")
     assert slow.out == "all steps done\n"
     told = [line.removeprefix("dragoman: ") for line in slow.err.splitlines()]
     assert [line for line in told if line.startswith("step")] == ["step 0", "step 1", "step 2"]
-    assert terminal.run("a2a", "send", sdk.url, "--stream", "chunks").out == "one two\n"
-    piped = terminal.run("a2a", "send", sdk.url, "-", input="say from a pipe")
+    assert terminal.quick("a2a", "send", sdk.url, "--stream", "chunks").out == "one two\n"
+    piped = terminal.quick("a2a", "send", sdk.url, "-", input="say from a pipe")
     assert piped.out == "echo: from a pipe\n"
-    answer = terminal.run("a2a", "send", sdk.url, "data", "--json").json()
+    answer = terminal.quick("a2a", "send", sdk.url, "data", "--json").json()
     assert answer["task"]["artifacts"][0]["parts"][0]["data"] == {"answer": 42}
-    file = terminal.run("a2a", "send", sdk.url, "file")
+    file = terminal.quick("a2a", "send", sdk.url, "file")
     assert file.out == "[a.thing, application/x-thing, 2 bytes; --json has it]\n"
 
 
 def test_send_polls_an_agent_without_streaming(terminal: Terminal) -> None:
     with HttpPeer("a2a_sdk_agent", "--no-streaming") as peer:
-        slow = terminal.run("a2a", "send", peer.url, "slow", "--timeout", "5")
+        slow = terminal.quick("a2a", "send", peer.url, "slow", "--timeout", "5")
         assert (slow.code, slow.out) == (0, "all steps done\n")
-        begun = terminal.run("a2a", "send", peer.url, "--no-wait", "slow").out.strip()
-        assert terminal.run("a2a", "watch", peer.url, begun).out == "all steps done\n"
+        begun = terminal.quick("a2a", "send", peer.url, "--no-wait", "slow").out.strip()
+        assert terminal.quick("a2a", "watch", peer.url, begun).out == "all steps done\n"
 
 
 def test_task_outcomes_have_their_exit_codes(terminal: Terminal, sdk: HttpPeer) -> None:
@@ -112,7 +112,7 @@ def test_task_outcomes_have_their_exit_codes(terminal: Terminal, sdk: HttpPeer) 
         (6, ["send", sdk.url, "ask"], "which colour?; answer with: dragoman a2a send"),
     ]
     for code, args, words in cases:
-        done = terminal.run("a2a", *args)
+        done = terminal.quick("a2a", *args)
         assert (done.code, done.out) == (code, ""), (args, done)
         assert words in done.err.splitlines()[-1], (args, done)
 
@@ -120,10 +120,10 @@ def test_task_outcomes_have_their_exit_codes(terminal: Terminal, sdk: HttpPeer) 
 def test_agent_question_is_answered_by_the_printed_command(
     terminal: Terminal, sdk: HttpPeer
 ) -> None:
-    asked = terminal.run("a2a", "send", sdk.url, "ask")
+    asked = terminal.quick("a2a", "send", sdk.url, "ask")
     command = asked.err.splitlines()[-1].rpartition("answer with: dragoman ")[2]
     args = command.replace('"…"', "blue").split()
-    assert terminal.run(*args).out == "you said: blue\n"
+    assert terminal.quick(*args).out == "you said: blue\n"
 
 
 def test_agent_question_is_prompted_on_a_terminal(terminal: Terminal, sdk: HttpPeer) -> None:
@@ -152,25 +152,25 @@ def test_agent_question_is_prompted_on_a_terminal(terminal: Terminal, sdk: HttpP
 def test_a_task_is_listed_shown_watched_and_cancelled(terminal: Terminal, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with HttpPeer("a2a_sdk_agent", "--log", log) as peer:
-        begun = terminal.run("a2a", "send", peer.url, "--no-wait", "hang")
+        begun = terminal.quick("a2a", "send", peer.url, "--no-wait", "hang")
         id = begun.out.strip()
         assert begun.code == 0 and f"dragoman a2a watch {peer.url} {id}" in begun.err
-        listed = terminal.run("a2a", "tasks", peer.url)
+        listed = terminal.quick("a2a", "tasks", peer.url)
         assert listed.out.splitlines()[0].split()[:2] == ["TASK", "STATE"]
         assert f"{id}  working" in listed.out
-        assert f"task {id}: working" in terminal.run("a2a", "task", peer.url, id).out
+        assert f"task {id}: working" in terminal.quick("a2a", "task", peer.url, id).out
         watching = terminal.start("a2a", "watch", peer.url, id, "--json")
         assert watching.stdout is not None
         assert json.loads(watching.stdout.readline())["task"]["id"] == id
-        assert terminal.run("a2a", "cancel", peer.url, id).out == f"task {id}: cancelled\n"
+        assert terminal.quick("a2a", "cancel", peer.url, id).out == f"task {id}: cancelled\n"
         wait_for_log(log, event="cancel", task=id)
         out, err = watching.communicate(timeout=WAIT_SECONDS)
         last = json.loads(out.splitlines()[-1])
         assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
         assert watching.returncode == 1 and "the task was cancelled" in err
-        again = terminal.run("a2a", "watch", peer.url, id)
+        again = terminal.quick("a2a", "watch", peer.url, id)
         assert again.code == 1 and "the task was cancelled" in again.err
-        refused = terminal.run("a2a", "cancel", peer.url, id)
+        refused = terminal.quick("a2a", "cancel", peer.url, id)
         assert refused.code == 1 and refused.out == ""
 
 
@@ -183,13 +183,13 @@ def test_hub_agent_is_addressed_by_name(terminal: Terminal, runs: bool) -> None:
     hub(terminal)
     if runs:
         terminal.up()
-    done = terminal.run("a2a", "send", "echo", "hello there")
+    done = terminal.quick("a2a", "send", "echo", "hello there")
     assert (done.code, done.out) == (0, "hello there\n")
     assert "dragoman: thinking" in done.err
-    wrong = terminal.run("a2a", "send", "ecco", "x")
+    wrong = terminal.quick("a2a", "send", "ecco", "x")
     assert wrong.code == 5 and 'did you mean "echo"?' in wrong.err
-    assert "Repeats what it is told." in terminal.run("a2a", "discover", "echo").out
-    listed = terminal.run("a2a", "tasks", "--json").json()
+    assert "Repeats what it is told." in terminal.quick("a2a", "discover", "echo").out
+    listed = terminal.quick("a2a", "tasks", "--json").json()
     assert [task["status"]["state"] for task in listed["tasks"]] == ["TASK_STATE_COMPLETED"]
 
 
@@ -198,24 +198,24 @@ def test_parts_and_skills_reach_a_hub_agent(terminal: Terminal, tmp_path: Path) 
     terminal.up()
     file = tmp_path / "a.bin"
     file.write_bytes(b"\0\1")
-    sent = terminal.run("a2a", "send", "echo", "look", "--file", str(file), "--json").json()
+    sent = terminal.quick("a2a", "send", "echo", "look", "--file", str(file), "--json").json()
     history = sent["task"]["history"][0]["parts"]
     assert history[1]["filename"] == "a.bin" and base64.b64decode(history[1]["raw"]) == b"\0\1"
-    data = terminal.run("a2a", "send", "echo", "--data", '{"a": [1]}')
+    data = terminal.quick("a2a", "send", "echo", "--data", '{"a": [1]}')
     assert json.loads(data.out) == {"got": {"a": [1]}}
-    rejected = terminal.run("a2a", "send", "echo", "no")
+    rejected = terminal.quick("a2a", "send", "echo", "no")
     assert rejected.code == 1 and "never" in rejected.err
 
 
 def test_question_of_a_hub_agent_is_answered_by_task_id(terminal: Terminal) -> None:
     hub(terminal)
     terminal.up()
-    asked = terminal.run("a2a", "send", "echo", "ask", "--json")
+    asked = terminal.quick("a2a", "send", "echo", "ask", "--json")
     task = asked.json()["task"]
     assert asked.code == 6 and "which colour?" in asked.err
-    done = terminal.run("a2a", "send", "echo", "--task", task["id"], "blue")
+    done = terminal.quick("a2a", "send", "echo", "--task", task["id"], "blue")
     assert done.out == "blue\n"
-    shown = terminal.run("a2a", "task", task["id"], "--history", "10")
+    shown = terminal.quick("a2a", "task", task["id"], "--history", "10")
     assert "you: ask" in shown.out and "agent: which colour?" in shown.out
 
 
@@ -223,7 +223,7 @@ def test_question_of_a_hub_agent_is_answered_by_task_id(terminal: Terminal) -> N
 def test_a_hub_without_a2a_says_which_setting_enables_it(terminal: Terminal) -> None:
     terminal.configure()
     terminal.up()
-    done = terminal.run("a2a", "send", "echo", "x")
+    done = terminal.quick("a2a", "send", "echo", "x")
     assert done.code == 7 and "enabled = true below [a2a]" in done.err
 
 
@@ -237,7 +237,7 @@ def test_external_agent_is_called_through_the_hub(
     if runs:
         terminal.up()
         until = time.monotonic() + WAIT_SECONDS
-        while "far" not in terminal.run("tools").out:
+        while "far" not in terminal.quick("tools").out:
             assert time.monotonic() < until
-    assert terminal.run("a2a", "send", "far", "say hello").out == "echo: hello\n"
-    assert terminal.run("a2a", "send", "far", "direct hi").out == "hi\n"
+    assert terminal.quick("a2a", "send", "far", "say hello").out == "echo: hello\n"
+    assert terminal.quick("a2a", "send", "far", "direct hi").out == "hi\n"

@@ -90,7 +90,7 @@ def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
                 assert time.monotonic() < until, (line, shown)
                 shown = typed(line, env)
             assert re.fullmatch(pattern, shown), (line, shown)
-    assert terminal.run("status").code == 3
+    assert terminal.quick("status").code == 3
 
 
 @pytest.mark.promise("R4")
@@ -103,7 +103,7 @@ def test_agent_question_is_prompted_as_the_readme_shows(
     asks, prompt, printed = shown[2].splitlines()
     question, answer = prompt.split(": ")
     with print_shop(terminal.user / "shop") as url:
-        assert terminal.run("agents", "add", url).code == 0
+        assert terminal.quick("agents", "add", url).code == 0
         ours, theirs = pty.openpty()
         child = subprocess.Popen(
             [*DRAGOMAN, *shown[1].split()],
@@ -129,38 +129,40 @@ def test_agent_question_is_prompted_as_the_readme_shows(
 
 def test_in_process_command_waits_for_agents(terminal: Terminal) -> None:
     with print_shop(terminal.user / "shop") as url:
-        assert terminal.run("agents", "add", f"{url}/").code == 0
-        again = terminal.run("agents", "add", url)  # a slash at the end makes no other agent
-        assert again.code == 0 and len(terminal.run("agents", "--json").json()["agents"]) == 1
-        assert terminal.run("call", "print_shop.price", "pages=2").out == '{"pages":2,"cents":10}\n'
-        listed = terminal.run("tools", "--agent", "print_shop").out
+        assert terminal.quick("agents", "add", f"{url}/").code == 0
+        again = terminal.quick("agents", "add", url)  # a slash at the end makes no other agent
+        assert again.code == 0 and len(terminal.quick("agents", "--json").json()["agents"]) == 1
+        assert (
+            terminal.quick("call", "print_shop.price", "pages=2").out == '{"pages":2,"cents":10}\n'
+        )
+        listed = terminal.quick("tools", "--agent", "print_shop").out
         assert "print_shop.order" in listed and "print_shop.price" in listed
-        shown = terminal.run("tools", "show", "print_shop.order").out
+        shown = terminal.quick("tools", "show", "print_shop.order").out
         assert "(agent Print Shop)" in shown and "arguments: any" in shown
-        asks = terminal.run("call", "print_shop.order")
+        asks = terminal.quick("call", "print_shop.order")
         assert asks.code == 6 and "on a terminal" in asks.err
-    gone = terminal.run("call", "print_shop.price", "pages=2")
+    gone = terminal.quick("call", "print_shop.price", "pages=2")
     assert gone.code == 6 and 'agent "Print Shop" is not found yet' in gone.err
-    nothing = terminal.run("tools")
+    nothing = terminal.quick("tools")
     assert nothing.out == "no tools\n" and "nothing listens there" in nothing.err
 
 
 def test_dispatches_command_lists_skill_calls(terminal: Terminal) -> None:
     with print_shop(terminal.user / "shop") as url:
-        terminal.run("agents", "add", url)
+        terminal.quick("agents", "add", url)
         terminal.up()
-        terminal.run("call", "print_shop.price", "pages=2")
-        terminal.run("call", "print_shop.order")
-        rows = terminal.run("agents", "calls", "print_shop", "--json").json()
+        terminal.quick("call", "print_shop.price", "pages=2")
+        terminal.quick("call", "print_shop.order")
+        rows = terminal.quick("agents", "calls", "print_shop", "--json").json()
         assert [row["verb"] for row in rows] == ["print_shop.order", "print_shop.price"]
-        failed = terminal.run("agents", "calls", "--status", "failed").out.splitlines()
+        failed = terminal.quick("agents", "calls", "--status", "failed").out.splitlines()
         assert failed[0].split()[0] == "AT" and len(failed) == 2 and "(-32206)" in failed[1]
         assert rows[0]["taskId"] in failed[1]
-        assert terminal.run("agents", "calls", "-n", "1", "--json").json() == rows[:1]
-        assert terminal.run("agents", "calls", "--since", "2999-01-01").out == "no calls found\n"
-        assert terminal.run("agents", "calls", "nobody").code == 5
+        assert terminal.quick("agents", "calls", "-n", "1", "--json").json() == rows[:1]
+        assert terminal.quick("agents", "calls", "--since", "2999-01-01").out == "no calls found\n"
+        assert terminal.quick("agents", "calls", "nobody").code == 5
         changes = [
-            line for line in terminal.run("audit", "tail").out.splitlines() if "agent." in line
+            line for line in terminal.quick("audit", "tail").out.splitlines() if "agent." in line
         ]
         assert len(changes) == 1 and changes[0].endswith(f"agent.add  {url}")
 
@@ -169,24 +171,24 @@ def test_doctor_and_status_report_missing_guards(
     terminal: Terminal,
 ) -> None:
     with print_shop(terminal.user / "shop") as url:
-        terminal.run("agents", "add", url)
-        made = terminal.run("keys", "create", "back", "--for", "print_shop").err.splitlines()
+        terminal.quick("agents", "add", url)
+        made = terminal.quick("keys", "create", "back", "--for", "print_shop").err.splitlines()
         assert len(made) == 2 and "this is the first key" in made[1]
-        assert "unknown server or agent" in terminal.run("keys", "create", "x", "--for", "y").err
-        keys = terminal.run("keys", "list", "--json").json()
+        assert "unknown server or agent" in terminal.quick("keys", "create", "x", "--for", "y").err
+        keys = terminal.quick("keys", "list", "--json").json()
         assert {key["name"]: key["for"] for key in keys} == {"back": "Print Shop", "x": "y"}
         terminal.up()
         card = terminal.user / "shop" / "card.json"
         card.write_text(card.read_text().replace("print costs", "print really costs"))
-        refreshed = terminal.run("agents", "refresh", "print_shop")
+        refreshed = terminal.quick("agents", "refresh", "print_shop")
         assert "quarantined until approved: print_shop.price" in refreshed.err
-        assert "quarantined until approved: print_shop.price" in terminal.run("agents").out
-        assert "print_shop.price" in terminal.run("tools").err
-        assert "pins      quarantined: print_shop.price" in terminal.run("status").out
+        assert "quarantined until approved: print_shop.price" in terminal.quick("agents").out
+        assert "print_shop.price" in terminal.quick("tools").err
+        assert "pins      quarantined: print_shop.price" in terminal.quick("status").out
         policies = terminal.home / "policies"
         policies.mkdir()
         (policies / "broken.cedar").write_text("permit (")
-        done = terminal.run("doctor")
+        done = terminal.quick("doctor")
         assert done.code == 1
         lines = done.out.splitlines()
         for words in (
@@ -198,7 +200,7 @@ def test_doctor_and_status_report_missing_guards(
             assert any(line.startswith(words) for line in lines), (words, lines)
         assert not any("no servers or agents are configured" in line for line in lines)
         until = time.monotonic() + WAIT_SECONDS
-        while "broken.cedar:1" not in (said := terminal.run("status").out):
+        while "broken.cedar:1" not in (said := terminal.quick("status").out):
             assert time.monotonic() < until, said
 
 
@@ -206,12 +208,12 @@ def test_startup_message_names_agents_policies_and_quarantined_definitions(
     terminal: Terminal,
 ) -> None:
     with print_shop(terminal.user / "shop") as url:
-        terminal.run("agents", "add", url)
+        terminal.quick("agents", "add", url)
         card = terminal.user / "shop" / "card.json"
         card.write_text(card.read_text().replace("print costs", "print really costs"))
-        terminal.run("agents", "refresh", "print_shop")
-        terminal.run("keys", "create", "ci")
-        terminal.run("policy", "init")
+        terminal.quick("agents", "refresh", "print_shop")
+        terminal.quick("keys", "create", "ci")
+        terminal.quick("policy", "init")
         shutil.copy(BRIDGE / "mine.cedar", terminal.home / "policies" / "mine.cedar")
         child = terminal.start("up", "--port", "0")
         assert child.stderr is not None
@@ -231,7 +233,7 @@ def test_startup_message_names_agents_policies_and_quarantined_definitions(
 def test_uncacheable_policy_is_reported_with_what_it_reads(
     terminal: Terminal,
 ) -> None:
-    done = terminal.run("policy", "check", str(ROOT / "examples" / "policies" / "careful"))
+    done = terminal.quick("policy", "check", str(ROOT / "examples" / "policies" / "careful"))
     assert done.code == 0
     assert (
         '"no-production-over-http" reads context.args: decisions that depend on it are not cached'
@@ -245,12 +247,12 @@ def test_locked_out_owner_is_warned_by_every_command(
     terminal.configure()
     (terminal.home / "policies").mkdir()
     terminal.up()
-    assert 'permit you "admin"' in terminal.run("status").out
-    assert terminal.run("tools").out.startswith("no tools")
-    assert terminal.run("agents").code == terminal.run("servers").code == 0
+    assert 'permit you "admin"' in terminal.quick("status").out
+    assert terminal.quick("tools").out.startswith("no tools")
+    assert terminal.quick("agents").code == terminal.quick("servers").code == 0
     for args in (("pins", "list"), ("policy", "who-can", "x")):
-        done = terminal.run(*args)
+        done = terminal.quick(*args)
         assert done.code == 4 and '"admin"' in done.err, done
-    assert terminal.run("call", "x").code == 5
-    done = terminal.run("doctor")
+    assert terminal.quick("call", "x").code == 5
+    done = terminal.quick("doctor")
     assert done.code == 1 and "every call is denied, yours too" in done.out

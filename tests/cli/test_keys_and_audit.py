@@ -28,24 +28,24 @@ def status_of(url: str, key: str = "") -> int:
 
 @pytest.mark.promise("O1")
 def test_key_is_created_shown_once_and_revoked(terminal: Terminal) -> None:
-    made = terminal.run("keys", "create", "laptop", "--expires", "1y", "--owner", "ann")
+    made = terminal.quick("keys", "create", "laptop", "--expires", "1y", "--owner", "ann")
     key = made.out.strip()
     assert made.code == 0 and re.fullmatch(r"dgm_\w{8}_[\w-]{43}", key)
     assert key not in made.err and "Authorization: Bearer dgm_" in made.err
-    listed = terminal.run("keys", "list")
+    listed = terminal.quick("keys", "list")
     assert listed.code == 0 and key not in listed.out
     assert re.search(r"laptop +\w{8} +ann +active", listed.out)
     hub = terminal.up()
     assert status_of(hub["url"]) == 401 and status_of(hub["url"], key) == 200
-    revoked = terminal.run("keys", "revoke", "laptop")
+    revoked = terminal.quick("keys", "revoke", "laptop")
     assert revoked.code == 0 and "no active key is left" in revoked.err
-    assert "revoked" in terminal.run("keys", "list").out
+    assert "revoked" in terminal.quick("keys", "list").out
 
 
 def test_key_commands_print_json(terminal: Terminal) -> None:
-    made = terminal.run("keys", "create", "ci", "--expires", "never", "--json").json()
+    made = terminal.quick("keys", "create", "ci", "--expires", "never", "--json").json()
     assert made["name"] == "ci" and made["key"].startswith("dgm_") and made["expires_at"] is None
-    (row,) = terminal.run("keys", "list", "--json").json()
+    (row,) = terminal.quick("keys", "list", "--json").json()
     assert row["name"] == "ci" and row["state"] == "active" and row["expires"] == "never"
 
 
@@ -54,47 +54,49 @@ def test_key_for_an_agent_names_it_and_an_unknown_agent_is_reported(terminal: Te
     terminal.home.mkdir(mode=0o700)
     far = '[[a2a.external_agents]]\nname = "travel"\nurl = "https://t.example"\n'
     (terminal.home / "config.toml").write_text(far, encoding="utf-8")
-    made = terminal.run("keys", "create", "k1", "--for", "travel", "--role", "ops", "--role", "qa")
+    made = terminal.quick(
+        "keys", "create", "k1", "--for", "travel", "--role", "ops", "--role", "qa"
+    )
     assert made.code == 0 and made.out.startswith("dgm_") and "unknown" not in made.err
-    typo = terminal.run("keys", "create", "k2", "--for", "travle", "--scope", "a", "--scope", "b")
+    typo = terminal.quick("keys", "create", "k2", "--for", "travle", "--scope", "a", "--scope", "b")
     told = "every HTTP client needs one now"
     assert told in made.err and told not in typo.err
     assert typo.code == 0 and 'unknown server or agent "travle"' in typo.err
-    first, second = terminal.run("keys", "list", "--json").json()
+    first, second = terminal.quick("keys", "list", "--json").json()
     assert (first["for"], first["roles"], first["scopes"]) == ("travel", ["ops", "qa"], ["call"])
     assert (second["for"], second["roles"], second["scopes"]) == ("travle", [], ["a", "b"])
-    assert re.search(r"k1 .* travel +ops, qa +call", terminal.run("keys", "list").out)
-    made = terminal.run("keys", "create", "k3", "--for", "travel", "--json").json()
+    assert re.search(r"k1 .* travel +ops, qa +call", terminal.quick("keys", "list").out)
+    made = terminal.quick("keys", "create", "k3", "--for", "travel", "--json").json()
     assert (made["for"], made["roles"], made["scopes"]) == ("travel", [], ["call"])
     for wrong in (["--for", ""], ["--role", "a b"], ["--scope", ""]):
-        done = terminal.run("keys", "create", "k4", *wrong)
+        done = terminal.quick("keys", "create", "k4", *wrong)
         assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
 
 
 def test_listing_keys_creates_no_files(terminal: Terminal) -> None:
-    assert "dragoman keys create" in terminal.run("keys", "list").out
-    assert terminal.run("keys", "list", "--json").json() == []
-    assert terminal.run("keys", "revoke", "x").code == 5
+    assert "dragoman keys create" in terminal.quick("keys", "list").out
+    assert terminal.quick("keys", "list", "--json").json() == []
+    assert terminal.quick("keys", "revoke", "x").code == 5
     assert not terminal.home.exists()
 
 
 @pytest.mark.parametrize("expires", ["x", "90", "-1d", "1.5h", "0d", "999999y", "", "1d2h"])
 def test_invalid_expiry_is_refused(terminal: Terminal, expires: str) -> None:
-    done = terminal.run("keys", "create", "a", f"--expires={expires}")
+    done = terminal.quick("keys", "create", "a", f"--expires={expires}")
     assert done.code == 2 and len(done.err.splitlines()) == 1
-    assert "a" not in [row["name"] for row in terminal.run("keys", "list", "--json").json()]
+    assert "a" not in [row["name"] for row in terminal.quick("keys", "list", "--json").json()]
 
 
 def test_key_names_are_unique_and_unknown_ones_get_a_suggestion(terminal: Terminal) -> None:
-    terminal.run("keys", "create", "laptop")
-    again = terminal.run("keys", "create", "laptop")
+    terminal.quick("keys", "create", "laptop")
+    again = terminal.quick("keys", "create", "laptop")
     assert again.code == 2 and "already" in again.err
-    unknown = terminal.run("keys", "revoke", "laptob")
+    unknown = terminal.quick("keys", "revoke", "laptob")
     assert unknown.code == 5 and 'did you mean "laptop"?' in unknown.err
 
 
 def records(terminal: Terminal, *args: str) -> list[dict[str, object]]:
-    done = terminal.run("audit", "tail", "--json", *args)
+    done = terminal.quick("audit", "tail", "--json", *args)
     assert done.code == 0, done.err
     return [json.loads(line) for line in done.out.splitlines()]
 
@@ -103,9 +105,10 @@ def test_tail_shows_the_newest_records_and_filters_them(terminal: Terminal) -> N
     terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.up()
     for text in ("a", "b"):
-        terminal.run("call", "peer.echo", f"text={text}")
-    terminal.run("call", "peer.pid")
-    refused = terminal.run("call", "nobody")
+        terminal.quick("call", "peer.echo", f"text={text}")
+    terminal.quick("call", "peer.pid")
+    refused = terminal.quick("call", "nobody")
+    terminal.wait_until_recorded(4)
     assert [one["verb"] for one in records(terminal)] == [
         "peer.echo",
         "peer.echo",
@@ -120,23 +123,23 @@ def test_tail_shows_the_newest_records_and_filters_them(terminal: Terminal) -> N
     trace = re.findall(r"\(trace (\w{8})\)", refused.err)[0]
     (found,) = records(terminal, "--trace", trace)
     assert found["verb"] == "nobody" and str(found["trace"]).startswith(trace)
-    lines = terminal.run("audit", "tail").out.splitlines()
+    lines = terminal.quick("audit", "tail").out.splitlines()
     assert lines[0].split()[0] == "AT" and lines[-1].split()[-1] == "nobody"
-    nothing = terminal.run("audit", "tail", "--verb", "nope")
+    nothing = terminal.quick("audit", "tail", "--verb", "nope")
     assert nothing.code == 0 and "no matching records" in nothing.err
 
 
 def test_tail_follows_and_ends_at_ctrl_c(terminal: Terminal) -> None:
     terminal.configure(server_entry("peer", "faulty_server", "ok"))
     terminal.up()
-    terminal.run("call", "peer.pid")
+    terminal.quick("call", "peer.pid")
     child = terminal.start("audit", "tail", "-f", "--json", "--verb", "peer.echo", "-n", "1")
     before = terminal.start("audit", "tail", "-f", "--json", "-n", "1")
     assert before.stdout is not None and child.stdout is not None
     assert json.loads(before.stdout.readline())["verb"] == "peer.pid"
-    terminal.run("call", "peer.pid")
+    terminal.quick("call", "peer.pid")
     assert json.loads(before.stdout.readline())["verb"] == "peer.pid"
-    terminal.run("call", "peer.echo", "text=x")
+    terminal.quick("call", "peer.echo", "text=x")
     assert json.loads(child.stdout.readline())["verb"] == "peer.echo"
     for one in (before, child):
         one.send_signal(signal.SIGINT)
@@ -146,8 +149,8 @@ def test_tail_follows_and_ends_at_ctrl_c(terminal: Terminal) -> None:
 
 def test_verify_detects_an_edited_record(terminal: Terminal) -> None:
     terminal.configure(server_entry("peer", "faulty_server", "ok"))
-    terminal.run("call", "peer.echo", "text=x")
-    fine = terminal.run("audit", "verify")
+    terminal.quick("call", "peer.echo", "text=x")
+    fine = terminal.quick("audit", "verify")
     assert fine.code == 0 and fine.out.startswith("ok: ")
     with sqlite3.connect(terminal.home / "audit.db") as db:
         db.execute(
@@ -155,14 +158,14 @@ def test_verify_detects_an_edited_record(terminal: Terminal) -> None:
             "WHERE kind = 'intent'"
         )
     db.close()
-    done = terminal.run("audit", "verify")
+    done = terminal.quick("audit", "verify")
     assert done.code == 1 and "not intact" in done.err
-    as_json = terminal.run("audit", "verify", "--json")
+    as_json = terminal.quick("audit", "verify", "--json")
     assert as_json.code == 1 and as_json.json()["ok"] is False and as_json.json()["at_seq"] > 0
 
 
 def test_audit_commands_report_a_missing_audit(terminal: Terminal) -> None:
     for command in ("tail", "verify"):
-        done = terminal.run("audit", command)
+        done = terminal.quick("audit", command)
         assert done.code == 5 and "no audit log in" in done.err and "at its first start" in done.err
     assert not terminal.home.exists()

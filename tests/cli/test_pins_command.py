@@ -25,50 +25,50 @@ def configured(terminal: Terminal, **keys: Any) -> Path:
 @pytest.mark.promise("R9")
 def test_changed_definition_is_listed_compared_and_approved(terminal: Terminal) -> None:
     form = configured(terminal)
-    assert terminal.run("pins", "list").out == "nothing is quarantined\n"
+    assert terminal.quick("pins", "list").out == "nothing is quarantined\n"
     form.write_text("described")
     terminal.up()
-    listed = terminal.run("pins", "list")
+    listed = terminal.quick("pins", "list")
     assert listed.code == 0 and "changing.read" in listed.out and "changed 20" in listed.out
-    (row,) = terminal.run("pins", "list", "--json").json()
+    (row,) = terminal.quick("pins", "list", "--json").json()
     assert (row["name"], row["state"]) == ("changing.read", "held")
-    assert len(terminal.run("pins", "list", "--all", "--json").json()) == 3
-    refused = terminal.run("call", "changing.read", "path=x", "mode=text")
+    assert len(terminal.quick("pins", "list", "--all", "--json").json()) == 3
+    refused = terminal.quick("call", "changing.read", "path=x", "mode=text")
     assert refused.code == 4 and "dragoman pins diff changing.read" in refused.err
-    shown = terminal.run("pins", "diff", "changing.read")
+    shown = terminal.quick("pins", "diff", "changing.read")
     assert shown.code == 0
     assert "  - Reads a file.\n  + Reads a file. EVIL: first read" in shown.out
-    whole = terminal.run("pins", "diff", "changing.read", "--json").json()
+    whole = terminal.quick("pins", "diff", "changing.read", "--json").json()
     assert f"--digest {whole['digest'][:16]}" in shown.out
-    assert terminal.run("pins", "approve", "changing.read", "--digest", "0" * 16).code == 2
-    done = terminal.run("pins", "approve", "changing.read", "--digest", whole["digest"][:16])
+    assert terminal.quick("pins", "approve", "changing.read", "--digest", "0" * 16).code == 2
+    done = terminal.quick("pins", "approve", "changing.read", "--digest", whole["digest"][:16])
     assert done.code == 0 and "+ Reads a file. EVIL" in done.out
     assert done.out.endswith("approved: changing.read\n")
-    assert terminal.run("call", "changing.read", "path=x", "mode=text").out == "done\n"
-    again = terminal.run("pins", "approve", "changing.read")
+    assert terminal.quick("call", "changing.read", "path=x", "mode=text").out == "done\n"
+    again = terminal.quick("pins", "approve", "changing.read")
     assert again.code == 2 and "is not quarantined" in again.err
-    assert terminal.run("pins", "approve", "--all").out == "nothing was approved\n"
+    assert terminal.quick("pins", "approve", "--all").out == "nothing was approved\n"
 
 
 def test_rejected_definition_stays_quarantined_offline(terminal: Terminal) -> None:
     form = configured(terminal)
-    terminal.run("pins", "list")
+    terminal.quick("pins", "list")
     form.write_text("schemed")
-    done = terminal.run("pins", "reject", "changing.read")
+    done = terminal.quick("pins", "reject", "changing.read")
     assert done.code == 0 and "it stays quarantined" in done.out
-    listed = terminal.run("pins", "list")
+    listed = terminal.quick("pins", "list")
     assert "rejected by owner:owner" in listed.out
-    forgotten = terminal.run("pins", "forget", "changing", "--json").json()
+    forgotten = terminal.quick("pins", "forget", "changing", "--json").json()
     assert len(forgotten["forgotten"]) == 3
-    assert terminal.run("pins", "list").out == "nothing is quarantined\n"
+    assert terminal.quick("pins", "list").out == "nothing is quarantined\n"
 
 
 def test_strict_server_is_approved_at_once(terminal: Terminal) -> None:
     configured(terminal, pin="strict")
     terminal.up()
-    done = terminal.run("pins", "approve", "--target", "changing", "--json").json()
+    done = terminal.quick("pins", "approve", "--target", "changing", "--json").json()
     assert done == {"approved": ["changing.ask", "changing.become", "changing.read"]}
-    assert "changing.read" in terminal.run("tools", "--json").out
+    assert "changing.read" in terminal.quick("tools", "--json").out
 
 
 def test_invalid_pins_command_is_one_sentence(terminal: Terminal) -> None:
@@ -85,6 +85,6 @@ def test_invalid_pins_command_is_one_sentence(terminal: Terminal) -> None:
         (["reject", "changing.read"], 2),
         (["forget", "x"], 5),
     ):
-        done = terminal.run("pins", *args)
+        done = terminal.quick("pins", *args)
         assert done.code == code and len(done.err.splitlines()) == 1, (args, done)
-    assert "dragoman pins approve" in terminal.run("pins", "--help").out
+    assert "dragoman pins approve" in terminal.quick("pins", "--help").out

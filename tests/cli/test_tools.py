@@ -21,7 +21,7 @@ def hello(name: str = "hello") -> str:
 @pytest.mark.promise("B3", "B4")
 def test_tools_are_listed_by_their_legacy_names(terminal: Terminal) -> None:
     terminal.configure(server_entry("my-Server", "faulty_server", "ok"), hello())
-    done = terminal.run("tools")
+    done = terminal.quick("tools")
     assert done.code == 0 and not done.err
     lines = done.out.splitlines()
     assert lines[0].split() == ["NAME", "DESCRIPTION"]
@@ -34,19 +34,19 @@ def test_tools_are_listed_by_their_legacy_names(terminal: Terminal) -> None:
         "mcp_my_server_slow",
     ]
     assert "[MCP:hello] Adds two numbers." in lines[1]
-    only = terminal.run("tools", "--server", "my-Server", "--json").json()
+    only = terminal.quick("tools", "--server", "my-Server", "--json").json()
     assert {tool["name"] for tool in only} >= {"mcp_my_server_echo"} and len(only) == 3
 
 
 def test_show_prints_how_to_call_a_tool(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
-    done = terminal.run("tools", "show", "hello.add")
+    done = terminal.quick("tools", "show", "hello.add")
     assert done.code == 0
     assert "mcp_hello_add  (id hello.add, server hello)" in done.out
     assert "  a  number, required" in done.out
     assert "try: dragoman call mcp_hello_add a=… b=…" in done.out
-    definition = terminal.run("tools", "show", "mcp_hello_add", "--json").json()["definition"]
+    definition = terminal.quick("tools", "show", "mcp_hello_add", "--json").json()["definition"]
     assert definition["inputSchema"]["required"] == ["a", "b"]
 
 
@@ -55,10 +55,10 @@ def test_call_command_takes_pairs_json_or_stdin(terminal: Terminal, runs: bool) 
     terminal.configure(hello())
     if runs:
         terminal.up()
-    assert terminal.run("call", "mcp_hello_add", "a=40", "b=2").out == "42\n"
-    assert terminal.run("call", "hello.add", '{"a": 1.5, "b": 2}').out == "3.5\n"
-    assert terminal.run("call", "hello.add", "-", input='{"a": 1, "b": 2}').out == "3\n"
-    result = terminal.run("call", "hello.add", "a=1", "b=2", "--json").json()
+    assert terminal.quick("call", "mcp_hello_add", "a=40", "b=2").out == "42\n"
+    assert terminal.quick("call", "hello.add", '{"a": 1.5, "b": 2}').out == "3.5\n"
+    assert terminal.quick("call", "hello.add", "-", input='{"a": 1, "b": 2}').out == "3\n"
+    result = terminal.quick("call", "hello.add", "a=1", "b=2", "--json").json()
     assert result["content"] == [{"type": "text", "text": "3"}] and result["failed"] is False
 
 
@@ -66,17 +66,17 @@ def test_call_command_keeps_strings_where_the_schema_wants_strings(terminal: Ter
     terminal.configure(hello())
     terminal.up()
     for value in ("5", "true", "null", '"x"', "[1]", "a=b", ""):
-        assert terminal.run("call", "hello.greet", f"name={value}").out == f"Hello, {value}!\n"
+        assert terminal.quick("call", "hello.greet", f"name={value}").out == f"Hello, {value}!\n"
 
 
 def test_in_process_command_leaves_nothing_behind(terminal: Terminal) -> None:
     terminal.configure(server_entry("peer", "faulty_server", "ok"))
-    done = terminal.run("call", "peer.echo", "text=hi")
+    done = terminal.quick("call", "peer.echo", "text=hi")
     assert (done.code, done.out, done.err) == (0, "hi\n", "")
     assert not processes_at_home(terminal.home)
     assert not (terminal.home / "daemon.json").exists()
-    assert terminal.run("status").code == 3
-    assert terminal.run("audit", "verify").code == 0
+    assert terminal.quick("status").code == 3
+    assert terminal.quick("audit", "verify").code == 0
 
 
 def test_call_outcomes_have_their_exit_codes(terminal: Terminal) -> None:
@@ -96,7 +96,7 @@ def test_call_outcomes_have_their_exit_codes(terminal: Terminal) -> None:
         (6, ["gone.echo"], "gone"),
     ]
     for code, args, words in cases:
-        done = terminal.run("call", *args)
+        done = terminal.quick("call", *args)
         assert (done.code, done.out) == (code, ""), (args, done)
         assert words in done.err and len(done.err.splitlines()) == 1, (args, done)
 
@@ -104,9 +104,9 @@ def test_call_outcomes_have_their_exit_codes(terminal: Terminal) -> None:
 def test_unknown_tool_is_audited_by_every_calling_form(terminal: Terminal) -> None:
     terminal.configure(hello())
     terminal.up()
-    terminal.run("call", "nobody.a", "x=1")
-    terminal.run("call", "nobody.b")
-    done = terminal.run("audit", "tail", "--outcome", "not_found", "--json")
+    terminal.quick("call", "nobody.a", "x=1")
+    terminal.quick("call", "nobody.b")
+    done = terminal.quick("audit", "tail", "--outcome", "not_found", "--json")
     verbs = [json.loads(line)["verb"] for line in done.out.splitlines()]
     assert verbs == ["nobody.a", "nobody.b"]
 
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_a_long_call_with_130(terminal: Terminal) -> None:
     terminal.up()
     child = terminal.start("call", "peer.slow", "seconds=4")
     until = time.monotonic() + WAIT_SECONDS
-    while "running" not in terminal.run("audit", "tail").out:
+    while "running" not in terminal.quick("audit", "tail").out:
         assert time.monotonic() < until and child.poll() is None
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=WAIT_SECONDS)
@@ -130,28 +130,28 @@ def test_servers_command_prints_state_and_reason(terminal: Terminal) -> None:
     absent = server_entry("absent", "stdio", "no-such-program")
     off = server_entry("off", "stdio", "x", enabled=False)
     terminal.configure(old, absent, off)
-    done = terminal.run("servers")
+    done = terminal.quick("servers")
     assert done.code == 0 and not done.err
     rows = {line.split()[0]: line for line in done.out.splitlines()}
     assert rows["old"].split()[1:5] == ["connected", "2024-11-05", "off", "3"]
     assert rows["absent"].split()[1:5] == ["failed", "-", "off", "0"]
     assert 'the command "no-such-program" was not found on the PATH' in rows["absent"]
     assert rows["off"].split()[1] == "off" and "enabled = false" in rows["off"]
-    found = terminal.run("servers", "--json").json()
+    found = terminal.quick("servers", "--json").json()
     assert [each["name"] for each in found["configured"]] == ["old", "absent", "off"]
     assert found["total_connected"] == 1
 
 
 def test_tools_command_names_disconnected_servers(terminal: Terminal) -> None:
     terminal.configure(hello(), server_entry("absent", "stdio", "no-such-program"))
-    done = terminal.run("tools")
+    done = terminal.quick("tools")
     assert done.code == 0 and len(done.out.splitlines()) == 4
     assert 'server "absent" is not connected' in done.err and len(done.err.splitlines()) == 1
 
 
 def test_servers_command_without_servers_explains_how_to_add_one(terminal: Terminal) -> None:
     for command in ("tools", "servers"):
-        done = terminal.run(command)
+        done = terminal.quick(command)
         assert done.code == 0 and "dragoman import" in done.out
 
 
@@ -160,13 +160,13 @@ def test_server_log_is_printed_and_an_unknown_server_is_not_found(terminal: Term
     off = server_entry("off", "stdio", "x", enabled=False)
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello(), off)
     terminal.up()
-    assert 'server "bad" is not connected' in terminal.run("tools").err  # it waits for that
-    done = terminal.run("servers", "logs", "bad")
+    assert 'server "bad" is not connected' in terminal.quick("tools").err  # it waits for that
+    done = terminal.quick("servers", "logs", "bad")
     assert done.code == 0 and done.out.endswith("one\ntwo\n")
-    assert terminal.run("servers", "logs", "bad", "--json").json()["name"] == "bad"
+    assert terminal.quick("servers", "logs", "bad", "--json").json()["name"] == "bad"
     for silent in ("hello", "off"):
-        assert "has written nothing" in terminal.run("servers", "logs", silent).out
-    unknown = terminal.run("servers", "logs", "bat")
+        assert "has written nothing" in terminal.quick("servers", "logs", silent).out
+    unknown = terminal.quick("servers", "logs", "bat")
     assert unknown.code == 5 and 'did you mean "bad"?' in unknown.err
 
 
@@ -174,9 +174,9 @@ def test_hanging_server_does_not_block_calls_to_another(terminal: Terminal) -> N
     terminal.configure(server_entry("stuck", "faulty_server", "hang"), hello())
     terminal.up()
     begun = time.monotonic()
-    assert terminal.run("call", "hello.add", "a=1", "b=2").out == "3\n"
+    assert terminal.quick("call", "hello.add", "a=1", "b=2").out == "3\n"
     assert time.monotonic() - begun < 5
-    assert "starting" in terminal.run("servers").out
+    assert "starting" in terminal.quick("servers").out
 
 
 def test_home_option_works_before_and_after_the_command(terminal: Terminal) -> None:
@@ -188,36 +188,36 @@ def test_home_option_works_before_and_after_the_command(terminal: Terminal) -> N
         ["tools", "--home", str(other), "show", "hello.add"],
         ["tools", "show", "hello.add", "--home", str(other)],
     ):
-        assert terminal.run(*args).code == 0
+        assert terminal.quick(*args).code == 0
     assert not terminal.home.exists()
 
 
 def test_server_output_cannot_control_the_terminal(terminal: Terminal) -> None:
     code = "import sys; sys.stderr.write('\\x1b[2Jboo\\n'); sys.exit(3)"
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code))
-    done = terminal.run("servers")
+    done = terminal.quick("servers")
     assert "boo" in done.out and "\x1b" not in done.out
 
 
 def test_ctrl_c_ends_an_in_process_hub(terminal: Terminal) -> None:
     terminal.configure(server_entry("peer", "faulty_server", "ok"))
-    terminal.run("tools")  # makes the audit
+    terminal.quick("tools")  # makes the audit
     child = terminal.start("call", "peer.slow", "seconds=1.5")
     until = time.monotonic() + WAIT_SECONDS
-    while "running" not in terminal.run("audit", "tail").out:
+    while "running" not in terminal.quick("audit", "tail").out:
         assert time.monotonic() < until and child.poll() is None
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=WAIT_SECONDS)
     assert child.returncode == 130 and err.strip() == "dragoman: interrupted"
     assert not processes_at_home(terminal.home)
-    assert terminal.run("status").code == 3
-    assert terminal.run("audit", "verify").code == 0
+    assert terminal.quick("status").code == 3
+    assert terminal.quick("audit", "verify").code == 0
 
 
 def test_quiet_hub_logs_no_calls_and_a_normal_one_does(terminal: Terminal) -> None:
     for args, told in (([], True), (["--quiet"], False)):
-        terminal.run("up", "--detach", "--port", "0", *args)
-        terminal.run("call", f"nobody.{told}")
-        assert terminal.run("stop").code == 0
+        terminal.quick("up", "--detach", "--port", "0", *args)
+        terminal.quick("call", f"nobody.{told}")
+        assert terminal.quick("stop").code == 0
         log = (terminal.home / "hub.log").read_text()
         assert (f"call nobody.{told} by owner:owner -> failed" in log) is told

@@ -37,7 +37,7 @@ def run_client(program: str, *args: object, timeout: float = 30.0) -> dict[str, 
 class HttpPeer:
     """A peer that listens: `url`, `port`; use it with `with`, or `close` it."""
 
-    def __init__(self, program: str, *args: object, timeout: float = 20.0) -> None:
+    def __init__(self, program: str, *args: object, timeout: float = 60.0) -> None:
         # An unread pipe would block the peer.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self.process = subprocess.Popen(
