@@ -69,6 +69,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.net.client",
         "dragoman.policy",
         "dragoman.stores",
+        "dragoman.tools.manifest_schedules",
     },
     "dragoman.app": {"dragoman"},
     "dragoman.agent": {"dragoman.agents"},  # the public names for function agents
@@ -77,7 +78,9 @@ OURS: dict[str, set[str]] = {
 }
 
 # What a module of `cli` loads inside a function only: most commands need one of them, or none.
-HEAVY = {f"dragoman.{name}" for name in ("a2a", "agents", "app", "net", "policy", "stores")}
+HEAVY = {
+    f"dragoman.{name}" for name in ("a2a", "agents", "app", "net", "policy", "stores", "tools")
+}
 
 # Sub-packages form a DAG: what each may import of its own package, besides itself.
 WITHIN: dict[str, set[str]] = {

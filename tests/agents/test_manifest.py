@@ -105,6 +105,25 @@ def test_manifest_of_openstarry_loads_with_its_comments() -> None:
     assert len(loaded.warnings) == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "times", "warned"),
+    [
+        ('schedule = "reactive"', [], False),
+        ('schedule = { periodic = { cron = "every 5m" } }', ["every 5m"], False),
+        ("[schedule.continuous]\ncheck_interval_secs = 90", ["every 90 seconds"], False),
+        ("[schedule]\ncontinuous = {}", ["every 60 seconds"], False),
+        ('schedule = { proactive = { conditions = ["x"] } }', [], True),
+        ('schedule = "0 9 * * *"', ["0 9 * * *"], False),
+        ('schedule = ["hourly", { time = "daily", message = "m" }]', ["hourly", "daily"], False),
+        ('[schedule]\ntime = "hourly"', ["hourly"], False),
+    ],
+)
+def test_schedule_is_read_in_each_form(text: str, times: list[str], warned: bool) -> None:
+    loaded = parse_manifest(text, TOML)
+    assert [one.time for one in loaded.build_profile().schedules] == times
+    assert bool(loaded.warnings) is warned
+
+
 def test_smallest_manifest_has_the_name_of_its_folder_and_grants_nothing() -> None:
     loaded = parse_manifest('[[script]]\nsay = "hi"\n', TOML)
     assert loaded.manifest.name == "coder"
@@ -127,6 +146,8 @@ def test_smallest_manifest_has_the_name_of_its_folder_and_grants_nothing() -> No
         ("[model]\ntemperature = 9", "<= 2"),
         ("profile = 'all'", "Invalid enum value 'all'"),
         ("name = ", "cannot be parsed"),
+        ("schedule = 5", "Expected `array`"),
+        ("[[schedule]]\ntimes = 'x'", 'did you mean "schedule.time"?'),
     ],
 )
 def test_error_names_the_file_and_the_field(text: str, said: str) -> None:

@@ -84,6 +84,7 @@ BROKEN = {
     "[model]\n": "model.model is missing: name the model",
     '[model]\nmodel = "x"\napi_key_env = "GONE"\n': 'the variable "GONE" is not set: ',
     '[model]\nmodel = "x"\nbase_url = "ftp://x"\n': "ftp://x",
+    'schedule = "sometimes"\n[model]\nmodel = "x"\n': 'the schedule "sometimes" is invalid',
 }
 
 
@@ -96,8 +97,10 @@ def test_check_names_file_field_and_fix(terminal: Terminal) -> None:
 
 
 def test_check_reports_every_agent_and_fails_if_one_is_invalid(terminal: Terminal) -> None:
-    write(terminal, "good", '[model]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n')
-    assert terminal.quick("agents", "check").code == 0
+    text = 'schedule = "hourly"\n[model]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    write(terminal, "good", text)
+    done = terminal.quick("agents", "check")
+    assert done.code == 0 and "  schedule hourly (UTC): This is a scheduled run." in done.out
     write(terminal, "bad", "x = 1\n")
     found = terminal.quick("agents", "check", "--json")
     assert found.code == 1 and found.json()["ok"] is False

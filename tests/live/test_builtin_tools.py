@@ -5,7 +5,9 @@ what they keep survives `kill -9`.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,11 @@ def ask(hub: RunningHub, message: str = "go", agent: str = "worker") -> str:
     return str(answer["result"]["content"][0]["text"])
 
 
+def list_schedules(hub: RunningHub, agent: str = "helper") -> list[Any]:
+    agents = hub.api("/api/agents")["agents"]
+    return [one for agent_ in agents if agent_["name"] == agent for one in agent_["schedules"]]
+
+
 def list_names(hub: RunningHub) -> set[str]:
     return {tool["name"] for tool in hub.rpc("tools/list")["result"]["tools"]}
 
@@ -115,8 +122,12 @@ def test_memory_queue_and_schedules_survive_a_crash(hub: Hub, short_tmp: Path) -
     home = short_tmp / "home"
     with running_model() as model:
         write_agents(home, model)
+        with (home / "agents/helper/agent.toml").open("a", encoding="utf-8") as file:
+            file.write('[[schedule]]\ntime = "0 4 * * *"\nmessage = "do the rounds"\n')
+        model.rules.append(("do the rounds", say("done")))
         first = hub(home=home, config="[tools]\nlease_secs = 1\n")
         until(lambda: "dragoman_agent_worker" in list_names(first))
+        until(lambda: list_schedules(first))
         model.answers += [
             use(
                 ("memory_store", {"key": "plan", "value": "kept"}),
@@ -128,6 +139,9 @@ def test_memory_queue_and_schedules_survive_a_crash(hub: Hub, short_tmp: Path) -
         ]
         assert ask(first) == "done"
         first.kill()
+        with closing(sqlite3.connect(home / "agents.db")) as db:
+            db.execute("UPDATE schedules SET next_at = 1 WHERE source = 'manifest'")
+            db.commit()
         second = hub(home=home)
         until(lambda: "dragoman_agent_worker" in list_names(second))
 
@@ -146,6 +160,10 @@ def test_memory_queue_and_schedules_survive_a_crash(hub: Hub, short_tmp: Path) -
             return task.startswith("{")  # the lease is over
 
         until(claim)
+        until(lambda: list_schedules(second)[0].get("lastOutcome") == "completed")
+        assert list_schedules(second)[0]["schedule"] == "0 4 * * *"
+        (home / "agents/helper/agent.toml").write_text(HELPER.replace("{url}", model.url))
+        until(lambda: not list_schedules(second))
 
 
 @needs_sandbox

@@ -11,10 +11,13 @@ import pytest
 from tests.tools.tool_rig import ToolRig, Use, read_object, text_result
 
 from dragoman.core.call import Result
-from dragoman.core.errors import InvalidInput, NotFound, Overloaded, WorkFailed
+from dragoman.core.errors import ConfigError, InvalidInput, NotFound, Overloaded, WorkFailed
+from dragoman.core.local_agents import AgentSchedule
 from dragoman.core.ports import Schedule
+from dragoman.core.structs import replace
 from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
 from dragoman.tools.agent_calls import ScheduledCalls
+from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
 from dragoman.tools.schedule_times import Timing, count_missed, find_next, parse_timing
 
@@ -254,6 +257,35 @@ async def test_runner_wakes_for_a_new_schedule(store: SqliteSchedules) -> None:
     runner.wake()
     await asyncio.wait_for(fired.done.wait(), 5)
     task.cancel()
+    await runner.close()
+
+
+async def test_schedules_of_manifests_follow_them(rig: ToolRig) -> None:
+    store, clock, fired = rig.stores.schedules, Clock(), Fired()
+    hourly = AgentSchedule(time="every hour", message="look")
+    daily = AgentSchedule(time="daily at 9:00", message="sum up", zone="Europe/Berlin")
+    profile = rig.build_profile("tester", schedules=(hourly, daily))
+    assert sync_schedules(store, [profile], NOON)
+    await rig.use("schedule_create", description="own", schedule="daily")
+    clock.now += 3_600
+    runner = ScheduleRunner(store, fired, SchedulingLimits(), clock)
+    runner.start_due()
+    await settle()
+    assert fired.messages == ["look"]
+    assert not sync_schedules(store, [profile], clock.now)  # what has not changed goes on
+    found = read_object(await rig.use("schedule_list"))["schedules"]
+    assert [(one["runs"], one.get("source")) for one in found if one["description"] == "look"] == [
+        (1, "manifest")
+    ]
+    with pytest.raises(InvalidInput, match="is in your manifest"):
+        await rig.use("schedule_delete", id=found[0]["id"])
+    assert sync_schedules(store, [replace(profile, schedules=(daily,))], clock.now)
+    assert {one.message for one in store.load_all()} == {"sum up", "own"}
+    assert sync_schedules(store, [], clock.now)
+    assert {one.message for one in store.load_all()} == {"own"}
+    for wrong in ("sometimes", "in 20 minutes"):
+        with pytest.raises(ConfigError, match='the field "schedule"'):
+            check_schedules("tester", [AgentSchedule(time=wrong, message="x")])
     await runner.close()
 
 

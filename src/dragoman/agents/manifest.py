@@ -21,7 +21,7 @@ from dragoman.agents.config import SkillEntry
 from dragoman.agents.manifest_agents import FILES, FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
-from dragoman.core.local_agents import AgentProfile, fold_tool_pattern
+from dragoman.core.local_agents import AgentProfile, AgentSchedule, fold_tool_pattern
 
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
@@ -135,6 +135,22 @@ class CommandSettings(Struct, frozen=True, kw_only=True):
     ] = 300.0
 
 
+class ScheduleSettings(Struct, frozen=True, kw_only=True):
+    time: Annotated[
+        str,
+        Meta(min_length=1, max_length=100),
+        _about('A cron expression ("0 9 * * 1-5"), or words such as "every 10 minutes".'),
+    ]
+    message: Annotated[
+        str,
+        Meta(min_length=1, max_length=10_000),
+        _about("The message to the agent; default: that this is a scheduled run."),
+    ] = "This is a scheduled run. Do the work that your instructions describe for it."
+    time_zone: Annotated[
+        str, Meta(max_length=60), _about('The time zone, such as "Europe/Berlin".')
+    ] = "UTC"
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     name: Annotated[str, _about("The name; default: that of the folder.")]
     description: Annotated[
@@ -158,6 +174,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     )
     mcp: Annotated[McpExposure, _about("What its own MCP endpoint offers.")] = McpExposure()
     a2a: Annotated[A2aFacts, _about("What its A2A card says.")] = A2aFacts()
+    schedule: Annotated[
+        list[ScheduleSettings], Meta(max_length=20), _about("When it works by itself.")
+    ] = []
     script: Annotated[
         list[ScriptStep], _about('The steps of a script, for the provider "script".')
     ] = []
@@ -208,6 +227,10 @@ class LoadedManifest(Struct, frozen=True):
             network=tuple(granted.network),
             memory_read=tuple(granted.memory_read),
             memory_write=tuple(granted.memory_write),
+            schedules=tuple(
+                AgentSchedule(time=one.time, message=one.message, zone=one.time_zone)
+                for one in manifest.schedule
+            ),
         )
 
 
@@ -298,6 +321,10 @@ def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
         raise ConfigError(
             f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
             "with a model"
+        )
+    if manifest.schedule:
+        raise ConfigError(
+            f'agent "{manifest.name}" cannot have a schedule in its manifest; use schedule_create'
         )
     manifest = msgspec.structs.replace(
         manifest, limits=_limit_budgets(manifest.limits, parent.limits)
@@ -392,7 +419,7 @@ def _find_struct(kind: Any) -> Any:
 _MEANINGLESS = (
     "module", "resources", "priority", "metadata", "routing", "autonomous", "pinned_model",
     "workspace", "state_dir", "generate_identity_files", "exec_policy", "tools", "cache_context",
-    "max_history_messages", "schedule", "plugins", "guide", "policy", "memory", "manifest_version",
+    "max_history_messages", "plugins", "guide", "policy", "memory", "manifest_version",
     "$schema",
 )  # fmt: skip
 _MEANINGLESS_CAPABILITIES = (
@@ -425,7 +452,29 @@ def _translate(data: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
             warnings.append(f'the field "{name}" has no meaning here')
     if capabilities:
         data["capabilities"] = capabilities
+    if "schedule" in data:
+        data["schedule"] = _translate_schedule(data["schedule"], warnings)
     return data
+
+
+def _translate_schedule(value: Any, warnings: list[str]) -> Any:
+    """One schedule or several, each a table or its time alone; OpenFang's modes are tables with one
+    member."""
+    if isinstance(value, list):
+        return [{"time": one} if isinstance(one, str) else one for one in value]
+    if isinstance(value, str):
+        return [] if value.lower() == "reactive" else [{"time": value}]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(found := value.get("periodic"), dict):
+        return [{"time": found.get("cron", "")}]
+    if isinstance(found := value.get("continuous"), dict):
+        seconds = found.get("check_interval_secs", 60)
+        return [{"time": f"every {max(seconds, 60)} seconds" if type(seconds) is int else seconds}]
+    if "proactive" in value:
+        warnings.append('the field "schedule.proactive" has no meaning here')
+        return []
+    return [] if "reactive" in value else [value]
 
 
 def _translate_openstarry(data: dict[str, Any], warnings: list[str]) -> dict[str, Any]:

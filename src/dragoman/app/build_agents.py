@@ -200,6 +200,10 @@ def build_manifest_agents(
         from dragoman.agents.model_factory import build_models
 
         manifest = loaded.manifest
+        if profile.schedules:
+            from dragoman.tools.manifest_schedules import check_schedules
+
+            check_schedules(manifest.name, profile.schedules)
         if manifest.command.argv or manifest.function:
             return _build_program(home, loaded, prefix(), validate, build_runner)
         models = build_models(manifest, open_http, live.variables)

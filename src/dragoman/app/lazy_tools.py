@@ -1,5 +1,5 @@
 """Loads the built-in tools once a principal can use them: with the first agent that was granted
-one, or for clients.
+one or has a schedule, or for clients.
 
 A hub without either loads none of what they need.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfiles
@@ -43,6 +44,10 @@ def build_access(home: Path, settings: ToolSettings, profiles: AgentProfiles) ->
     return BuiltinAccess(profiles.find, settings.clients, client)
 
 
+def _needs(agent: AgentProfile) -> bool:
+    return bool(agent.schedules) or grants_builtin_tools(agent.tools)
+
+
 @dataclass(frozen=True, slots=True)
 class LazyTools:
     home: Path
@@ -56,11 +61,12 @@ class LazyTools:
     vision: VisionModel | None = None
     built: list[ToolParts] = field(default_factory=list)
     """The tools, once they are loaded."""
+    synced: list[list[AgentProfile]] = field(default_factory=list)
+    """At most one: the agents with schedules that the store has as their manifests say."""
 
     def check(self) -> None:
         """Loads and offers the tools if a principal can use them. Raises `ConfigError`."""
-        granted = (one.tools for one in self.directory.list_profiles())
-        if self.built or not (self.settings.clients or any(map(grants_builtin_tools, granted))):
+        if self.built or not (self.settings.clients or any(map(_needs, self._list_profiles()))):
             return
         from dragoman.app.build_tools import build_tools
         from dragoman.app.tool_ports import SandboxedShell
@@ -81,13 +87,37 @@ class LazyTools:
         log.info("%d built-in tools are ready", len(parts.target.tools))
 
     async def follow(self) -> None:
-        """Loads the tools with the first agent, and runs the schedules; called again and again."""
+        """Loads the tools with the first agent, keeps the schedules as the manifests say, and runs
+        them; called again and again."""
         if not self.built:
             self.check()
             if self.built:
                 self.inventory.register_stores()
         for parts in self.built:
+            self._sync_schedules(parts)
             parts.start()
+
+    def _list_profiles(self) -> list[AgentProfile]:
+        return self.directory.list_profiles()
+
+    def _sync_schedules(self, parts: ToolParts) -> None:
+        now = [one for one in self._list_profiles() if one.schedules]
+        if self.synced and self.synced[0] == now:
+            return
+        from dragoman.tools.manifest_schedules import sync_schedules
+
+        if sync_schedules(parts.stores.schedules, now, time.time()):
+            parts.schedules.wake()
+        self.synced[:] = [now]
+
+    def describe_schedules(self, agent: AgentProfile) -> list[dict[str, Any]]:
+        """Describes all schedules of an agent; empty while the tools are not loaded."""
+        if not self.built:
+            return []
+        from dragoman.tools.schedules import render_schedule
+
+        found = self.built[0].stores.schedules.list_schedules(agent.org, agent.name)
+        return [render_schedule(one) for one in found]
 
     async def stop(self) -> None:
         for parts in self.built:

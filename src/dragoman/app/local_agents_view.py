@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.agents.function import FunctionAgent
+from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.app.hub_parts import HubParts
 from dragoman.core.local_agents import build_agent_principal
 from dragoman.core.tool import Tool
@@ -29,6 +30,12 @@ class LocalAgentsView:
 
     def describe(self, name: str) -> dict[str, Any]:
         parts, agent = self._parts, self._parts.agents.local.by_name[name]
+        own = parts.manifests.find_by_name(name)
+        schedules = parts.tools.describe_schedules(own) if own is not None else []
+        return {**self._describe_runtime(agent), "schedules": schedules}
+
+    def _describe_runtime(self, agent: LocalAgent) -> dict[str, Any]:
+        parts = self._parts
         if isinstance(agent, FunctionAgent):
             return {"runtime": FUNCTION, "model": None, "source": "config.toml", "grants": None}
         from dragoman.agents.manifest import find_manifest

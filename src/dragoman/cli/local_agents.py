@@ -181,6 +181,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
         "file": str(file),
         "models": [],
         "tools": None,
+        "schedules": [],
         "errors": [],
         "warnings": [],
     }
@@ -189,6 +190,15 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
         loaded = load_manifest(file)
         manifest = loaded.manifest
         found |= {"name": manifest.name, "warnings": list(loaded.warnings)}
+        profile = loaded.build_profile()
+        if profile.schedules:
+            from dragoman.tools.manifest_schedules import check_schedules
+
+            check_schedules(manifest.name, profile.schedules)
+            found["schedules"] = [
+                {"schedule": one.time, "timeZone": one.zone, "description": one.message}
+                for one in profile.schedules
+            ]
         net = OutboundHttp()
         build_models(
             manifest,
@@ -211,7 +221,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
             )
     granted = manifest.capabilities
     found["grants"] = {
-        "tools": list(loaded.build_profile().tools),
+        "tools": list(profile.tools),
         "mcp_servers": granted.mcp_servers,
         "agents": granted.agents,
     }
@@ -231,6 +241,7 @@ def _add_hub_view(hub: HubClient, found: list[dict[str, Any]]) -> None:
             one["errors"].append(problem)
         elif one["name"] in agents:
             one["tools"] = granted = agents[one["name"]].get("grants")
+            one["schedules"] = agents[one["name"]].get("schedules") or one["schedules"]
             seen = {**names, "tools": names["tools"] | set(granted or ())}
             one["warnings"] += _list_idle_grants(one["grants"], seen, one["name"])
         else:
@@ -281,10 +292,21 @@ def _print_checked(one: Mapping[str, Any], has_hub: bool) -> None:
         print(f"  tools    {', '.join(shown) or 'none'}" + (f" and {more} more" if more else ""))
     elif not has_hub and not one["errors"]:
         print("  tools    not known without a running hub (dragoman up)")
+    for schedule in one["schedules"]:
+        print(f"  schedule {_render_schedule(schedule)}")
     where = f'"{one["file"]}": '  # printed above
     for kind in ("warning", "error"):
         for problem in one[f"{kind}s"]:
             print(f"  {kind:<8} {clean(problem.removeprefix(where))}")
+
+
+def _render_schedule(schedule: Mapping[str, Any]) -> str:
+    text = f"{schedule['schedule']} ({schedule['timeZone']}): {schedule['description']}"
+    if schedule.get("nextRun"):
+        text += f"; next {schedule['nextRun']}"
+    if schedule.get("lastOutcome"):
+        text += f"; last {schedule['lastRun']}, {schedule['lastOutcome']}"
+    return clean(text)
 
 
 # --- list -----------------------------------------------------------------------------------------
@@ -292,17 +314,25 @@ def _print_checked(one: Mapping[str, Any], has_hub: bool) -> None:
 
 def print_local_agents(agents: list[dict[str, Any]], failed: Mapping[str, str]) -> None:
     """Prints the table of local agents; those that could not be loaded with the reason."""
+    has_schedules = any(map(_list_times, agents))
     rows = [
         (
             one["name"],
             one.get("model") or one.get("runtime") or "-",
             "-" if one.get("grants") is None else len(one["grants"]),
+            *([", ".join(_list_times(one)) or "-"] if has_schedules else []),
             one["description"],
         )
         for one in agents
     ]
-    rows += [(name, "failed", "-", problem) for name, problem in failed.items()]
-    print_table(["LOCAL AGENT", "MODEL", "TOOLS", "DESCRIPTION"], rows, whole=bool(failed))
+    gap = ["-"] if has_schedules else []
+    rows += [(name, "failed", "-", *gap, problem) for name, problem in failed.items()]
+    header = ["LOCAL AGENT", "MODEL", "TOOLS", *(["SCHEDULE"] if has_schedules else [])]
+    print_table([*header, "DESCRIPTION"], rows, whole=bool(failed))
+
+
+def _list_times(agent: Mapping[str, Any]) -> list[str]:
+    return [one["schedule"] for one in agent.get("schedules", ())]
 
 
 def find_local_agent(hub: HubClient, name: str) -> dict[str, Any] | None:
@@ -321,6 +351,7 @@ def print_local_agent(agent: Mapping[str, Any]) -> None:
         ("tool", agent["tool"]),
         ("may call", "" if grants is None else ", ".join(grants) or "nothing"),
     ]
+    rows += [("schedule", _render_schedule(one)) for one in agent.get("schedules", ())]
     for name, value in rows:
         if value:
             print(f"  {name:<10} {clean(value)}")

@@ -22,6 +22,14 @@ AGENT = "agent"
 """The kind of the principal that a local agent is when it calls."""
 
 
+class AgentSchedule(Struct, frozen=True, kw_only=True):
+    """A message that an agent gets by the clock, as its manifest says."""
+
+    time: str
+    message: str
+    zone: str = "UTC"
+
+
 class AgentProfile(Struct, frozen=True, kw_only=True):
     """A local agent and what it was granted. Patterns are globs."""
 
@@ -49,6 +57,7 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
     memory_read: tuple[str, ...] = ()
     """Keys that it may recall: "self.*", "shared.*"."""
     memory_write: tuple[str, ...] = ()
+    schedules: tuple[AgentSchedule, ...] = ()
 
     def grants(self, tool: Tool) -> bool:
         """Whether the agent may see and call the tool."""

@@ -392,6 +392,8 @@ class Schedule(Struct, frozen=True):
     runs: int = 0
     missed: int = 0
     """Runs that were due while the hub was stopped or the last one still ran."""
+    source: str = ""
+    """`manifest` for one of its agent's manifest; empty for one that the agent has created."""
 
 
 class ScheduleStore(Protocol):

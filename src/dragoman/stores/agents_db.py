@@ -48,4 +48,5 @@ MIGRATIONS = (
         missed INTEGER NOT NULL
     );
     """,
+    "ALTER TABLE schedules ADD COLUMN source TEXT NOT NULL DEFAULT ''",
 )

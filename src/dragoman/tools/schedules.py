@@ -127,11 +127,17 @@ class ScheduleTools:
         return build_json_result({"id": schedule.id, "nextRun": _render_time(schedule.next_at)})
 
     async def _list(self, use: ToolUse) -> Result:
-        found = self._store.list_schedules(use.agent.org, use.agent.name)
-        return build_json_result({"schedules": [_render_schedule(one) for one in found]})
+        return build_json_result(
+            {"schedules": [render_schedule(one) for one in self._list_own(use)]}
+        )
+
+    def _list_own(self, use: ToolUse) -> list[Schedule]:
+        return self._store.list_schedules(use.agent.org, use.agent.name)
 
     async def _delete(self, use: ToolUse) -> Result:
         id = use.arguments["id"]
+        if any(one.id == id and one.source for one in self._list_own(use)):
+            raise InvalidInput(f'"{id}" is in your manifest, where its author can remove it')
         if not self._store.delete(use.agent.org, use.agent.name, id):
             raise InvalidInput(f'you have no schedule "{id}"; see schedule_list')
         self._wake()
@@ -156,7 +162,7 @@ def _require_owners(call: Call) -> None:
         above = above.parent
 
 
-def _render_schedule(schedule: Schedule) -> dict[str, Any]:
+def render_schedule(schedule: Schedule) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": schedule.id,
         "agent": schedule.agent,
@@ -168,6 +174,8 @@ def _render_schedule(schedule: Schedule) -> dict[str, Any]:
         "runs": schedule.runs,
         "missed": schedule.missed,
     }
+    if schedule.source:
+        shown["source"] = schedule.source
     if schedule.last_at:
         shown |= {"lastRun": _render_time(schedule.last_at), "lastOutcome": schedule.outcome}
     return shown
