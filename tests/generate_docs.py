@@ -261,6 +261,10 @@ through the guarded HTTP client, and each redirect is checked again; with the ex
 become Markdown without menus, else plain text. [Taint labels](taint.md) go with what is stored in
 files, memory, tasks and schedules, and come back with it.
 
+A schedule keeps the principals for whom its agent has created it, with their roles and scopes. A
+run has the rights of its agent, and never more than each of them had then or has now; if a key has
+been revoked or has expired, the run is refused, which the audit log and the schedule record.
+
 The other names are those of similar tools elsewhere; each can be called as long as no other tool
 has that name, and is never listed.
 

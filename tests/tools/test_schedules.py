@@ -8,18 +8,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.permissive_hub import PermitAll
 from tests.tools.tool_rig import ToolRig, Use, read_object, text_result
 
-from dragoman.core.call import Result
-from dragoman.core.errors import ConfigError, InvalidInput, NotFound, Overloaded, WorkFailed
+from dragoman.app.build import renew_principal
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import (
+    AuthorizationError,
+    ConfigError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    WorkFailed,
+)
 from dragoman.core.local_agents import AgentSchedule
-from dragoman.core.ports import Schedule
+from dragoman.core.ports import Decision, Schedule
+from dragoman.core.principal import OWNER, Principal
 from dragoman.core.structs import replace
+from dragoman.core.tool import Tool
 from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
+from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
 from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
 from dragoman.tools.schedule_times import Timing, count_missed, find_next, parse_timing
+from dragoman.web.access_watch import AccessWatch
+from dragoman.web.auth import Authenticator
 
 pytestmark = pytest.mark.promise("T2")
 
@@ -287,6 +301,71 @@ async def test_schedules_of_manifests_follow_them(rig: ToolRig) -> None:
         with pytest.raises(ConfigError, match='the field "schedule"'):
             check_schedules("tester", [AgentSchedule(time=wrong, message="x")])
     await runner.close()
+
+
+class Policies(PermitAll):
+    """Forbids a tool to all but one role."""
+
+    def decide(self, call: Call) -> Decision:
+        return Decision(self.can_see(call.principal, call.tool, ""), ("tests",), "test")
+
+    def can_see(self, caller: Principal, tool: Tool, door: str) -> bool:
+        return tool.alias != "memory_store" or caller.kind != "key" or "writer" in caller.roles
+
+
+async def test_run_has_the_rights_of_its_creator_and_no_more(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path)
+    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys))
+    rig = ToolRig(tmp_path, authorizer=Policies(), why_ended=watch.explain_ended)
+    todo = [("schedule_create", {"description": "x", "schedule": "daily"})]
+
+    async def work(use: Use, message: str) -> Result:
+        name, arguments = todo[0]
+        return await use(name, **arguments)
+
+    async def delegate(use: Use, message: str) -> Result:
+        return await use("agent_send", agent_id="worker", message=message)
+
+    rig.add_agent(rig.build_profile("worker"), work)
+    rig.add_agent(rig.build_profile("front"), delegate)
+    calls = ScheduledCalls(
+        rig.hub, rig.directory, lambda principal: renew_principal(keys, principal)
+    )
+
+    async def create(name: str, roles: tuple[str, ...]) -> Schedule:
+        keys.create(name, owner="o", expires_at=None, scopes=("a",), roles=roles)
+        who = Principal("key", name, roles=roles, scopes=("a",))
+        await rig.send("front", who=who)
+        return next(
+            one
+            for one in rig.stores.schedules.load_all()
+            if one.callers and one.callers[0].id == name
+        )
+
+    reader, writer = await create("reader", ()), await create("writer", ("writer",))
+    assert [f"{one.kind}:{one.id}" for one in reader.callers] == ["key:reader", "agent:front"]
+    assert writer.callers[0].build_principal().roles == ("writer",)
+    listed = read_object(await rig.use("schedule_list", "worker"))["schedules"]
+    assert [one["createdFor"] for one in listed] == ["key:reader", "key:writer"]
+
+    todo[:] = [("memory_store", {"key": "a", "value": "b"})]
+    await calls.fire(writer, "go")
+    with pytest.raises(NotFound):  # as in a call of the key itself
+        await calls.fire(reader, "go")
+    todo[:] = [("system_time", {})]
+    await calls.fire(reader, "go")
+    keys.revoke("reader")
+    with pytest.raises(AuthorizationError, match=r'"key:reader".*: the key was revoked'):
+        await calls.fire(reader, "go")
+    await rig.close()
+    keys.close()
+
+
+async def test_client_itself_cannot_create_a_schedule(tmp_path: Path) -> None:
+    rig = ToolRig(tmp_path, 'clients = ["schedule_*"]')
+    with pytest.raises(InvalidInput, match="only agents"):
+        await rig.call(OWNER, "schedule_create", {"description": "x", "schedule": "daily"})
+    await rig.close()
 
 
 async def test_schedule_sends_a_message_in_a_chain_of_its_own(rig: ToolRig) -> None:

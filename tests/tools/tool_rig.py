@@ -13,6 +13,7 @@ from tests.permissive_hub import PermitAll
 from dragoman import guards
 from dragoman.app.build_tools import ToolParts, ToolStores, build_tools
 from dragoman.app.lazy_tools import build_access
+from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA, build_agent_tool
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Call, Result
@@ -146,6 +147,8 @@ class ToolRig:
         vision: VisionModel | None = None,
         labels: LabelStore | None = None,
         taint: str = "",
+        authorizer: PermitAll | None = None,
+        why_ended: WhyEnded = lambda principal: "",
     ) -> None:
         home.mkdir(exist_ok=True)
         self.home = home
@@ -156,7 +159,7 @@ class ToolRig:
         access = build_access(home, self.settings, self.profiles)
         catalogs = build_catalogs(admit_all, NameClaims())
         chains, limits = CallChains(os.urandom(32)), Limits()
-        judge = GrantedAuthorizer(PermitAll(), self.profiles, access)
+        judge = GrantedAuthorizer(authorizer or PermitAll(), self.profiles, access, why_ended)
         kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
         limiter = LocalRateLimiter(limits.rate.build_rules())
         self.flows = ToolFlowTable(msgspec.toml.decode(taint.encode(), type=TaintSettings))

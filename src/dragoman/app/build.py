@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import ChainMap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -78,6 +79,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = _build_authenticator(config, stores.keys)
+        access_watch = AccessWatch(stores.keys, auth)
         state = RunState(mode, config.server.public_url, auth.requires_key)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
@@ -89,7 +91,16 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         profiles = AgentProfiles()
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
-            home, live, stores, bus, catalogs, targets, upstreams, profiles, access
+            home,
+            live,
+            stores,
+            bus,
+            catalogs,
+            targets,
+            upstreams,
+            profiles,
+            access,
+            access_watch.explain_ended,
         )
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -115,7 +126,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         ).build()
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
-            AgentVision(local),
+            AgentVision(local), lambda principal: renew_principal(stores.keys, principal),
         )  # fmt: skip
         tools.check()
         for built in tools.built:
@@ -134,7 +145,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
     status = HubStatus(parts, watch, view)
     api = _build_api(parts, applier, status, view)
-    return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)
+    return App(parts, status, applier, auth, access_watch, api, net)
 
 
 def _build_api(
@@ -156,6 +167,17 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     return Api(hub, status, TASKS_ONLY, apis)
+
+
+def renew_principal(keys: KeyStore, principal: Principal) -> Principal:
+    """Takes from a principal what its key does not have any more."""
+    for record in keys.list() if principal.kind == "key" else ():
+        if (record.name, record.org) == (principal.id, principal.org):
+            now = known_ids.principal_from_key(record)
+            roles = tuple(one for one in principal.roles if one in now.roles)
+            scopes = tuple(one for one in principal.scopes if one in now.scopes)
+            return replace(now, roles=roles, scopes=scopes)
+    return principal
 
 
 def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:

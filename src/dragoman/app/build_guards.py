@@ -14,6 +14,7 @@ from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.app.targets import Targets
+from dragoman.core.access import WhyEnded
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
 from dragoman.core.hub import Hub
@@ -76,6 +77,7 @@ def build_guards(
     upstreams: UpstreamManager,
     profiles: AgentProfiles,
     offers: OfferRule,
+    why_ended: WhyEnded,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
     limits = live.config.limits
@@ -83,7 +85,7 @@ def build_guards(
     loaded = load_policies(
         home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
     )
-    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers)
+    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended)
     chains = CallChains(
         stores.witness.key,
         depth=limits.chain_depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from dragoman.app.tool_ports import A2aPeers, GuardedWeb, SearchEngine
 from dragoman.core.background import Background
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory
+from dragoman.core.principal import Principal
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
@@ -97,9 +99,11 @@ def build_tools(
     access: BuiltinAccess,
     shell: ShellRunner | None,
     vision: VisionModel | None,
+    renew: Callable[[Principal], Principal] = lambda principal: principal,
 ) -> ToolParts:
     """Builds the tools and offers them to the hub's catalog. `shell` runs commands; without it
-    there is no `shell_exec`. `vision` sees images; without it `image_analyze` says so."""
+    there is no `shell_exec`. `vision` sees images; without it `image_analyze` says so.
+    `renew` takes from a principal what it does not have any more."""
     stores = open_tool_stores(home, settings)
     threads, calls = ToolThreads(), NestedCalls(hub)
     public = net.open_public(allow_private=settings.allow_private)
@@ -113,7 +117,7 @@ def build_tools(
         most_seconds=settings.command_secs,
         output_bytes=int(settings.command_kilobytes * 1024),
     )
-    fire = ScheduledCalls(hub, directory).fire
+    fire = ScheduledCalls(hub, directory, renew).fire
     schedules = ScheduleRunner(stores.schedules, fire)
     target = BuiltinTools(
         [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfiles
+from dragoman.core.principal import Principal
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.store_inventory import StoreInventory
 from dragoman.tools.access import BuiltinAccess
@@ -59,6 +60,8 @@ class LazyTools:
     inventory: StoreInventory
     find_runner: Callable[[], CommandRunner]
     vision: VisionModel | None = None
+    renew: Callable[[Principal], Principal] = lambda principal: principal
+    """Takes from a principal what it does not have any more."""
     built: list[ToolParts] = field(default_factory=list)
     """The tools, once they are loaded."""
     synced: list[list[AgentProfile]] = field(default_factory=list)
@@ -82,6 +85,7 @@ class LazyTools:
             self.access,
             shell,
             self.vision,
+            self.renew,
         )
         self.built.append(parts)
         log.info("%d built-in tools are ready", len(parts.target.tools))

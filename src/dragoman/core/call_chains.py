@@ -15,7 +15,8 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from time import monotonic, time
@@ -289,6 +290,26 @@ class CallChains:
             ago = f"more than {self.seconds:g} s ago ([limits] chain_secs)"
             return TooDeep, f"its chain began {ago}"
         return None
+
+    @contextmanager
+    def hold(self, callers: Sequence[tuple[Principal, str]], origins: Origins) -> Iterator[Trace]:
+        """Opens a chain on behalf of principals, each with its entry point, the first one first:
+        for a call that the hub makes for them later. The chain has the labels of `origins`."""
+        id, key = self._make_ids()
+        chain = self._live[key] = Chain(key, callers[0][0].label, self._clock())
+        chain.add_labels(origins)
+        above: RunningCall | None = None
+        for principal, door in callers:
+            _, span = self._make_ids()
+            trace = Trace(id, (), span, "", chain.origin, above, self._sign, self._mark + span)
+            above = RunningCall(trace, "", principal, chain, above, True, door)
+        assert above is not None
+        self._running[above.trace.span] = above
+        try:
+            yield above.trace
+        finally:
+            del self._running[above.trace.span], self._live[key]
+            self._remember(chain)
 
     def find_running(self, trace: Trace) -> RunningCall | None:
         """Finds a call between `enter` and `leave`."""

@@ -20,6 +20,8 @@ from dragoman.core.tool_identity import BUILTIN
 _WILD = re.compile(r"[*?[]")
 AGENT = "agent"
 """The kind of the principal that a local agent is when it calls."""
+SCHEDULE = "schedule"
+"""The kind of the principal that runs a schedule, and the entry point of its calls."""
 
 
 class AgentSchedule(Struct, frozen=True, kw_only=True):

@@ -368,6 +368,25 @@ class TaskQueue(Protocol):
         """Lists what the agent has posted or may claim, the newest first; `state` may be empty."""
 
 
+class ScheduleCaller(Struct, frozen=True):
+    """A principal for whom a schedule was created: the rights that it had then."""
+
+    kind: str
+    id: str
+    org: str
+    roles: tuple[str, ...]
+    scopes: tuple[str, ...]
+    behalf: str
+    serves: str
+    door: str
+    """The entry point that it used."""
+
+    def build_principal(self) -> Principal:
+        return Principal(
+            self.kind, self.id, self.org, self.roles, self.scopes, self.behalf, self.serves
+        )
+
+
 class Schedule(Struct, frozen=True):
     """A message that an agent gets again and again."""
 
@@ -394,6 +413,9 @@ class Schedule(Struct, frozen=True):
     """Runs that were due while the hub was stopped or the last one still ran."""
     source: str = ""
     """`manifest` for one of its agent's manifest; empty for one that the agent has created."""
+    callers: tuple[ScheduleCaller, ...] = ()
+    """For whom its agent has created it, the first in the chain of calls first. A run has the
+    rights of its agent, and no more than each of them."""
 
 
 class ScheduleStore(Protocol):

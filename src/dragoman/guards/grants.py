@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Protocol
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import AuthorizationError, NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.local_agents import AGENT, AgentProfiles
+from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
-from dragoman.core.principal import Principal
+from dragoman.core.principal import SERVER, Principal
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
@@ -34,6 +35,12 @@ class OfferRule(Protocol):
         """A key that is equal for principals with the same offers."""
 
 
+_ENDING = ("key", SERVER)
+"""The kinds of principals that lose their access; the hub's own user does not."""
+_FOR_OTHERS = (AGENT, SCHEDULE)
+"""The kinds of principals that call on behalf of others."""
+
+
 class Grants:
     def __init__(self, authorizer: GrantedAuthorizer) -> None:
         self._authorizer = authorizer
@@ -47,7 +54,7 @@ class Grants:
             and not authorizer.is_granted(principal, tool, call.trace.parent, call.door)
         ):
             raise NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
-        if principal.kind == AGENT and call.trace.parent is not None:
+        if principal.kind in _FOR_OTHERS and call.trace.parent is not None:
             authorizer.check_callers(call)
         return next(call)
 
@@ -56,10 +63,15 @@ class GrantedAuthorizer:
     """Implements `Authorizer`: another one, and the grants of agents."""
 
     def __init__(
-        self, authorizer: Authorizer, profiles: AgentProfiles, offers: OfferRule | None = None
+        self,
+        authorizer: Authorizer,
+        profiles: AgentProfiles,
+        offers: OfferRule | None = None,
+        why_ended: WhyEnded = lambda principal: "",
     ) -> None:
         """`offers` says for which principals tools exist; None: no built-in tools are opened to
-        principals other than agents."""
+        principals other than agents. `why_ended` says why a principal is not served any more."""
+        self._why_ended = why_ended
         self._authorizer = authorizer
         self.profiles = profiles
         self._offers = offers
@@ -93,7 +105,9 @@ class GrantedAuthorizer:
         above = call.trace.parent
         while above is not None:
             caller = above.principal
-            if caller is not None and caller.kind != AGENT:
+            if caller is not None and caller.kind not in _FOR_OTHERS:
+                if not above.target:  # no request of the caller is open, which would be ended
+                    self._check_served(call, caller)
                 own = replace(call, principal=caller, door=above.door)
                 if not self._authorizer.decide(own).allowed:
                     raise AuthorizationError(
@@ -101,6 +115,14 @@ class GrantedAuthorizer:
                         f'"{caller.label}", for whom agent "{call.principal.id}" calls it'
                     )
             above = above.parent
+
+    def _check_served(self, call: Call, caller: Principal) -> None:
+        """A key may have been revoked since a schedule was created for it."""
+        if caller.kind in _ENDING and (why := self._why_ended(caller)):
+            raise AuthorizationError(
+                f'"{call.tool.name}" was refused: "{caller.label}", for whom agent '
+                f'"{call.principal.id}" calls it, is not served any more: {why}'
+            )
 
     def is_offered(self, principal: Principal, tool: Tool) -> bool:
         """Whether the tool exists for the principal."""

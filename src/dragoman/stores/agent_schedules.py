@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dragoman.core.errors import Overloaded
-from dragoman.core.ports import Schedule
+from dragoman.core.ports import Schedule, ScheduleCaller
 from dragoman.stores.agents_db import DATABASE, MIGRATIONS
 from dragoman.stores.sqlite import LoopStore
 
@@ -62,9 +64,11 @@ class SqliteSchedules(LoopStore):
 
 
 def _values(schedule: Schedule) -> tuple[Any, ...]:
-    return tuple(getattr(schedule, name) for name in _FIELDS)
+    values = {name: getattr(schedule, name) for name in _FIELDS}
+    return tuple({**values, "callers": msgspec.json.encode(schedule.callers).decode()}.values())
 
 
 def _schedule_from_row(row: tuple[Any, ...]) -> Schedule:
     values = dict(zip(_FIELDS, row, strict=True))
-    return Schedule(**{**values, "once": bool(values["once"])})
+    callers = msgspec.json.decode(values["callers"], type=tuple[ScheduleCaller, ...])
+    return Schedule(**{**values, "once": bool(values["once"]), "callers": callers})

@@ -49,4 +49,5 @@ MIGRATIONS = (
     );
     """,
     "ALTER TABLE schedules ADD COLUMN source TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE schedules ADD COLUMN callers TEXT NOT NULL DEFAULT '[]'",
 )

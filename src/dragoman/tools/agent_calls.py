@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.call import Call, Result, TaskStarted
 from dragoman.core.errors import InvalidInput, NotFound, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
-from dragoman.core.local_agents import AgentDirectory, build_agent_principal, matches_any
-from dragoman.core.ports import Schedule
-from dragoman.core.structs import replace
-from dragoman.core.tool_filter import EVERYTHING
-from dragoman.tools.schedule_runner import (
+from dragoman.core.local_agents import (
     SCHEDULE,
-    build_schedule_client,
-    build_schedule_principal,
+    AgentDirectory,
+    build_agent_principal,
+    matches_any,
 )
+from dragoman.core.ports import Schedule
+from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
+from dragoman.core.taint import USER_INPUT, LabelOrigin
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.tools.schedule_runner import build_schedule_client, build_schedule_principal
 
 
 class NestedCalls:
@@ -49,11 +52,19 @@ class NestedCalls:
 
 
 class ScheduledCalls:
-    """Sends the messages of schedules, each in a chain of its own."""
+    """Sends the messages of schedules, each in a chain of its own, which has no more rights than
+    those for whom the schedule was created."""
 
-    def __init__(self, hub: Hub, directory: AgentDirectory) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        directory: AgentDirectory,
+        renew: Callable[[Principal], Principal] = lambda principal: principal,
+    ) -> None:
+        """`renew` takes from a principal what it does not have any more."""
         self._hub = hub
         self._directory = directory
+        self._renew = renew
 
     async def fire(self, schedule: Schedule, message: str) -> None:
         """Implements `schedule_runner.Fire`. The agent that created the schedule must still exist,
@@ -67,11 +78,22 @@ class ScheduledCalls:
         options = CallOptions(
             door=SCHEDULE, view=EVERYTHING, client=build_schedule_client(schedule.id)
         )
-        principal = build_schedule_principal(schedule.org, schedule.owner)
         name = build_tool_name(schedule.agent)
-        _, result = await self._hub.call(principal, name, {MESSAGE: message}, options)
+        result = await self._call(schedule, name, {MESSAGE: message}, options)
         if result.questions:
             raise WorkFailed("the agent asks a question, which a schedule cannot answer")
         if result.failed:
             texts = (block.get("text") for block in result.content if isinstance(block, dict))
             raise WorkFailed(next((text for text in texts if isinstance(text, str)), "it failed"))
+
+    async def _call(
+        self, schedule: Schedule, name: str, arguments: Mapping[str, Any], options: CallOptions
+    ) -> Result:
+        principal = build_schedule_principal(schedule.org, schedule.owner)
+        if not schedule.callers:
+            return (await self._hub.call(principal, name, arguments, options))[1]
+        callers = [(self._renew(one.build_principal()), one.door) for one in schedule.callers]
+        origin = LabelOrigin(name, "", f"message of {callers[0][0]}")
+        with self._hub.chains.hold(callers, {USER_INPUT: origin}) as trace:
+            within = self._hub.call_within(trace, principal, name, arguments, options)
+            return (await within)[1]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dragoman.core.background import Background
 from dragoman.core.errors import HubError, InvalidInput, StorageFailed
+from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.ports import Schedule, ScheduleStore
 from dragoman.core.principal import Principal
 from dragoman.core.structs import replace
@@ -21,8 +22,6 @@ from dragoman.tools.schedule_times import Timing, count_missed, find_next
 
 log = logging.getLogger(__name__)
 
-SCHEDULE = "schedule"
-"""The kind of the principal that runs a schedule, and the entry point of its calls."""
 RUNNING, INTERRUPTED, DONE = "running", "interrupted by a stop of the hub", "completed"
 MAX_OUTCOME = 300
 

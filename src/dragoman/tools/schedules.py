@@ -10,8 +10,9 @@ from typing import Any
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.label_keys import build_context_key
-from dragoman.core.local_agents import matches_any
-from dragoman.core.ports import Schedule, ScheduleStore
+from dragoman.core.local_agents import AGENT as LOCAL_AGENT
+from dragoman.core.local_agents import SCHEDULE, matches_any
+from dragoman.core.ports import Schedule, ScheduleCaller, ScheduleStore
 from dragoman.core.taint import AGENT
 from dragoman.tools.schedule_runner import build_schedule_client, build_schedule_principal
 from dragoman.tools.schedule_times import find_next, parse_timing
@@ -103,7 +104,8 @@ class ScheduleTools:
 
     async def _create(self, use: ToolUse) -> Result:
         arguments, agent, now = use.arguments, use.agent, self._clock()
-        _require_owners(use.call)
+        if use.call.principal.kind != LOCAL_AGENT:
+            raise InvalidInput("only agents can create schedules; ask one to create it")
         target = arguments.get("agent") or agent.name
         if target != agent.name and not matches_any(target, agent.agents):
             raise NotFound(f'there is no agent "{target}" that you may know of; see agent_list')
@@ -121,6 +123,7 @@ class ScheduleTools:
             once=timing.once,
             created=now,
             next_at=find_next(timing, now),
+            callers=_list_callers(use.call),
         )
         self._store.add(schedule)
         self._wake()
@@ -144,22 +147,20 @@ class ScheduleTools:
         return build_text_result(f'deleted "{id}"')
 
 
-def _require_owners(call: Call) -> None:
-    """A schedule runs with the rights of its agent alone, which may be more than those of a caller
-    that has the agent create one. Raises `InvalidInput`."""
+def _list_callers(call: Call) -> tuple[ScheduleCaller, ...]:
+    """Lists the principals for whom the agent works, the first in the chain first."""
+    found: list[ScheduleCaller] = []
     above = call.trace.parent
     while above is not None:
-        caller = above.principal
-        if (
-            caller is not None
-            and caller.kind in ("key", "local", "owner", "server")
-            and ("owner" not in caller.roles)
-        ):
-            raise InvalidInput(
-                f'"{caller.label}" may not have schedules created: they run without the limits of '
-                "its rights. Ask a principal with the role owner"
+        who = above.principal
+        if who is not None and who.kind != SCHEDULE:
+            one = ScheduleCaller(
+                who.kind, who.id, who.org, who.roles, who.scopes, who.behalf, who.serves, above.door
             )
+            if one not in found:
+                found.append(one)
         above = above.parent
+    return tuple(reversed(found))
 
 
 def render_schedule(schedule: Schedule) -> dict[str, Any]:
@@ -174,6 +175,8 @@ def render_schedule(schedule: Schedule) -> dict[str, Any]:
         "runs": schedule.runs,
         "missed": schedule.missed,
     }
+    if schedule.callers:
+        shown["createdFor"] = f"{schedule.callers[0].kind}:{schedule.callers[0].id}"
     if schedule.source:
         shown["source"] = schedule.source
     if schedule.last_at:
