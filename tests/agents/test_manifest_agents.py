@@ -44,6 +44,9 @@ class Agent:
     async def run(self, call: Any) -> Any:
         raise NotImplementedError
 
+    def end(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -1,19 +1,21 @@
-"""Agents that agents start: their names, folders, grants and end."""
+"""Agents that agents start: their names, folders, grants, budgets and end."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agents.agent_rig import AgentRig, open_rig
+from tests.peers.scripted_model import running_model
 from tests.permissive_hub import PermitAll
 
-from dragoman.agents.manifest_agents import ManifestAgents
-from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, NotFound, WorkFailed
 from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, TargetTraits, Tool
+from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.grants import GrantedAuthorizer
 
 pytestmark = pytest.mark.promise("P1", "T2")
@@ -28,94 +30,98 @@ agent_spawn = true
 """
 
 
-class FakeAgent:
-    """Stands for an agent: only its place in the directory is tested here."""
-
-    traits = TargetTraits(facts=TargetFacts(type="Agent"))
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self.tool = Tool(name=f"{name}.message", alias=name, remote_name="message", target=self)
-
-    async def run(self, call: Any) -> Any:
-        raise AssertionError
-
-    def close(self) -> None:
-        self.closed = True
+@pytest.fixture
+async def rig(short_tmp: Path) -> AsyncIterator[AgentRig]:
+    async with open_rig(short_tmp) as made:
+        await made.write("parent", PARENT)
+        yield made
 
 
-class Rig:
-    def __init__(self, home: Path) -> None:
-        folder = home / "agents" / "parent"
-        folder.mkdir(parents=True)
-        self.file = folder / "agent.toml"
-        self.file.write_text(PARENT, encoding="utf-8")
-        self.profiles = AgentProfiles()
-        self.agents: dict[str, Any] = {}
-        self.made = ManifestAgents(
-            home,
-            Catalog(review=admit_all),
-            self.agents,
-            self.profiles,
-            lambda loaded, profile: FakeAgent(profile.name),
-            lambda name: None,
-        )
-        self.made.check()
-
-    async def spawn(self, **manifest: Any) -> Any:
-        parent = self.profiles.get("parent")
-        assert parent is not None
-        return await self.made.spawn(parent, manifest)
-
-
-async def test_folder_of_a_child_follows_its_checked_name(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    child = await rig.spawn(name="../../victim", identity={"name": "good"})
-    assert child.workspace == tmp_path / "agents" / "parent" / "spawned" / "good" / "workspace"
+async def test_folder_of_a_child_follows_its_checked_name(rig: AgentRig) -> None:
+    child = await rig.spawn("parent", name="../../victim", identity={"name": "good"})
+    assert child.workspace == rig.home / "agents" / "parent" / "spawned" / "good" / "workspace"
+    assert await rig.ask("good") == "hi"
     for name in ("../x", "/etc", "", ".."):
         with pytest.raises(InvalidInput, match="invalid"):
-            await rig.spawn(name=name)
+            await rig.spawn("parent", name=name)
 
 
-@pytest.mark.parametrize(
-    "wider",
-    [
-        {"capabilities": {"tools": ["git.*"]}},
-        {"capabilities": {"shell": ["sh -c *"]}},
-        {"capabilities": {"network": ["*"]}},
-        {"command": {"argv": ["/bin/sh"]}},
-        {"function": "os:system"},
-        {"model": {"base_url": "http://evil.example/v1", "model": "m", "api_key_env": "SECRET"}},
-    ],
-)
-async def test_child_has_no_more_than_its_parent(tmp_path: Path, wider: dict[str, Any]) -> None:
-    rig = Rig(tmp_path)
-    with pytest.raises(InvalidInput):
-        await rig.spawn(name="child", **wider)
+WIDER: list[dict[str, Any]] = [
+    {"capabilities": {"tools": ["git.*"]}},
+    {"capabilities": {"shell": ["sh -c *"]}},
+    {"capabilities": {"network": ["*"]}},
+    {"command": {"argv": ["/bin/sh"]}},
+    {"function": "os:system"},
+    {"schedule": "hourly"},
+    {"model": {"base_url": "http://evil.example/v1", "model": "m", "api_key_env": "SECRET"}},
+]
+
+
+async def test_child_has_no_more_than_its_parent(rig: AgentRig) -> None:
+    for wider in WIDER:
+        with pytest.raises(InvalidInput):
+            await rig.spawn("parent", name="child", **wider)
     assert set(rig.agents) == {"parent"}
-    await rig.spawn(name="child", capabilities={"tools": ["fs.read"], "shell": ["*"]})
+    await rig.spawn("parent", name="child", capabilities={"tools": ["fs.read"], "shell": ["*"]})
 
 
-async def test_children_end_with_their_parent_and_its_changes(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    child = await rig.spawn(name="child")
+async def test_children_end_with_their_parent_and_its_changes(rig: AgentRig) -> None:
+    child = await rig.spawn("parent", name="child")
     agent = rig.agents["child"]
-    assert child.workspace.is_dir()
-    rig.file.write_text(PARENT + "# changed\n", encoding="utf-8")
-    rig.made.check()
-    assert set(rig.agents) == {"parent"} and agent.closed and not child.workspace.exists()
-    again = await rig.spawn(name="child")
-    parent = rig.profiles.get("parent")
-    assert parent is not None
-    await rig.made.kill("child", parent)
+    assert child.workspace.is_dir() and await rig.ask("child") == "hi"
+    await rig.write("parent", PARENT + "# changed\n")
+    assert set(rig.agents) == {"parent"} and not child.workspace.exists()
+    with pytest.raises(NotFound):
+        await rig.ask("child")
+    assert rig.agents["parent"] is not agent
+    again = await rig.spawn("parent", name="child")
+    await rig.made.kill("child", rig.profile("parent"))
     assert set(rig.agents) == {"parent"} and not again.workspace.exists()
+
+
+async def test_ended_agent_stops_at_once_and_its_callers_are_answered(rig: AgentRig) -> None:
+    with running_model() as model:
+        thinking = f'[model]\nmodel = "m"\nbase_url = "{model.url}"\n'
+        granted = '[capabilities]\nagent_spawn = true\nagents = ["*"]\ntools = ["agent_*"]\n'
+        file = await rig.write("boss", thinking + granted)
+        await rig.spawn("boss", name="child")
+        model.rules.append(("wait", {"hang": True}))
+
+        async def begin(agent: str, calls: int) -> list[asyncio.Task[str]]:
+            """Two of them wait for the first, as they continue its conversation."""
+            model.broken.clear()
+            begun = model.open
+            tasks = [
+                asyncio.ensure_future(rig.ask(agent, "wait", session="s")) for _ in range(calls)
+            ]
+            async with asyncio.timeout(10):
+                while model.open == begun:
+                    await asyncio.sleep(0.005)
+            return tasks
+
+        tasks = await begin("child", 2)
+        await rig.use("boss", "agent_kill", agent_id="child")
+        for task in tasks:
+            with pytest.raises(WorkFailed, match='agent "child" was ended before it answered'):
+                await asyncio.wait_for(task, 5)
+        assert await asyncio.to_thread(model.broken.wait, 5)  # down to the model's connection
+
+        first = await begin("boss", 1)
+        await rig.write("boss", thinking + granted + "# changed\n")
+        second = await begin("boss", 1)
+        assert not first[0].done()  # a change lets running calls finish
+        file.unlink()
+        rig.made.check()
+        for task in [*first, *second]:
+            with pytest.raises(WorkFailed, match='agent "boss" was ended'):
+                await asyncio.wait_for(task, 5)
 
 
 def test_agent_that_was_removed_has_no_grants() -> None:
     profiles = AgentProfiles()
     granted = GrantedAuthorizer(PermitAll(), profiles)
-    tool = Tool(name="fs.read", alias="x", remote_name="read", target=FakeAgent("fs"))
+    target = Nowhere(NotFound("it is not there"))
+    tool = Tool(name="fs.read", alias="x", remote_name="read", target=target)
     gone = Principal(AGENT, "gone", serves="gone")
     assert not granted.is_granted(gone, tool, None, "agent")
     assert not granted.can_see(gone, tool, "agent")

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.agents.agent_runs import AgentRuns
 from dragoman.agents.messages import (
     Ask,
     Decline,
@@ -69,8 +70,12 @@ class CommandAgent:
         self.traits = TargetTraits(facts=TargetFacts(type="Agent", reach=reach))
         self.tool = build_agent_tool(self, self._facts, prefix, validate, SCHEMA)
         self._conversations = Conversations(facts.name, CONVERSATIONS)
+        self._runs = AgentRuns(facts.name)
 
     async def run(self, call: Call) -> Result:
+        return await self._runs.run(self._answer, call)
+
+    async def _answer(self, call: Call) -> Result:
         try:
             text = read_text(call)
         except Decline as error:
@@ -134,6 +139,9 @@ class CommandAgent:
         if result.questions:
             return replace(result, handle=id)
         return add_context(result, call, id, shown=True)
+
+    def end(self) -> None:
+        self._runs.end()
 
     def close(self) -> None:
         """Its processes end with their calls."""

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from dragoman.agents.agent_runs import AgentRuns
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.messages import (
     Decline,
@@ -60,8 +61,12 @@ class FunctionAgent:
         schema = TEXT_SCHEMA if self._takes_text else SCHEMA
         self.tool = build_agent_tool(self, _build_facts(entry), prefix, validate, schema)
         self._conversations = Conversations(entry.name)
+        self._runs = AgentRuns(entry.name)
 
     async def run(self, call: Call) -> Result:
+        return await self._runs.run(self._answer, call)
+
+    async def _answer(self, call: Call) -> Result:
         request: Request | None = None
         try:
             given: Any = read_text(call)
@@ -96,6 +101,10 @@ class FunctionAgent:
             return call.message.context
         asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
         return self._conversations.find(call, str(asked)).id or new_conversation_id()
+
+    def end(self) -> None:
+        """A function that runs in a thread continues, and its result is dropped."""
+        self._runs.end()
 
     def close(self) -> None:
         if self._threads is not None:

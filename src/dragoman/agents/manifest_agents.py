@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
@@ -53,7 +54,11 @@ class LocalAgent(Target, Protocol):
     @property
     def tool(self) -> Tool: ...
 
-    def close(self) -> None: ...
+    def end(self) -> None:
+        """Cancels its running calls; their callers get an error."""
+
+    def close(self) -> None:
+        """Releases what it holds; running calls continue."""
 
 
 BuildAgent = Callable[["LoadedManifest", AgentProfile], LocalAgent]
@@ -86,6 +91,8 @@ class ManifestAgents:
         self._manifests: dict[str, Manifest] = {}
         self._names: dict[str, str] = {}
         """The agent of each folder."""
+        self._older: dict[str, WeakSet[LocalAgent]] = {}
+        """The agents that were replaced by others of their name, as long as they have calls."""
         self.failures: dict[str, str] = {}
         """Why the manifest of a folder is not in force."""
 
@@ -159,7 +166,7 @@ class ManifestAgents:
         profile = loaded.build_profile()
         agent = self._build(loaded, profile)
         if old is not None:
-            self._remove(old)
+            self._remove(old, is_replaced=old == name)
         self._add(profile, agent, loaded.manifest)
         self._names[folder] = name
 
@@ -170,8 +177,9 @@ class ManifestAgents:
         self._manifests[profile.name] = manifest
         self._catalog.offer(profile.name, [agent.tool])
 
-    def _remove(self, name: str) -> None:
-        """Removes an agent, and those that it has started with their files."""
+    def _remove(self, name: str, *, is_replaced: bool = False) -> None:
+        """Removes an agent with its running calls, and those that it has started with their files.
+        The calls of one that is replaced continue as they began."""
         for child in [one for one in self._profiles.list_all() if one.parent == name]:
             self._remove(child.name)
             shutil.rmtree(child.workspace.parent, ignore_errors=True)
@@ -179,8 +187,14 @@ class ManifestAgents:
         self._profiles.remove(name)
         self._manifests.pop(name, None)
         agent = self._agents.pop(name, None)
+        older = self._older.setdefault(name, WeakSet())
         if agent is not None:
+            older.add(agent)
             agent.close()
+        if not is_replaced:
+            del self._older[name]
+            for one in older:
+                one.end()
 
     def find_by_name(self, name: str) -> AgentProfile | None:
         return self._profiles.get(name)
@@ -235,12 +249,6 @@ class ManifestAgents:
             raise InvalidInput(f'agent "{name}" was not started by "{by.name}"')
         self._remove(name)
         shutil.rmtree(profile.workspace.parent, ignore_errors=True)
-
-    def close(self) -> None:
-        for profile in self._profiles.list_all():
-            agent = self._agents.get(profile.name)
-            if agent is not None:
-                agent.close()
 
 
 def _list_wider(child: AgentProfile, parent: AgentProfile) -> Iterator[str]:

@@ -18,6 +18,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol, overload
 
+from dragoman.agents.agent_runs import AgentRuns
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop, measure_message
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
@@ -188,7 +189,7 @@ class ModelAgent:
         self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
         """By principal and context, the least recent first."""
         self._bytes = 0
-        self._closed = False
+        self._runs = AgentRuns(manifest.name)
         self._suspended: OrderedDict[str, _Suspended] = OrderedDict()
 
     def _list_tools(self) -> list[Tool]:
@@ -198,6 +199,9 @@ class ModelAgent:
     # --- runs -------------------------------------------------------------------------------------
 
     async def run(self, call: Call) -> Result:
+        return await self._runs.run(self._answer, call)
+
+    async def _answer(self, call: Call) -> Result:
         if call.handle:
             return await self._continue(call)
         context = call.notes.conversation = self._find_context(call)
@@ -233,7 +237,6 @@ class ModelAgent:
     async def _advance(
         self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
     ) -> Result:
-        self.check_open()
         self._meter.check(self.manifest, call)
         stream = _TextStream(call.updates)
         run = _Run(self, call, context, stream)
@@ -356,13 +359,10 @@ class ModelAgent:
         self._bytes += size - kept.size
         kept.messages, kept.size = messages[first:], size
 
-    def check_open(self) -> None:
-        """Raises `WorkFailed` if the agent was ended: a run stops at its next step."""
-        if self._closed:
-            raise WorkFailed(f'agent "{self.name}" was ended')
+    def end(self) -> None:
+        self._runs.end()
 
     def close(self) -> None:
-        self._closed = True
         self._suspended.clear()
         self._kept.clear()
 
@@ -423,7 +423,6 @@ class _Run:
         answers: Mapping[str, Any] | None,
         handle: str | None,
     ) -> Result:
-        self._agent.check_open()
         if name == SKILL_TOOL and name not in self._names:
             return await self._agent.load_skill(arguments)
         options = self._options

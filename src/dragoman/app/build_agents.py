@@ -321,6 +321,7 @@ class Agents:
             await self.a2a.stop()
         await self.registry.stop()
         for agent in self.local.by_name.values():
+            agent.end()
             agent.close()
 
     def count_tasks(self) -> int:
