@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.agents.agent_rig import AgentRig, open_rig
-from tests.peers.scripted_model import running_model
+from tests.peers.scripted_model import running_model, say
 from tests.permissive_hub import PermitAll
 
-from dragoman.core.errors import InvalidInput, NotFound, WorkFailed
+from dragoman.core.errors import InvalidInput, NotFound, RateLimited, WorkFailed
 from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.grants import GrantedAuthorizer
+from dragoman.stores.usage import SqliteUsage
 
 pytestmark = pytest.mark.promise("P1", "T2")
 
@@ -115,6 +117,32 @@ async def test_ended_agent_stops_at_once_and_its_callers_are_answered(rig: Agent
         for task in [*first, *second]:
             with pytest.raises(WorkFailed, match='agent "boss" was ended'):
                 await asyncio.wait_for(task, 5)
+
+
+async def test_budget_of_a_parent_holds_for_all_that_it_started(rig: AgentRig) -> None:
+    with running_model() as model:
+        model.rules.append(("", say("fine")))  # 18 tokens each
+        thinking = f'[model]\nmodel = "m"\nbase_url = "{model.url}"\n'
+        granted = "[capabilities]\nagent_spawn = true\n[limits]\ntokens_per_day = 50\n"
+        await rig.write("boss", thinking + granted)
+        await rig.write("other", thinking)
+        await rig.spawn("boss", name="first", capabilities={"agent_spawn": True})
+        await rig.spawn("boss", name="second")
+        await rig.spawn("first", name="grandchild")
+        await rig.ask("other")
+        for name in ("grandchild", "second", "first"):
+            assert await rig.ask(name) == "fine"
+        for name in ("second", "grandchild", "boss"):
+            with pytest.raises(RateLimited, match=r'budget of agent "boss".* 54 of 50 tokens'):
+                await rig.ask(name)
+        assert await rig.ask("other") == "fine"
+        usage = rig.app.parts.stores.usage
+        usage.close()
+        fresh = SqliteUsage(rig.home)  # the same sums from the file
+        now = time.time()
+        sums = [fresh.find_today("agent", name, now)[0] for name in ("boss", "first", "second")]
+        assert sums == [54, 36, 18] and fresh.find_today("origin", "owner:owner", now)[0] == 90
+        fresh.close()
 
 
 def test_agent_that_was_removed_has_no_grants() -> None:

@@ -22,6 +22,7 @@ from dragoman.agents.manifest_agents import FILES, FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
 from dragoman.core.local_agents import AgentProfile, AgentSchedule, fold_tool_pattern
+from dragoman.core.usage import Budget
 
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
@@ -231,6 +232,7 @@ class LoadedManifest(Struct, frozen=True):
                 AgentSchedule(time=one.time, message=one.message, zone=one.time_zone)
                 for one in manifest.schedule
             ),
+            budget=Budget(tokens=manifest.limits.tokens_per_day, cost=manifest.limits.cost_per_day),
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.call import Call
 from dragoman.core.errors import StorageFailed
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.usage import Budget, UsageEntry, UsageStore, check_budget
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ class Metering:
     def __init__(
         self,
         store: UsageStore,
+        profiles: AgentProfiles,
         find_prices: Callable[[], Mapping[str, ModelPrice]],
         find_budget: Callable[[], Budget],
     ) -> None:
         """`find_budget` returns the budget of each caller."""
         self._store = store
+        self._profiles = profiles
         self._find_prices = find_prices
         self._find_budget = find_budget
 
@@ -37,6 +40,11 @@ class Metering:
         now, own = time.time(), manifest.limits
         budget = Budget(tokens=own.tokens_per_day, cost=own.cost_per_day)
         check_budget(self._store, budget, "agent", manifest.name, now, "limits in its manifest")
+        for one in self._profiles.list_ancestors(manifest.name):
+            setting = (
+                f'limits in its manifest, also for agents that it started, as "{manifest.name}"'
+            )
+            check_budget(self._store, one.budget, "agent", one.name, now, setting)
         budget = self._find_budget()
         check_budget(self._store, budget, "origin", _find_origin(call), now, "[limits.budget]")
 
@@ -54,6 +62,7 @@ class Metering:
             principal=call.principal.label,
             origin=_find_origin(call),
             trace=call.trace.id,
+            ancestors=tuple(one.name for one in self._profiles.list_ancestors(manifest.name)),
             model=usage.model,
             model_calls=usage.model_calls,
             tool_calls=usage.tool_calls,

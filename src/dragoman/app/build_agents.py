@@ -165,12 +165,12 @@ def _build_program(
     return CommandAgent(facts, spec, build_runner(), prefix, validate)
 
 
-def build_meter(live: LiveConfig, usage: UsageStore) -> Metering:
+def build_meter(live: LiveConfig, usage: UsageStore, profiles: AgentProfiles) -> Metering:
     def find_budget() -> Budget:
         own = live.config.limits.budget
         return Budget(tokens=own.tokens_per_day, cost=own.cost_per_day)
 
-    return Metering(usage, lambda: live.config.prices, find_budget)
+    return Metering(usage, profiles, lambda: live.config.prices, find_budget)
 
 
 def build_manifest_agents(

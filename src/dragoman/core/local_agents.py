@@ -16,6 +16,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import BUILTIN
+from dragoman.core.usage import Budget
 
 _WILD = re.compile(r"[*?[]")
 AGENT = "agent"
@@ -60,6 +61,8 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
     """Keys that it may recall: "self.*", "shared.*"."""
     memory_write: tuple[str, ...] = ()
     schedules: tuple[AgentSchedule, ...] = ()
+    budget: Budget = Budget()
+    """What it may use per day, together with the agents that it has started."""
 
     def grants(self, tool: Tool) -> bool:
         """Whether the agent may see and call the tool."""
@@ -107,6 +110,16 @@ class AgentProfiles:
 
     def get(self, name: str) -> AgentProfile | None:
         return self._profiles.get(name)
+
+    def list_ancestors(self, name: str) -> list[AgentProfile]:
+        """Lists the agents that have started an agent, the first one first."""
+        found: list[AgentProfile] = []
+        profile = self.get(name)
+        while profile is not None and profile.parent and len(found) < len(self._profiles):
+            profile = self.get(profile.parent)
+            if profile is not None:
+                found.append(profile)
+        return found[::-1]
 
     def add(self, profile: AgentProfile) -> None:
         self._profiles[profile.name] = profile

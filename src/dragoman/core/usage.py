@@ -21,6 +21,8 @@ class UsageEntry(Struct, frozen=True, kw_only=True):
     origin: str
     """Who began the chain of calls."""
     trace: str
+    ancestors: tuple[str, ...] = ()
+    """The agents that have started this one, the first one first; they are charged too."""
     model: str = ""
     model_calls: int = 0
     tool_calls: int = 0
@@ -48,7 +50,8 @@ class UsageStore(Protocol):
     def record(self, entry: UsageEntry) -> None: ...
 
     def find_today(self, field: str, name: str, now: float) -> tuple[int, float]:
-        """The tokens and the cost of today (UTC) of an `agent` or an `origin`."""
+        """The tokens and the cost of today (UTC) of an `origin`, or of an `agent` with those that
+        it has started."""
 
     def summarize(
         self, by: Sequence[str], since: float, only: Mapping[str, str]

@@ -23,10 +23,11 @@ CREATE TABLE usage (
 ) STRICT;
 CREATE INDEX usage_by_time ON usage (at);
 """,
+    "ALTER TABLE usage ADD COLUMN ancestors TEXT NOT NULL DEFAULT ''",
 )
 COLUMNS = (
     "at", "day", "agent", "principal", "origin", "trace", "model", "model_calls", "tool_calls",
-    "input_tokens", "output_tokens", "cost", "seconds",
+    "input_tokens", "output_tokens", "cost", "seconds", "ancestors",
 )  # fmt: skip
 GROUPS = ("agent", "principal", "origin", "trace", "model", "day")
 SUMS = ("model_calls", "tool_calls", "input_tokens", "output_tokens", "cost", "seconds")
@@ -49,6 +50,7 @@ class SqliteUsage(LoopStore):
         values = {**asdict(entry), "day": find_day(entry.at)}
         for name in ("agent", "principal", "origin", "trace", "model"):
             values[name] = values[name][:MAX_NAME]
+        values["ancestors"] = _join(entry.ancestors)
         with self._transact() as db:
             db.execute(_INSERT, [values[name] for name in COLUMNS])
             self._written += 1
@@ -60,8 +62,8 @@ class SqliteUsage(LoopStore):
                 )
         day, known = self._today
         if day == values["day"]:
-            for field in ("agent", "origin"):
-                key = field, values[field]
+            agents = {values["agent"], *entry.ancestors}
+            for key in (*(("agent", one) for one in agents), ("origin", values["origin"])):
                 if key in known:
                     tokens, cost = known[key]
                     used = entry.input_tokens + entry.output_tokens
@@ -74,10 +76,13 @@ class SqliteUsage(LoopStore):
         known = self._today[1]
         if (field, name) not in known:
             assert field in GROUPS
+            where, values = f"{field} = ?", [name]
+            if field == "agent":
+                where, values = "(agent = ? OR instr(ancestors, ?) > 0)", [name, _join([name])]
             (row,) = self._read(
                 "SELECT coalesce(sum(input_tokens + output_tokens), 0), coalesce(sum(cost), 0) "
-                f"FROM usage WHERE at >= ? AND day = ? AND {field} = ?",
-                (now - 86_400.0, day, name),
+                f"FROM usage WHERE at >= ? AND day = ? AND {where}",
+                (now - 86_400.0, day, *values),
             )
             known[field, name] = int(row[0]), float(row[1])
         return known[field, name]
@@ -97,3 +102,8 @@ class SqliteUsage(LoopStore):
         )
         columns = (*names, "messages", *SUMS)
         return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _join(names: Sequence[str]) -> str:
+    """Joins the names of agents, none of which has a slash, so that each can be searched for."""
+    return f"/{'/'.join(names)}/" if names else ""
