@@ -11,7 +11,7 @@ from tests.skill_hub import ALICE, BOB, BOSS
 from tests.web.events_fixture import run_events_server
 
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound
-from dragoman.core.events import AgentChanged, PinHeld, PolicyChanged, PostVerb, PreVerb
+from dragoman.core.events import AgentChanged, PinHeld, PolicyChanged, PostVerb, PreVerb, UserEvent
 from dragoman.core.principal import Principal
 from dragoman.web import events
 
@@ -56,7 +56,10 @@ async def test_events_of_another_org_are_not_delivered(tmp_path: Path) -> None:
     async with run_events_server(tmp_path) as here:
         boss = await here.listen("boss")
         await here.skill_hub.call(who=Principal("key", "spy", org="other"))
+        for org in ("other", "default"):
+            here.skill_hub.bus.emit(UserEvent("agent", f"of {org}", {}, "t", org))
         await here.skill_hub.call("vercel_ops.logs", who=ALICE)
+        assert (await boss.next())[1]["type"] == "of default"
         assert (await boss.next())[1]["verb"] == "vercel_ops.logs"
 
 

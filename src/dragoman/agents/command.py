@@ -59,6 +59,7 @@ class CommandAgent:
         runner: CommandRunner,
         prefix: str,
         validate: Validator,
+        org: str = "default",
     ) -> None:
         """`prefix` precedes the names of agents in lists; `validate` validates the arguments of an
         agent's tool."""
@@ -67,7 +68,7 @@ class CommandAgent:
         self._spec = spec
         self._runner = runner
         reach = ISOLATED if spec.sandbox == "strict" else ""
-        self.traits = TargetTraits(facts=TargetFacts(type="Agent", reach=reach))
+        self.traits = TargetTraits(facts=TargetFacts(type="Agent", org=org, reach=reach))
         self.tool = build_agent_tool(self, self._facts, prefix, validate, SCHEMA)
         self._conversations = Conversations(facts.name, CONVERSATIONS)
         self._runs = AgentRuns(facts.name)

@@ -50,9 +50,10 @@ KEPT = "kept by the function"
 class FunctionAgent:
     """A target with one tool, which takes a message."""
 
-    traits = TargetTraits(facts=TargetFacts(type="Agent"))
-
-    def __init__(self, entry: AgentEntry, prefix: str, validate: Validator) -> None:
+    def __init__(
+        self, entry: AgentEntry, prefix: str, validate: Validator, org: str = "default"
+    ) -> None:
+        self.traits = TargetTraits(facts=TargetFacts(type="Agent", org=org))
         self.entry = entry
         self.name = entry.name
         self._function, self._takes_text = _load_function(entry)

@@ -157,6 +157,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     description: Annotated[
         str, _about("What it does, for clients and other agents that choose one.")
     ] = ""
+    org: Annotated[
+        str,
+        Meta(pattern=r"^[^\x00-\x1f\x7f*]{1,200}$"),
+        _about("The org that it belongs to, as keys do; others do not see it."),
+    ] = "default"
     version: Annotated[str, _about("The version on its card and of its MCP server.")] = "1.0.0"
     author: Annotated[str, _about("Its author.")] = ""
     tags: Annotated[list[str], _about("Keywords for search.")] = []
@@ -210,13 +215,13 @@ class LoadedManifest(Struct, frozen=True):
     warnings: Sequence[str]
     folder: Path
 
-    def build_profile(self, org: str = "default", parent: str = "") -> AgentProfile:
+    def build_profile(self, org: str = "", parent: str = "") -> AgentProfile:
         manifest, granted = self.manifest, self.manifest.capabilities
         return AgentProfile(
             name=manifest.name,
             description=manifest.description,
             tags=tuple(manifest.tags),
-            org=org,
+            org=org or manifest.org,
             parent=parent,
             workspace=self.folder / WORKSPACE,
             tools=tuple(map(fold_tool_pattern, [*PROFILES[manifest.profile], *granted.tools])),

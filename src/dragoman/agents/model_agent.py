@@ -147,8 +147,6 @@ class _Suspended(Struct, frozen=True):
 
 
 class ModelAgent:
-    traits = TargetTraits(facts=TargetFacts(type="Agent"), may_last=True, ends_questions=False)
-
     def __init__(
         self,
         manifest: Manifest,
@@ -163,6 +161,8 @@ class ModelAgent:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.name = manifest.name
+        facts = TargetFacts(type="Agent", org=profile.org)
+        self.traits = TargetTraits(facts=facts, may_last=True, ends_questions=False)
         self.manifest = manifest
         self.profile = profile
         self._principal = build_agent_principal(profile)

@@ -127,6 +127,7 @@ def _find_modules_in(home: Path) -> None:
 def _build_program(
     home: Path,
     loaded: LoadedManifest,
+    org: str,
     prefix: str,
     validate: Validator,
     build_runner: Callable[[], CommandRunner],
@@ -144,7 +145,7 @@ def _build_program(
             input_modes=manifest.a2a.input_modes,
             output_modes=manifest.a2a.output_modes,
         )
-        return FunctionAgent(entry, prefix, validate)
+        return FunctionAgent(entry, prefix, validate, org)
     from dragoman.agents.command import CommandAgent
     from dragoman.agents.model_agent import AgentSkills, build_facts
     from dragoman.processes.command_runner import CommandSpec
@@ -162,7 +163,7 @@ def _build_program(
         seconds=settings.timeout_secs,
     )
     facts = build_facts(manifest, AgentSkills(manifest, list))
-    return CommandAgent(facts, spec, build_runner(), prefix, validate)
+    return CommandAgent(facts, spec, build_runner(), prefix, validate, org)
 
 
 def build_meter(live: LiveConfig, usage: UsageStore, profiles: AgentProfiles) -> Metering:
@@ -205,7 +206,7 @@ def build_manifest_agents(
 
             check_schedules(manifest.name, profile.schedules)
         if manifest.command.argv or manifest.function:
-            return _build_program(home, loaded, prefix(), validate, build_runner)
+            return _build_program(home, loaded, profile.org, prefix(), validate, build_runner)
         models = build_models(manifest, open_http, live.variables)
         return ModelAgent(manifest, profile, models, tools, meter, skills, prefix(), validate)
 

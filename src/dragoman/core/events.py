@@ -95,6 +95,8 @@ class UserEvent(Event, frozen=True):
     type: str
     data: Mapping[str, Any]
     trace: str
+    org: str = "default"
+    """Of the agent: administrators of other orgs do not get the event."""
     at: float = field(default_factory=time)
 
 

@@ -51,6 +51,7 @@ class AgentFacts:
 
 EXTERNAL, TRUSTED = 1, 2
 """Trust levels; higher is more."""
+DEFAULT_ORG, EVERY_ORG = "default", "*"
 NETWORK, ISOLATED = "network", "isolated"
 """Where a target is."""
 
@@ -62,6 +63,7 @@ class TargetFacts:
     type: str
     """`Server`, `RemoteAgent` or `Agent` (a local one)."""
     org: str = "default"
+    """EVERY_ORG for a target that is in the org of each principal, such as the built-in tools."""
     trust: int = TRUSTED
     transport: str = ""
     signed: bool = False

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import DEFAULT_ORG, EVERY_ORG, TargetFacts, Tool
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
 from dragoman.policy.entities import (
@@ -148,7 +149,7 @@ class PolicyEngine:
         active, tool = self._active, call.tool
         try:  # as `_guard`, without its frames: every call passes here
             who = self._find_principal(active, call.principal)
-            what = self._find_resource(active, tool)
+            what = self._find_resource(active, tool, call.principal.org)
             if what.volatile:
                 context = context_from_call(call, self._depth, self._clock())
                 text = context.render(what.volatile, tool.name)
@@ -174,7 +175,7 @@ class PolicyEngine:
         guardrails deny, and they do not read arguments."""
         if self.mode == SHADOW:
             return False
-        found = self._guard(self._find_resource, tool)
+        found = self._guard(self._find_resource, tool, DEFAULT_ORG)
         return isinstance(found, Decision) or "args" in found.volatile
 
     def can_list(self, caller: Principal, tool: Tool) -> bool:
@@ -219,15 +220,16 @@ class PolicyEngine:
     def find_principal(self, caller: Principal) -> PrincipalEntity:
         return self._find_principal(self._active, caller)
 
-    def find_resource(self, tool: Tool) -> ResourceEntity:
-        return self._find_resource(self._active, tool)
+    def find_resource(self, tool: Tool, org: str = DEFAULT_ORG) -> ResourceEntity:
+        """`org` is that of the principal that asks."""
+        return self._find_resource(self._active, tool, org)
 
-    def find_target(self, tool: Tool) -> ResourceEntity:
+    def find_target(self, tool: Tool, org: str = DEFAULT_ORG) -> ResourceEntity:
         """Returns the server or agent of the tool."""
-        return self._find_target(self._active, tool)
+        return self._find_target(self._active, tool, org)
 
     def find_org(self, org: str) -> ResourceEntity:
-        return self._find_org(self._active, org)
+        return self._find_org(self._active, org, org)
 
     # --- how it is decided ------------------------------------------------------------------------
 
@@ -253,7 +255,8 @@ class PolicyEngine:
     def _decide_in_context(
         self, active: _ActivePolicySet, caller: Principal, tool: Tool, context: CallContext
     ) -> Decision:
-        who, what = self._find_principal(active, caller), self._find_resource(active, tool)
+        who = self._find_principal(active, caller)
+        what = self._find_resource(active, tool, caller.org)
         text = context.render(what.volatile, tool.name)
         request = PolicyRequest(who, what.action, what, text)
         if what.volatile:
@@ -265,11 +268,11 @@ class PolicyEngine:
         active: _ActivePolicySet,
         caller: Principal,
         action: str,
-        find: Callable[[_ActivePolicySet, Any], ResourceEntity],
+        find: Callable[[_ActivePolicySet, Any, str], ResourceEntity],
         of: Tool | str,
         context: str = NO_CONTEXT,
     ) -> Decision:
-        who, what = self._find_principal(active, caller), find(active, of)
+        who, what = self._find_principal(active, caller), find(active, of, caller.org)
         return self._decide_cached(active, PolicyRequest(who, action, what, context))
 
     def _decide_cached(self, active: _ActivePolicySet, request: PolicyRequest) -> Decision:
@@ -310,24 +313,33 @@ class PolicyEngine:
         active.principals[key] = facts, who
         return who
 
-    def _find_resource(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
-        facts = tool.target.traits.facts
-        found = active.resources.get(tool.name)
+    def _find_resource(self, active: _ActivePolicySet, tool: Tool, org: str) -> ResourceEntity:
+        facts, name = tool.target.traits.facts, tool.name
+        if facts.org == EVERY_ORG:
+            name = f"{name}\0{org}"
+        found = active.resources.get(name)
         if found is not None and found[0] is tool and found[1] is facts:
             return found[2]
         active.make_room()
-        what = _number(active, entity_from_tool(tool, facts, self._intact(tool), self._flows))
+        own = _move_to(facts, org)
+        what = _number(active, entity_from_tool(tool, own, self._intact(tool), self._flows))
         what.volatile = active.policy_set.find_volatile(what)
         if what.is_short:
-            active.resources[tool.name] = tool, facts, what
+            active.resources[name] = tool, facts, what
         return what
 
-    def _find_org(self, active: _ActivePolicySet, org: str) -> ResourceEntity:
+    def _find_org(self, active: _ActivePolicySet, org: str, _: str) -> ResourceEntity:
         return _number(active, entity_from_org(org))
 
-    def _find_target(self, active: _ActivePolicySet, tool: Tool) -> ResourceEntity:
+    def _find_target(self, active: _ActivePolicySet, tool: Tool, org: str) -> ResourceEntity:
         active.make_room()
-        return _number(active, entity_from_target(tool.target.name, tool.target.traits.facts))
+        facts = _move_to(tool.target.traits.facts, org)
+        return _number(active, entity_from_target(tool.target.name, facts))
+
+
+def _move_to(facts: TargetFacts, org: str) -> TargetFacts:
+    """A target of every org is in that of the principal that asks."""
+    return replace(facts, org=org) if facts.org == EVERY_ORG else facts
 
 
 def _number(active: _ActivePolicySet, what: ResourceEntity) -> ResourceEntity:

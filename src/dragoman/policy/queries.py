@@ -75,8 +75,8 @@ def _find_resource(
     if tool is None:
         raise InvalidInput(f'"{action}" needs a tool: name one')
     if action == A2A_DISCOVER:
-        return policies.find_target(tool)
-    return policies.find_resource(tool)
+        return policies.find_target(tool, caller.org)
+    return policies.find_resource(tool, caller.org)
 
 
 def _resolve_action(action: str, what: ResourceEntity) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from hashlib import sha256
 
 from dragoman.core.local_agents import AGENT, AgentProfile
 from dragoman.core.principal import Principal
@@ -46,4 +47,9 @@ class BuiltinAccess:
             return agent
         if principal.kind == AGENT or not self._clients:
             return None
-        return replace(self._client_grants, name=principal.label, org=principal.org)
+        granted, org = self._client_grants, principal.org
+        workspace = granted.workspace
+        if org != granted.org:  # files of one org are not those of another
+            digest = sha256(org.encode("utf-8", "replace")).hexdigest()[:16]
+            workspace = workspace.with_name(f"{workspace.name}-{digest}")
+        return replace(granted, name=principal.label, org=org, workspace=workspace)

@@ -9,7 +9,7 @@ from typing import Any
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import NotFound
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.tool import TargetFacts, TargetTraits, Tool
+from dragoman.core.tool import EVERY_ORG, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_identity import BUILTIN, build_portable_names
 from dragoman.tools.tool_spec import BoundTool, FindProfile, ToolFamily, ToolUse
 
@@ -19,7 +19,7 @@ class BuiltinTools:
 
     name = BUILTIN
     traits = TargetTraits(
-        facts=TargetFacts(type="Server", transport=BUILTIN),
+        facts=TargetFacts(type="Server", org=EVERY_ORG, transport=BUILTIN),
         may_last=True,  # an agent that was sent a message has the time of a task
         is_published=False,
         is_reentrant=True,

@@ -42,5 +42,5 @@ class EventTools:
         size = len(encode(payload))
         if size > MAX_PAYLOAD:
             raise InvalidInput(f"the payload is too large: {size} bytes, and {MAX_PAYLOAD} allowed")
-        self._emit(UserEvent(use.agent.name, kind, payload, use.call.trace.id))
+        self._emit(UserEvent(use.agent.name, kind, payload, use.call.trace.id, use.agent.org))
         return build_text_result(f'published "{kind}"')

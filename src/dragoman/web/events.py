@@ -20,7 +20,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.bus import End
 from dragoman.core.call import Call
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
-from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
+from dragoman.core.events import AgentChanged, Event, PostVerb, UserEvent, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
@@ -54,7 +54,7 @@ _FILTERS = ("phase", "verb", "agent", "outcome", "trace", "args")
 class SentEvent:
     """An event, and the data that decides who gets it."""
 
-    __slots__ = ("agents", "id", "name", "outcome", "tool", "trace", "verb", "who")
+    __slots__ = ("agents", "id", "name", "org", "outcome", "tool", "trace", "verb", "who")
 
     def __init__(self, id: int, event: Event, name: str) -> None:
         self.id = id
@@ -63,6 +63,8 @@ class SentEvent:
         self.tool: Tool | None = call.tool if call is not None else None
         self.who: Principal | None = call.principal if call is not None else None
         """The principal of the call; None for events of the hub."""
+        self.org = event.org if isinstance(event, UserEvent) else ""
+        """Of the agent that has published the event; empty for other events."""
         self.verb = shorten(render_name(call.tool.name, call.tool.kind)) if call is not None else ""
         self.trace = call.trace.id if call is not None else ""
         bridged = call.tool.bridged if call is not None else None
@@ -123,7 +125,7 @@ class ApiEventStream:
         if not self._asked.matches(one):
             return False
         if one.who is None or one.tool is None:
-            return self.is_admin
+            return self.is_admin and one.org in ("", self.principal.org)
         if one.who != self.principal and not (self.is_admin and one.who.org == self.principal.org):
             return False
         if isinstance(one.tool.target, Nowhere):
