@@ -228,6 +228,61 @@ async def test_answer_gets_a_new_process_with_the_state(programs: Programs) -> N
     assert other.questions is not None
 
 
+async def test_turns_are_counted_for_each_answer(programs: Programs) -> None:
+    agent = programs.python(
+        "if message['turn'] < 3: write(type='ask', question=str(message['turn']), state=1)\n"
+        "else: write(type='result', content=str(message['turn']))"
+    )
+    plain = programs.python("write(type='ask', question=str(message['turn']))")  # without a state
+    first = await programs.send(agent, session="")
+    second = await programs.send(agent, session="", answers=answer("a"), handle=first.handle)
+    third = await programs.send(agent, session="", answers=answer("b"), handle=second.handle)
+    assert first.questions and first.questions["reply"].text == "1"
+    assert second.questions and second.questions["reply"].text == "2"
+    assert text_of(third).startswith("3")
+    asked = await programs.send(plain)
+    for turn in ("2", "3"):
+        asked = await programs.send(plain, answers=answer("a"), handle=asked.handle)
+        assert asked.questions and asked.questions["reply"].text == turn
+
+
+async def test_messages_of_one_conversation_are_answered_in_their_order(
+    programs: Programs, tmp_path: Path
+) -> None:
+    agent = programs.python(
+        "import os, time\n"
+        "state = message['state'] or ''\n"
+        f"gate = {str(tmp_path / 'gate')!r}\n"
+        "if message['text'] == 'a':\n"
+        "    os.mkfifo(gate + '1'); os.rename(gate + '1', gate)\n"
+        "    open(gate).read()\n"
+        "write(type='result', content=state, state=state + message['text'])"
+    )
+    one = MessageOrigin(context="one")
+    await programs.send(agent, "-", message=one)
+    tasks = [asyncio.ensure_future(programs.send(agent, text, message=one)) for text in "abc"]
+    async with asyncio.timeout(20):
+        while not (tmp_path / "gate").exists():
+            await asyncio.sleep(0.005)
+    other = await programs.send(agent, "x", message=MessageOrigin(context="two"))
+    assert text_of(other) == "" and not any(task.done() for task in tasks)
+    (tmp_path / "gate").write_text("go")
+    assert [text_of(await task) for task in tasks] == ["-", "-a", "-ab"]
+    assert not agent._queues
+
+
+async def test_ended_program_agent_answers_its_callers(programs: Programs) -> None:
+    agent = programs.python("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    waiting = asyncio.ensure_future(programs.send(agent))
+    async with asyncio.timeout(20):
+        while not list_marked(programs.mark):
+            await asyncio.sleep(0.005)
+    agent.end()
+    for work in (waiting, programs.send(agent)):
+        with pytest.raises(WorkFailed, match="was ended before it answered"):
+            await asyncio.wait_for(work, 10)
+
+
 async def test_state_belongs_to_one_conversation_over_a2a(programs: Programs) -> None:
     agent = programs.python(ASKS)
     first, second = MessageOrigin(context="c1"), MessageOrigin(context="c2")

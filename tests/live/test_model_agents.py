@@ -5,6 +5,7 @@ reviewer through every entry point, faults of the model, grants, conversations, 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -540,6 +541,10 @@ def test_manifest_can_name_a_program_or_a_function(rig: Rig) -> None:
     until(lambda: {"program", "shouter"} <= set(list_agents(hub)))
     assert rig.text("hi", "program") == "program: hi"
     assert rig.text("hi", "shouter") == "HI"
+    listed = {one["name"]: one for one in hub.api("/api/agents")["agents"]}
+    assert listed["program"]["runtime"] == "command" and listed["shouter"]["runtime"] == "function"
+    assert listed["shouter"]["source"].endswith("shouter/agent.toml")
+    assert re.search(r"^program +command ", hub.command("agents").stdout, re.MULTILINE)
 
 
 def test_model_reads_the_texts_of_its_skills_on_demand(rig: Rig, tmp_path: Path) -> None:

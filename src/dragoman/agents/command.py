@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from dragoman.agents.agent_runs import AgentRuns
@@ -23,6 +23,7 @@ from dragoman.agents.messages import (
     Request,
     build_blocks,
     build_request,
+    find_turn,
     read_text,
     result_from_value,
 )
@@ -49,6 +50,14 @@ MAX_STATE = 64 * 1024
 CONVERSATIONS = ConversationLimits(of_principal=200, total=2_000)
 
 
+class _Queue:
+    """The calls of one conversation."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.calls = 0
+
+
 class CommandAgent:
     """A target with one tool, which takes a message."""
 
@@ -72,6 +81,8 @@ class CommandAgent:
         self.tool = build_agent_tool(self, self._facts, prefix, validate, SCHEMA)
         self._conversations = Conversations(facts.name, CONVERSATIONS)
         self._runs = AgentRuns(facts.name)
+        self._queues: dict[tuple[str, str], _Queue] = {}
+        """By principal and conversation, while there are calls."""
 
     async def run(self, call: Call) -> Result:
         return await self._runs.run(self._answer, call)
@@ -82,6 +93,10 @@ class CommandAgent:
         except Decline as error:
             raise Declined(f'agent "{self.name}" declined: {error}') from None
         blocks = build_blocks(call, self.name, self._facts.input_modes)
+        async with self._in_order(call):
+            return await self._run_program(call, text, blocks)
+
+    async def _run_program(self, call: Call, text: str, blocks: list[Any]) -> Result:
         conversation = self._find_conversation(call)
         context = call.message.context if call.message is not None else conversation.id
         request = build_request(call, text, blocks, context)
@@ -91,6 +106,21 @@ class CommandAgent:
         return self._keep_state(
             call, conversation, answer.state, result_from_value(value, self.name)
         )
+
+    @contextlib.asynccontextmanager
+    async def _in_order(self, call: Call) -> AsyncIterator[None]:
+        """Messages of one conversation are answered one after the other: each gets the state that
+        the one before it has left."""
+        key = call.principal.key, self._find_conversation(call).id
+        queue = self._queues.setdefault(key, _Queue())
+        queue.calls += 1
+        try:
+            async with queue.lock:
+                yield
+        finally:
+            queue.calls -= 1
+            if not queue.calls:
+                del self._queues[key]
 
     async def _exchange(self, message: bytes, answer: _Answer) -> CommandOutcome:
         """Runs the program with the message; `answer` takes its lines."""
@@ -114,7 +144,8 @@ class CommandAgent:
 
     def _find_conversation(self, call: Call) -> Conversation:
         """Finds the conversation, or starts one; its `context` is the program's state."""
-        asked = call.handle or find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
+        handle = (call.handle or "").partition(" ")[2]
+        asked = handle or find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
         if call.message is not None:
             asked = ""
         found = self._conversations.find(call, str(asked))
@@ -123,6 +154,8 @@ class CommandAgent:
     def _keep_state(
         self, call: Call, conversation: Conversation, state: Any, result: Result
     ) -> Result:
+        if result.questions:
+            result = replace(result, handle=str(find_turn(call)))
         if state is None:
             self._conversations.forget(call, conversation)
             return result
@@ -138,7 +171,7 @@ class CommandAgent:
             return result
         id = self._conversations.keep(call, conversation, kept)
         if result.questions:
-            return replace(result, handle=id)
+            return replace(result, handle=f"{result.handle} {id}")
         return add_context(result, call, id, shown=True)
 
     def end(self) -> None:

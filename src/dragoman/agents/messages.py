@@ -167,13 +167,14 @@ def read_text(call: Call) -> str:
 
 
 def find_turn(call: Call) -> int:
-    """1 for the message, and one more for each answer; the handle of a question may have the turn
-    that asked it."""
+    """1 for the message, and one more for each answer; the handle of a question may begin with the
+    turn that asked it."""
     if call.message is not None:
         return call.message.turn
     if call.answers is None:
         return 1
-    return int(call.handle) + 1 if call.handle and call.handle.isdigit() else 2
+    asked = (call.handle or "").partition(" ")[0]
+    return int(asked) + 1 if asked.isdigit() else 2
 
 
 def build_request(call: Call, text: str, parts: Blocks, context: str) -> Request:

@@ -14,7 +14,7 @@ from dragoman.core.tool import Tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.grants import GrantedTools
 
-FUNCTION, MODEL = "function", "model"
+COMMAND, FUNCTION, MODEL = "command", "function", "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,20 @@ class LocalAgentsView:
 
     def _describe_runtime(self, agent: LocalAgent) -> dict[str, Any]:
         parts = self._parts
-        if isinstance(agent, FunctionAgent):
+        own = parts.manifests.find_by_name(agent.name)
+        if own is None:
             return {"runtime": FUNCTION, "model": None, "source": "config.toml", "grants": None}
         from dragoman.agents.manifest import find_manifest
         from dragoman.agents.model_agent import ModelAgent
         from dragoman.agents.model_factory import SCRIPT, describe_models
 
+        source = find_manifest(own.workspace.parent) or own.workspace.parent
         if not isinstance(agent, ModelAgent):
-            return {}
+            runtime = FUNCTION if isinstance(agent, FunctionAgent) else COMMAND
+            return {"runtime": runtime, "model": None, "source": str(source), "grants": None}
         models = [one.label for one in describe_models(agent.manifest)]
         profile, hub = agent.profile, parts.guards.hub
         granted = self._granted.list_granted(build_agent_principal(profile), new_trace())
-        source = find_manifest(profile.workspace.parent) or profile.workspace.parent
         return {
             "runtime": SCRIPT if models[0] == SCRIPT else MODEL,
             "model": models[0],

@@ -345,6 +345,7 @@ def print_local_agent(agent: Mapping[str, Any]) -> None:
     grants = agent.get("grants")
     rows = [
         ("about", agent["description"]),
+        ("runtime", agent.get("runtime", "")),
         ("model", ", then ".join([agent.get("model") or "-", *agent.get("fallbacks", ())])),
         ("manifest", agent.get("source", "-")),
         ("started by", agent.get("parent") or ""),
