@@ -13,7 +13,7 @@ from tests.agents.agent_rig import AgentRig, open_rig
 from tests.peers.scripted_model import running_model, say
 from tests.permissive_hub import PermitAll
 
-from dragoman.core.errors import InvalidInput, NotFound, RateLimited, WorkFailed
+from dragoman.core.errors import InvalidInput, NotFound, RateLimited, TimedOut, WorkFailed
 from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
@@ -117,6 +117,19 @@ async def test_ended_agent_stops_at_once_and_its_callers_are_answered(rig: Agent
         for task in [*first, *second]:
             with pytest.raises(WorkFailed, match='agent "boss" was ended'):
                 await asyncio.wait_for(task, 5)
+
+
+async def test_message_to_a_slow_agent_says_which_limit_ended_it(short_tmp: Path) -> None:
+    limits = "".join(f"{name}_timeout_secs = 0.3\n" for name in ("tool", "progress", "task"))
+    with running_model() as model:
+        model.rules.append(("", {"hang": True}))
+        async with open_rig(short_tmp, f"[limits]\n{limits}") as rig:
+            await rig.write("slow", f'[model]\nmodel = "m"\nbase_url = "{model.url}"\n')
+            granted = '[capabilities]\ntools = ["agent_send"]\nagents = ["slow"]\n'
+            await rig.write("boss", f'{granted}[[script]]\nsay = "hi"\n')
+            said = r'^"slow.message" took longer than 0.3 s .* \[limits\] task_timeout_secs'
+            with pytest.raises(TimedOut, match=said):
+                await rig.use("boss", "agent_send", agent_id="slow", message="hi")
 
 
 async def test_budget_of_a_parent_holds_for_all_that_it_started(rig: AgentRig) -> None:

@@ -105,6 +105,9 @@ class TaskStarted:
     """The target has made a task of the call, which may run for long."""
 
     message: str | None = None
+    is_timed: bool = False
+    """Whether the task is another call of the hub, which has a limit of its own: that of this call
+    is longer, so that the error names what took too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

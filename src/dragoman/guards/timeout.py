@@ -3,7 +3,7 @@
 Progress renews the time, up to a maximum. A call that becomes a task has the time of a task, as
 agents have from the start. While a question is open no call runs, so no timer does. The skill of an
 agent is timed by its target, which may leave the remote task running; the limit here is longer than
-its `timeout`.
+its `timeout`. So it is for a built-in tool that waits for an agent.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ class _ExtendableTimeout:
             return
         if isinstance(update, TaskStarted):
             seconds, setting = max(limits.as_task, self._step), "task_timeout_secs"
+            if update.is_timed:
+                seconds += MARGIN
         elif isinstance(update, Progress | Artifact) and self._seconds < limits.with_progress:
             seconds, setting = self._loop.time() - self._begun + self._step, self._setting
             if seconds >= limits.with_progress:

@@ -35,7 +35,7 @@ class NestedCalls:
         the result; the answers come with a call of the same tool."""
         above = within.trace.parent
         parent = above.trace if above is not None else within.trace
-        within.updates(TaskStarted())
+        within.updates(TaskStarted(is_timed=True))
         options = CallOptions(
             door=within.door,
             view=EVERYTHING,
