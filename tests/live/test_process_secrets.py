@@ -15,6 +15,7 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.module_hub import text_of
 from tests.peers.process import server_entry
 
+from dragoman.agents.skills.installation import SkillStore
 from dragoman.app.secret_variables import list_secret_variables
 from dragoman.config import parse
 
@@ -62,6 +63,7 @@ stop, seen = threading.Event(), {}
 def ready(parts):
     inherited = subprocess.run(["env"], capture_output=True, text=True).stdout
     seen.update(own=sorted(os.environ), inherited=inherited)
+    seen.update(skills=parts.live.variables["WEATHER_KEY"])
     stop.set()
 run(pathlib.Path(sys.argv[1]), ready, stop=stop)
 print(json.dumps(seen))
@@ -80,7 +82,12 @@ def test_hub_removes_secrets_from_its_environment(short_tmp: Path) -> None:
                        transport={"headers": {"Authorization": "Bearer ${BEARER}"}})
     )  # fmt: skip
     config.chmod(0o600)
-    secrets = {"CANARY": "c-1", "BEARER": "b-2", "DRAGOMAN_AGENT_X": "a-3", "DRAGOMAN_API_KEY": ""}
+    skill = short_tmp / "weather"
+    skill.mkdir()
+    (skill / "SKILL.md").write_text("---\nname: weather\ndescription: d\n---\nText.\n")
+    (home / "skills").mkdir(mode=0o700)
+    SkillStore(home).install(skill, "weather", env=("WEATHER_KEY", "LANG"))
+    secrets = {"CANARY": "c-1", "BEARER": "b-2", "DRAGOMAN_AGENT_X": "a-3", "WEATHER_KEY": "w-5"}
     secrets["DRAGOMAN_API_KEY"] = "k" * 40
     env = {**os.environ, **secrets, "LANG": "C.UTF-8", "PLAIN": "p-4"}
     done = subprocess.run(
@@ -90,7 +97,7 @@ def test_hub_removes_secrets_from_its_environment(short_tmp: Path) -> None:
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert not set(secrets) & set(seen["own"])
-    assert {"LANG", "PLAIN", "PATH"} <= set(seen["own"])
+    assert {"LANG", "PLAIN", "PATH"} <= set(seen["own"]) and seen["skills"] == "w-5"
     assert not any(value in seen["inherited"] for value in secrets.values())
 
 

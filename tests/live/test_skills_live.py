@@ -112,6 +112,13 @@ def test_changed_skill_disappears_until_it_is_approved(rig: HubRig, tmp_path: Pa
     assert text_of(rig.hub.call("fickle.shout", {"text": "x"})) == "evil"
     command(rig, "remove", "fickle")
 
+    def list_recorded() -> list[str]:
+        rows = [row for row in rig.hub.audit() if row.get("verb") == "skill.change"]
+        return [how for row in rows for how in ("added", "changed", "removed")
+                if "fickle" in row.get(how, ())]  # fmt: skip
+
+    until(lambda: list_recorded() == ["added", "changed", "changed", "removed"])
+
 
 @pytest.mark.promise("T3")
 def test_skill_with_the_name_of_a_server_is_not_used(rig: HubRig, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -37,6 +38,7 @@ from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
+from dragoman.app.secret_variables import withhold_secrets
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.taint_admin import TaintAdmin
@@ -107,7 +109,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
         meter = build_meter(live, stores.usage, profiles)
         runner = find_command_runner(home, live)
-        skills = build_skills(home, live, skill_table, catalogs, runner, local, registered, touch)
+        note_skills = partial(_note_skills, store_watch, live, skill_table, touch)
+        skills = build_skills(
+            home, live, skill_table, catalogs, runner, local, registered, note_skills
+        )
         manifests = build_manifest_agents(
             home, live, guards, net, local, profiles, targets, granted, meter, runner, skills
         )
@@ -131,8 +136,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         tools.check()
         for built in tools.built:
             undo.callback(built.stores.close)
-        store_watch.record_servers(config.mcp_servers)
-        store_watch.enroll(api_key_set=config.api_key is not None)
+        _enroll(store_watch, config, skill_table)
         events = build_events(home, config, hub)
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
@@ -167,6 +171,21 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     return Api(hub, status, TASKS_ONLY, apis)
+
+
+def _enroll(store_watch: StoreWatch, config: Config, skills: SkillTable) -> None:
+    store_watch.record_servers(config.mcp_servers)
+    store_watch.record_skills(skills.list_identities())
+    store_watch.enroll(api_key_set=config.api_key is not None)
+
+
+def _note_skills(
+    store_watch: StoreWatch, live: LiveConfig, table: SkillTable, touch: Callable[[], None]
+) -> None:
+    """Called after every change of the skills."""
+    touch()
+    store_watch.record_skills(table.list_identities())
+    withhold_secrets(live.config, table.list_variables())
 
 
 def renew_principal(keys: KeyStore, principal: Principal) -> Principal:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from dragoman.app.config_watch import ConfigWatch
 from dragoman.app.hub_parts import HubParts
-from dragoman.app.secret_variables import list_secret_variables
+from dragoman.app.secret_variables import withhold_secrets
 from dragoman.config import Config, find_frozen_changes
 from dragoman.core.background import Background
-from dragoman.core.environment import read_environment, withhold_variables
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class ConfigApplier:
         parts.manifests.reconsider(changed)
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that takes effect at the next start', path)
-        withhold_variables(list_secret_variables(config, read_environment()))
+        withhold_secrets(config, parts.skills.table.list_variables())
         parts.guards.apply_limits(config.limits)
         parts.guards.apply_taint(config.taint)
         parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)

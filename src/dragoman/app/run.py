@@ -17,10 +17,9 @@ from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.config_watch import refuse_exposed
 from dragoman.app.hub_parts import HubParts
-from dragoman.app.secret_variables import list_secret_variables
+from dragoman.app.secret_variables import list_skill_variables, withhold_secrets
 from dragoman.config import Config, load_with_source
 from dragoman.config_layers import Override
-from dragoman.core.environment import read_environment, withhold_variables
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging
 from dragoman.processes.descendants import DESCENDANTS
@@ -49,7 +48,7 @@ def run(
         for warning in source.warnings:
             log.warning("%s", warning)
         process.protect()
-        withhold_variables(list_secret_variables(config, read_environment()))
+        withhold_secrets(config, list_skill_variables(home))
         DESCENDANTS.adopt_orphans()
         process.raise_file_limit()
         mode = "daemon" if stop is None else "mcp"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from dragoman.agents.skills.skill_book import FOLDER
 from dragoman.config import Config, parse_headers
 from dragoman.config_layers import CREDENTIALS, PREFIX
+from dragoman.core.environment import read_environment, withhold_variables
 from dragoman.core.variables import list_references
 from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 
@@ -14,16 +17,33 @@ _ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}
 _SECRET_SETTINGS = ("API_KEY", "__HEADERS")
 
 
-def list_secret_variables(config: Config, variables: Iterable[str]) -> list[str]:
-    """Returns those of `variables` that the configuration takes secrets from.
+def list_secret_variables(
+    config: Config, variables: Iterable[str], skills: Iterable[str] = ()
+) -> list[str]:
+    """Returns those of `variables` that the configuration takes secrets from, and those that the
+    programs of skills get, named by `skills`.
 
     The list is empty if the hub runs Python code of the operator (agents, plug-ins): that code may
     read the same variables, and it shares the hub's memory in any case.
     """
     if config.agents or config.bus.plugins:
         return []
-    named = frozenset(_list_named(config))
+    named = {*_list_named(config), *(name for name in skills if not _is_ordinary(name))}
     return [name for name in variables if name in named or _is_secret_setting(name)]
+
+
+def withhold_secrets(config: Config, skills: Iterable[str]) -> None:
+    """Takes the secrets out of the environment of the process; the hub still reads them."""
+    withhold_variables(list_secret_variables(config, read_environment(), skills))
+
+
+def list_skill_variables(home: Path) -> set[str]:
+    """The names of the variables that the skills of a home get."""
+    if not (home / FOLDER).exists():
+        return set()
+    from dragoman.agents.skills.installation import SkillStore
+
+    return SkillStore(home).list_variables()
 
 
 def _list_named(config: Config) -> Iterator[str]:

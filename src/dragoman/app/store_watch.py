@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 600.0
 """How often the end of the audit log is noted outside of its own files."""
 PRUNE_SECONDS = 3600.0
-CONFIG_CHANGE = "config.change"
+CONFIG_CHANGE, SKILL_CHANGE = "config.change", "skill.change"
 FILES = "files"
 """The principal of a change that was made by editing a file."""
 
@@ -110,18 +110,31 @@ class StoreWatch:
 
     def record_servers(self, servers: Iterable[ServerEntry]) -> None:
         """Records which of the configured servers were added, changed or removed."""
-        known = self._witness.record.servers
         now = {server.name: self._witness.hash_value(server) for server in servers}
+        self._record_changes(CONFIG_CHANGE, "config.toml", self._witness.record.servers, now)
+        self._witness.update(servers=now)
+
+    def record_skills(self, skills: Mapping[str, Any]) -> None:
+        """Records which of the skills were added, changed or removed, by what identifies each."""
+        known = self._witness.record.skills
+        if known is None and not skills:
+            return
+        now = {name: self._witness.hash_value(one) for name, one in skills.items()}
+        self._record_changes(SKILL_CHANGE, "skills", known or {}, now)
+        self._witness.update(skills=now)
+
+    def _record_changes(
+        self, verb: str, what: str, known: Mapping[str, str] | None, now: Mapping[str, str]
+    ) -> None:
         if known is not None and known != now:
             changes = list_changes(known, now)
             details: dict[str, Any] = {how: names for how, names in changes.items() if names}
             new = sorted([*changes["added"], *changes["changed"]])[:MAX_CHANGES]
             details["hmac"] = {name: now[name] for name in new}
             try:
-                record_done(self._audit, CONFIG_CHANGE, "config.toml", FILES, FILES, details)
+                record_done(self._audit, verb, what, FILES, FILES, details)
             except (StorageFailed, ShuttingDown) as error:  # the file is in force all the same
-                log.error("a change of the configuration is not in the audit log: %s", error)
-        self._witness.update(servers=now)
+                log.error('a change of "%s" is not in the audit log: %s', what, error)
 
     def _record_key(self, verb: str, name: str, details: Mapping[str, Any]) -> None:
         record_done(self._audit, verb, name, FILES, FILES, details)

@@ -86,6 +86,8 @@ class HomeRecord(msgspec.Struct, frozen=True):
     clock_new_since: float = 0.0
     servers: dict[str, str] | None = None
     """The keyed hash of each configured server, to record changes; None before the first start."""
+    skills: dict[str, str] | None = None
+    """The same of each skill; None before the first one."""
 
 
 class SealedRecord(msgspec.Struct, frozen=True):

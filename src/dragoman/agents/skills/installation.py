@@ -169,6 +169,14 @@ class SkillStore:
         found = (name.removesuffix(".json") for name in names if name.endswith(".json"))
         return sorted(name for name in found if NAME.fullmatch(name))[:MAX_SKILLS]
 
+    def list_variables(self) -> set[str]:
+        """The names of the variables that the programs of skills get, from their records alone."""
+        found: set[str] = set()
+        for name in self.list_names():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                found.update(self._read_record(name).env)
+        return found
+
     def read_state(self) -> tuple[object, ...]:
         """Returns a value that changes when a skill is added, changed, approved or removed."""
         return tuple(

@@ -69,6 +69,22 @@ class SkillTable:
         """Lists the installed skills, used or not."""
         return list(self.entries)
 
+    def list_identities(self) -> dict[str, Any]:
+        """What was approved of each skill, what it was granted, and what its files are now."""
+        return {
+            name: (
+                one.skill.record.digest,
+                one.skill.digest,
+                one.skill.record.env,
+                one.skill.sandbox,
+            )
+            for name, one in self.entries.items()
+        }
+
+    def list_variables(self) -> set[str]:
+        """The names of the variables that the programs of skills get."""
+        return {name for one in self.entries.values() for name in one.skill.record.env}
+
     def find_target(self, name: str) -> SkillTarget | None:
         entry = self.entries.get(name)
         return entry.target if entry is not None else None
