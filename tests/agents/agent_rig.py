@@ -44,14 +44,14 @@ class AgentRig:
         return await self.made.spawn(self.profile(parent), manifest)
 
     async def ask(
-        self, agent: str, message: str = "hi", who: Principal = OWNER, **options: Any
+        self, agent: str, text: str = "hi", who: Principal = OWNER, /, **options: Any
     ) -> str:
-        return read_text(await self.send(agent, message, who, **options))
+        return read_text(await self.send(agent, text, who, **options))
 
     async def send(
-        self, agent: str, message: str = "hi", who: Principal = OWNER, **options: Any
+        self, agent: str, text: str = "hi", who: Principal = OWNER, /, **options: Any
     ) -> Result:
-        return await self.call(who, f"{agent}.message", {"message": message}, **options)
+        return await self.call(who, f"{agent}.message", {"message": text}, **options)
 
     async def use(self, agent: str, tool: str, **arguments: Any) -> Result:
         """Calls a tool as an agent, in a chain of its own."""

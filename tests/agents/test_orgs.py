@@ -69,8 +69,8 @@ async def test_built_in_tools_serve_every_org_apart(short_tmp: Path) -> None:
         listed = read_text(await use(rig, "away", "agent_list"))
         assert '"next"' in listed and '"home"' not in listed
         with pytest.raises(NotFound):  # agents of another org are unknown
-            await rig.ask("home", who=ACME)
+            await rig.ask("home", "hi", ACME)
         with pytest.raises(NotFound):
             await use(rig, "away", "agent_send", agent_id="home", message="hi")
         await use(rig, "next", "memory_store", key="shared.plan", value="of acme")
-        assert await rig.ask("away", who=ACME) == "of acme"
+        assert await rig.ask("away", "hi", ACME) == "of acme"

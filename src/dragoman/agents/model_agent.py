@@ -38,6 +38,7 @@ from dragoman.core.call import (
 from dragoman.core.conversations import (
     CONTEXT,
     Conversation,
+    ConversationKey,
     Conversations,
     add_context,
     find_context_in_meta,
@@ -132,9 +133,20 @@ class UsageMeter(Protocol):
     def record(self, manifest: Manifest, call: Call, usage: LoopUsage, seconds: float) -> None: ...
 
 
+class ConversationStore(Protocol):
+    """Keeps conversations; a key is the agent, the key of the principal, and the context."""
+
+    async def find(self, key: ConversationKey) -> list[Message] | None: ...
+
+    def save(self, key: ConversationKey, messages: Sequence[Message]) -> None:
+        """Returns at once."""
+
+
 class _Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.is_new = True
+        """Whether the store may have its messages."""
         self.size = 0
         self.lock = asyncio.Lock()
 
@@ -157,9 +169,13 @@ class ModelAgent:
         skills: SkillTexts,
         prefix: str,
         validate: Validator,
+        store: ConversationStore | None = None,
         limits: AgentRuntimeLimits | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`store` keeps its conversations beyond a restart; None for one that does not outlive the
+        hub."""
+        self._store = store
         self.name = manifest.name
         facts = TargetFacts(type="Agent", org=profile.org)
         self.traits = TargetTraits(facts=facts, may_last=True, ends_questions=False)
@@ -204,13 +220,14 @@ class ModelAgent:
     async def _answer(self, call: Call) -> Result:
         if call.handle:
             return await self._continue(call)
-        context = call.notes.conversation = self._find_context(call)
+        context = call.notes.conversation = await self._find_context(call)
         kept = self._find_conversation(call.principal, context)
         async with kept.lock:
+            await self._restore(kept, call.principal, context)
             state = LoopState([*kept.messages, _build_user_message(call)], (), _find_schema(call))
             result = await self._advance(call, context, state, None)
             if result.questions is None:
-                self._keep_messages(kept, state)
+                self._keep_messages(kept, state, call.principal, context)
         return self._add_context(result, call, context)
 
     async def _continue(self, call: Call) -> Result:
@@ -231,7 +248,7 @@ class ModelAgent:
                 call, suspended.context, suspended.state, call.answers or {}
             )
             if result.questions is None:
-                self._keep_messages(kept, suspended.state)
+                self._keep_messages(kept, suspended.state, call.principal, suspended.context)
         return self._add_context(result, call, suspended.context)
 
     async def _advance(
@@ -318,11 +335,30 @@ class ModelAgent:
 
     # --- conversations ----------------------------------------------------------------------------
 
-    def _find_context(self, call: Call) -> str:
+    async def _find_context(self, call: Call) -> str:
         if call.message is not None and call.message.context:
             return call.message.context
-        asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
-        return self._conversations.find(call, str(asked)).id or new_conversation_id()
+        asked = str(find_context_in_meta(call) or call.arguments.get(CONTEXT) or "")
+        try:
+            return self._conversations.find(call, asked).id or new_conversation_id()
+        except InvalidInput:
+            if self._store is None or await self._load(call.principal, asked) is None:
+                raise
+            return asked
+
+    async def _load(self, principal: Principal, context: str) -> list[Message] | None:
+        if self._store is None:
+            return None
+        return await self._store.find(ConversationKey(self.name, principal.key, context))
+
+    async def _restore(self, kept: _Conversation, principal: Principal, context: str) -> None:
+        """Takes a conversation up that began before a restart, or before the manifest changed."""
+        if not kept.is_new:
+            return
+        kept.is_new = False
+        if stored := await self._load(principal, context):
+            kept.messages, kept.size = stored, sum(map(measure_message, stored))
+            self._bytes += kept.size
 
     def _find_conversation(self, principal: Principal, context: str) -> _Conversation:
         key = principal.key, context
@@ -347,7 +383,9 @@ class ModelAgent:
         holder = counts.most_common(1)[0][0]
         return next(one for one in idle if one[0] == holder)
 
-    def _keep_messages(self, kept: _Conversation, state: LoopState) -> None:
+    def _keep_messages(
+        self, kept: _Conversation, state: LoopState, principal: Principal, context: str
+    ) -> None:
         messages = state.messages[-self._limits.messages :]
         sizes = [measure_message(one) for one in messages]
         size, first = sum(sizes), 0
@@ -358,6 +396,8 @@ class ModelAgent:
             first += 1
         self._bytes += size - kept.size
         kept.messages, kept.size = messages[first:], size
+        if self._store is not None:
+            self._store.save(ConversationKey(self.name, principal.key, context), kept.messages)
 
     def end(self) -> None:
         self._runs.end()

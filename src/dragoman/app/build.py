@@ -93,17 +93,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         profiles = AgentProfiles()
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
-            home,
-            live,
-            stores,
-            bus,
-            catalogs,
-            targets,
-            upstreams,
-            profiles,
-            access,
+            home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
             access_watch.explain_ended,
-        )
+        )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
@@ -114,8 +106,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             home, live, skill_table, catalogs, runner, local, registered, note_skills
         )
         manifests = build_manifest_agents(
-            home, live, guards, net, local, profiles, targets, granted, meter, runner, skills
-        )
+            home, live, guards, net, local, profiles, targets, granted, meter, runner, skills,
+            stores.conversations,
+        )  # fmt: skip
         endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(
             home,

@@ -52,6 +52,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import resolve_apart
+from dragoman.stores.conversations import SqliteConversations
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.app import PathMount
@@ -186,6 +187,7 @@ def build_manifest_agents(
     meter: UsageMeter,
     build_runner: Callable[[], CommandRunner],
     skills: SkillBook,
+    conversations: SqliteConversations,
 ) -> ManifestAgents:
     """Loads the agents with a manifest."""
     validate = compile_schema(SCHEMA)
@@ -208,7 +210,10 @@ def build_manifest_agents(
         if manifest.command.argv or manifest.function:
             return _build_program(home, loaded, profile.org, prefix(), validate, build_runner)
         models = build_models(manifest, open_http, live.variables)
-        return ModelAgent(manifest, profile, models, tools, meter, skills, prefix(), validate)
+        return ModelAgent(
+            manifest, profile, models, tools, meter, skills, prefix(), validate,
+            None if profile.parent else conversations,
+        )  # fmt: skip
 
     def find_objection(name: str) -> str | None:
         if name in RESERVED:

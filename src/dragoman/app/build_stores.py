@@ -13,6 +13,7 @@ from dragoman.core.admin_audit import Tally
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.conversations import SqliteConversations
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import SqliteLabels
 from dragoman.stores.pins import SqlitePins
@@ -41,9 +42,11 @@ class Stores:
     usage: SqliteUsage
     registry: RegistryStore
     tasks: SqliteTaskStore | MemoryTaskStore
+    conversations: SqliteConversations
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
+        self.conversations.close()
         for store in (self.tasks, self.registry, self.usage, self.labels, self.pins):
             try:
                 store.close()
@@ -78,7 +81,11 @@ def build_stores(home: Path, config: Config) -> Stores:
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    return Stores(witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks)
+    conversations = SqliteConversations(home, witness.register_stores)
+    return Stores(
+        witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
+        conversations,
+    )  # fmt: skip
 
 
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:

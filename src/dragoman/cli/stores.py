@@ -32,7 +32,7 @@ def stores() -> None:
     audit      audit.db       the audit log
     registry   registry.db    agents registered at run time
     tasks      tasks.db       A2A tasks and webhooks
-    agents     agents.db      agents' memory, task queue and schedules
+    agents     agents.db      agents' memory, tasks, schedules and conversations
     policies   policies/      your own policies
     home-key   hub.key        seals sessions and the inventory of the home
 

@@ -38,6 +38,15 @@ def is_conversation_id(value: Any) -> bool:
     return isinstance(value, str) and (value == NEW or _ID.fullmatch(value) is not None)
 
 
+class ConversationKey(NamedTuple):
+    """A conversation that is stored."""
+
+    agent: str
+    principal: str
+    """Its key: no other principal finds the conversation."""
+    context: str
+
+
 @dataclass(frozen=True, slots=True)
 class ConversationLimits:
     of_principal: int = 1_000

@@ -1,4 +1,4 @@
-"""`agents.db`: the memory, the task queue and the schedules of the agents."""
+"""`agents.db`: the memory, the task queue, the schedules and the conversations of the agents."""
 
 from __future__ import annotations
 
@@ -50,4 +50,15 @@ MIGRATIONS = (
     """,
     "ALTER TABLE schedules ADD COLUMN source TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE schedules ADD COLUMN callers TEXT NOT NULL DEFAULT '[]'",
+    """
+    CREATE TABLE conversations (
+        agent TEXT NOT NULL,
+        principal TEXT NOT NULL,
+        context TEXT NOT NULL,
+        messages BLOB NOT NULL,
+        size INTEGER NOT NULL,
+        used REAL NOT NULL,
+        PRIMARY KEY (agent, principal, context)
+    );
+    """,
 )

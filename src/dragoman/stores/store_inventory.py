@@ -61,7 +61,7 @@ MEANING: Mapping[str, str] = {
     AUDIT: "without it past calls cannot be proved",
     "registry": "without it the registered agents are unknown",
     "tasks": "without it the A2A tasks and their webhooks are unknown",
-    "agents": "without it the agents' memory, task queue and schedules are unknown",
+    "agents": "without it the agents' memory, tasks, schedules and conversations are unknown",
     POLICIES: "without it the default policies would apply, which permit more",
     HOME_KEY: "without it the hub's seals cannot be verified",
 }
