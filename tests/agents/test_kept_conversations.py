@@ -69,15 +69,26 @@ async def test_conversation_continues_after_a_restart_with_its_labels(short_tmp:
             assert list_roles(model) == ["user"]
 
 
-async def test_many_conversations_are_written_after_their_answers(short_tmp: Path) -> None:
-    async with open_rig(short_tmp) as rig:
-        await rig.write("echo", '[[script]]\nsay = "{message}"\n')
-        answers = await asyncio.gather(
-            *(rig.ask("echo", f"m{n}", message=MessageOrigin(context=f"c{n}")) for n in range(50))
+async def test_fifty_agents_at_once(short_tmp: Path) -> None:
+    with running_model() as model:
+        model.rules += [(f"message {n} ", use(("system_time", {}), text=f"{n}")) for n in range(50)]
+        model.rules.append(("timeZone", say("done")))
+        text = (
+            f'[model]\nmodel = "m"\nbase_url = "{model.url}"\n[capabilities]\ntools = ["*_time"]\n'
         )
-        assert answers == [f"m{n}" for n in range(50)]
-        store = rig.app.parts.stores.conversations
-        async with asyncio.timeout(10):
-            while store._pending:
-                await asyncio.sleep(0.005)
-        assert len(store._known) == 50
+        async with open_rig(short_tmp) as rig:
+            for n in range(50):
+                (short_tmp / f"agents/a{n}").mkdir(parents=True)
+                (short_tmp / f"agents/a{n}/agent.toml").write_text(text, encoding="utf-8")
+            await rig.write("a0", text)
+            asked = (rig.ask(f"a{n}", f"message {n} please", session=f"s{n}") for n in range(50))
+            assert await asyncio.gather(*asked) == ["done"] * 50
+            assert len(model.requests) == 100
+            last = [one["messages"] for one in model.requests if len(one["messages"]) == 3]
+            said = {(m[0]["content"], m[1]["content"]) for m in last}
+            assert said == {(f"message {n} please", f"{n}") for n in range(50)}
+            store = rig.app.parts.stores.conversations
+            async with asyncio.timeout(10):
+                while store._pending:  # they are written after their answers
+                    await asyncio.sleep(0.005)
+            assert {key.agent for key in store._known} == {f"a{n}" for n in range(50)}
