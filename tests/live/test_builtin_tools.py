@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import error_kind, until
 from tests.live.test_sandbox import TOOLS_PATH, needs_sandbox
+from tests.live.test_skills_live import PROBE, write_skill
+from tests.peers.process import HttpPeer, server_entry
 from tests.peers.scripted_model import ScriptedModel, running_model, say, use
+
+from dragoman.agents.skills.installation import SkillStore
 
 pytestmark = [pytest.mark.promise("T2", "G5", "G1"), pytest.mark.timeout(60)]
 
@@ -116,6 +121,37 @@ def test_operator_opens_tools_to_clients(hub: Hub) -> None:
     assert (running.home / "workspaces/clients/a").read_text(encoding="utf-8") == "x"
     failed = running.call("file_read", {"path": "/etc/passwd"})
     assert "is absolute" in json.dumps(failed)
+
+
+@pytest.mark.promise("B6")
+def test_full_tool_set_is_listed_and_called_at_one_endpoint(hub: Hub, short_tmp: Path) -> None:
+    home = short_tmp / "home"
+    home.mkdir(mode=0o700)
+    folder = home / "agents" / "parrot"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text('[[script]]\nsay = "parrot: {message}"\n', encoding="utf-8")
+    (home / "skills").mkdir(mode=0o700)
+    SkillStore(home).install(
+        write_skill(short_tmp / "loud", "loud", "tr a-z A-Z"), "loud", sandbox="off"
+    )
+    with HttpPeer("a2a_skill_agent", "--declare", "JSONRPC:1.0") as agent:
+        running = hub(
+            home=home,
+            config='[tools]\nclients = ["system_time"]\n[a2a]\nenabled = true\n'
+            + external("ops", agent.url),
+            servers=[server_entry("probe", "stdio", *PROBE)],
+        )
+        calls = {
+            "system_time": ({}, "timeZone"),
+            "skill_loud_shout": ({"text": "hi"}, "HI"),
+            "mcp_probe_run": ({"code": "found = 6 * 7"}, "42"),
+            "dragoman_agent_parrot": ({"message": "hi"}, "parrot: hi"),
+            "ops.echo": ({}, "echo:"),
+        }
+        until(lambda: list_names(running) >= calls.keys())
+        for name, (arguments, said) in calls.items():
+            answer = running.call(name, arguments)
+            assert said in json.dumps(answer["result"]["content"]), answer
 
 
 def test_memory_queue_and_schedules_survive_a_crash(hub: Hub, short_tmp: Path) -> None:
