@@ -1,5 +1,5 @@
-"""A server with OpenAI's chat completions, and Anthropic's Messages API, whose answers a test
-scripts; real HTTP, streamed.
+"""A server with OpenAI's chat completions and Responses API, and Anthropic's Messages API, whose
+answers a test scripts; real HTTP, streamed.
 
 Each request takes the next answer: text, tool calls in fragments, or a fault. `requests` has
 the requests.
@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.peers.anthropic_events import list_events as list_anthropic_events
+from tests.peers.responses_events import list_events as list_response_events
 
 Answer = dict[str, Any]
 
@@ -47,7 +48,7 @@ class ScriptedModel:
     def take(self, body: dict[str, Any]) -> Answer:
         with self.lock:
             self.requests.append(body)
-            last = json.dumps(body["messages"][-1])
+            last = json.dumps((body.get("messages") or body["input"])[-1])
             for text, answer in self.rules:
                 if text in last:
                     return answer
@@ -122,8 +123,8 @@ def running_model(given: ScriptedModel | None = None) -> Iterator[ScriptedModel]
             if "raw" in answer:
                 self._chunk(answer["raw"])
             else:
-                is_anthropic = self.path.endswith("/messages")
-                build = list_anthropic_events if is_anthropic else _list_events
+                by_path = {"messages": list_anthropic_events, "responses": list_response_events}
+                build = by_path.get(self.path.rpartition("/")[2], _list_events)
                 for count, event in enumerate(build(answer, body["model"]), 1):
                     self._chunk(event)
                     if "drop" in answer:

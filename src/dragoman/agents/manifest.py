@@ -44,6 +44,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     ] = "openai"
     model: Annotated[str, _about("The name of the model.")] = ""
     base_url: Annotated[str, _about("The URL of the server, up to /v1.")] = ""
+    api: Annotated[
+        Literal["chat", "responses"],
+        _about("OpenAI's interface of the server: chat completions, or the Responses API."),
+    ] = "chat"
     api_key_env: Annotated[str, _about("The variable that has the API key.")] = ""
     system_prompt: Annotated[str, _about("The instructions.")] = ""
     temperature: Annotated[

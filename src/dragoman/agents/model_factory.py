@@ -129,10 +129,15 @@ def _build_openai_model(
         raise ConfigError(f"{where}: model.model is missing: name the model")
     from dragoman.agents.models.openai import OpenAiModel, OpenAiSettings
 
+    kind = OpenAiModel
+    if settings.api == "responses":
+        from dragoman.agents.models.responses import ResponsesModel
+
+        kind = ResponsesModel
     default_url, default_key = BASE_URLS.get(settings.provider, ("", ""))
     key = _find_key(settings, default_key, where, variables)
     base = settings.base_url or default_url
-    return OpenAiModel(
+    return kind(
         OpenAiSettings(
             model=settings.model,
             base_url=base,

@@ -49,11 +49,13 @@ class OpenAiSettings(Struct, frozen=True, kw_only=True):
 class OpenAiModel:
     """Implements `ChatModel`."""
 
+    path = "/chat/completions"
+
     def __init__(self, settings: OpenAiSettings, http: HttpClient) -> None:
         self.settings = settings
         self.name = settings.model
         self._http = http
-        self._url = f"{settings.base_url.rstrip('/')}/chat/completions"
+        self._url = f"{settings.base_url.rstrip('/')}{self.path}"
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
@@ -75,7 +77,7 @@ class OpenAiModel:
             raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
         if reply.status != 200:
             raise await self._build_error(reply)
-        answer = _Answer(self.name, on_text, self.settings.api_key)
+        answer = self._open_answer(on_text)
         try:
             if "event-stream" in reply.headers.get("content-type", ""):
                 await self._read_stream(reply, answer)
@@ -88,6 +90,9 @@ class OpenAiModel:
         finally:
             reply.body.close()
         return answer.build()
+
+    def _open_answer(self, on_text: TakeText) -> ChatAnswer:
+        return ChatAnswer(self.name, on_text, self.settings.api_key)
 
     def _build_request(
         self,
@@ -124,7 +129,7 @@ class OpenAiModel:
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         return body
 
-    async def _read_stream(self, reply: HttpReply, answer: _Answer) -> None:
+    async def _read_stream(self, reply: HttpReply, answer: ChatAnswer) -> None:
         parser, size = SseParser(), 0
         chunks = reply.body.chunks()
         while not answer.is_done:
@@ -184,7 +189,7 @@ class _Request:
             self.arguments += arguments
 
 
-class _Answer:
+class ChatAnswer:
     """Puts the pieces of a streamed answer together."""
 
     def __init__(self, model: str, on_text: TakeText, secret: str) -> None:
@@ -213,7 +218,7 @@ class _Answer:
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         self._take_common(event)
-        for choice in _list_objects(event.get("choices")):
+        for choice in list_objects(event.get("choices")):
             if not choice.get("index"):  # further choices were not asked for
                 self._take_choice(choice, choice.get("delta"))
 
@@ -221,7 +226,7 @@ class _Answer:
         if not isinstance(body, dict):
             raise ValueError("the answer is not an object")
         self._take_common(body)
-        choices = _list_objects(body.get("choices"))
+        choices = list_objects(body.get("choices"))
         if not choices or not isinstance(message := choices[0].get("message"), dict):
             raise ValueError("the answer has no message")
         self._take_choice(choices[0], message)
@@ -234,8 +239,8 @@ class _Answer:
             self._model = model
         if isinstance(usage := body.get("usage"), dict):
             self._usage = ModelUsage(
-                _read_count(usage.get("prompt_tokens")),
-                _read_count(usage.get("completion_tokens")),
+                read_count(usage.get("prompt_tokens")),
+                read_count(usage.get("completion_tokens")),
                 _read_cost(usage.get("cost")),
             )
 
@@ -256,11 +261,11 @@ class _Answer:
     def _take_delta(self, delta: Mapping[str, Any]) -> None:
         for text in (delta.get("content"), delta.get("refusal")):
             if isinstance(text, list):  # content parts
-                text = "".join(str(one.get("text") or "") for one in _list_objects(text))
+                text = "".join(str(one.get("text") or "") for one in list_objects(text))
             if isinstance(text, str) and text:
                 self._text.append(text)
                 self._on_text(text)
-        for place, piece in enumerate(_list_objects(delta.get("tool_calls"))):
+        for place, piece in enumerate(list_objects(delta.get("tool_calls"))):
             index = piece.get("index")
             self._take_piece(index if isinstance(index, int) else place, piece)
         if isinstance(function := delta.get("function_call"), dict):  # before there were tools
@@ -295,11 +300,11 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _list_objects(value: Any) -> list[dict[str, Any]]:
+def list_objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _read_count(value: Any) -> int:
+def read_count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
 
 
