@@ -33,6 +33,7 @@ from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.policy.config import PolicySettings
+from dragoman.routing.config import RoutingSettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
@@ -91,6 +92,7 @@ class Config(Struct, frozen=True, kw_only=True):
     mcp_servers: list[ServerEntry] = []
     a2a: A2aSettings = A2aSettings()
     bridge: BridgeSettings = BridgeSettings()
+    routing: RoutingSettings = RoutingSettings()
     policy: PolicySettings = PolicySettings()
     bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
@@ -221,10 +223,10 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
             f'spaces,{also} "-" and "_", beginning with a letter or digit'
         )
     key = slug_from_name(called)
-    if key == BUILTIN:
+    if key in (BUILTIN, HUB):
+        owner = "the built-in tools" if key == BUILTIN else "the hub's own tools"
         raise ConfigError(
-            f'{where}: the name "{called}" is reserved for the built-in tools; give the {kind} '
-            "another name"
+            f'{where}: the name "{called}" is reserved for {owner}; give the {kind} another name'
         )
     if key in seen:
         raise ConfigError(

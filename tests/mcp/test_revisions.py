@@ -414,6 +414,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.Looping: ("result",) * 5,
     e.Repeating: ("result",) * 5,
     e.Tainted: ("result",) * 5,
+    e.NoCandidate: ("result",) * 5,
     e.Quarantined: ("result",) * 5,
     e.RemoteA2ATimeoutError: (*(-32201,) * 4, "result"),
     e.RemoteA2ATransportError: (*(-32202,) * 4, "result"),

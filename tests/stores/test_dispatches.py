@@ -78,6 +78,8 @@ async def test_only_skill_calls_are_recorded_as_dispatches(tmp_path: Path) -> No
         "onBehalfOf": "carol",
         "status": "completed",
         "kind": "explicit",
+        "workType": None,
+        "decisionId": None,
         "errorCode": None,
         "costTokens": None,
         "usage": None,

@@ -59,6 +59,16 @@ class EventListener:
         return [(await self.next())[0] for _ in range(count)]
 
 
+class NoDecisions:
+    """A hub whose router has decided nothing."""
+
+    def offer(self) -> None:
+        pass
+
+    def explain(self, id: str, org: str, caller: str | None) -> dict[str, Any] | None:
+        return None
+
+
 @asynccontextmanager
 async def run_events_server(home: Path) -> AsyncIterator[EventsRig]:
     skill_hub = SkillHub()
@@ -67,7 +77,9 @@ async def run_events_server(home: Path) -> AsyncIterator[EventsRig]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    api = Api(skill_hub.hub, Sources(), parts=[DispatchesApi(skill_hub.hub, store)])
+    api = Api(
+        skill_hub.hub, Sources(), parts=[DispatchesApi(skill_hub.hub, store, NoDecisions(), {})]
+    )
     names = AllowedNames("127.0.0.1", None, [], [])
     listener = HttpListener(TcpApp(auth, names, {"/api/events": streams}, api, peers=ALONE), sock)
     await listener.start()

@@ -29,7 +29,7 @@ MOUNTED = {("GET", "/api/events")}
 def api() -> Api:
     hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
     parts: list[Any] = [part(nothing) for part in (PinsApi, PoliciesApi, ServersApi)]
-    parts += [DispatchesApi(hub, nothing), PromptsAndResourcesApi(hub, nothing)]
+    parts += [DispatchesApi(hub, nothing, nothing, {}), PromptsAndResourcesApi(hub, nothing)]
     parts.append(AgentsApi(hub, nothing, nothing))
     return Api(hub, nothing, parts=parts)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-HUB = "dragoman"
-"""The name of the hub itself among agents."""
+from dragoman.core.tool_identity import HUB as HUB
+
 PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
 """Path segments that are not the name of an agent where one may stand."""
 

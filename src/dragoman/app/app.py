@@ -172,6 +172,7 @@ class App:
             poll(parts.manifests.follow),
             poll(parts.endpoints.follow, FILES_SECONDS),
             poll(parts.tools.follow),
+            poll(parts.routing.follow),
             poll(parts.store_watch.check),
             poll(parts.skills.check, SKILL_SECONDS),
             poll(parts.catalogs.reviews.retry),
@@ -221,6 +222,7 @@ class App:
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        parts.routing.close()
         parts.stores.close()
 
     async def _wait_for_audit(self) -> None:

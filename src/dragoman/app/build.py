@@ -28,6 +28,7 @@ from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
@@ -130,12 +131,15 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         for built in tools.built:
             undo.callback(built.stores.close)
         _enroll(store_watch, config, skill_table)
+        routing = LazyRouting(home, config.routing, guards, registered)
+        undo.callback(routing.close)
+        routing.check()
         events = build_events(home, config, hub)
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools,
+        endpoints, skills, events, tools, routing,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
@@ -155,7 +159,7 @@ def _build_api(
         PinsApi(parts.catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
         LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
-        DispatchesApi(hub, parts.events.dispatches),
+        DispatchesApi(hub, parts.events.dispatches, parts.routing, TASKS_ONLY),
         ServersApi(applier),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),

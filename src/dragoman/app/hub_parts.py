@@ -13,6 +13,7 @@ from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
 from dragoman.app.build_mcp import McpParts
+from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.lazy_tools import LazyTools
@@ -38,3 +39,4 @@ class HubParts:
     skills: SkillBook
     events: Events
     tools: LazyTools
+    routing: LazyRouting

@@ -11,7 +11,7 @@ from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
 from dragoman.core.tool import Target, TargetFacts
-from dragoman.core.tool_identity import BUILTIN
+from dragoman.core.tool_identity import BUILTIN, HUB
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.protocol.tool_names import build_canonical_name
 from dragoman.pins.review import HOLD, OFF, STRICT
@@ -30,7 +30,7 @@ class TargetSettings:
         """The definitions of local agents and built-in tools are trusted, and skills are pinned by
         their files; an unknown target is pinned strictly."""
         config = self._live.config
-        if target == BUILTIN or target in self._local:
+        if target in (BUILTIN, HUB) or target in self._local:
             return OFF
         if any(one.name == target for one in config.agents):
             return OFF

@@ -39,6 +39,7 @@ COMMANDS = {
     "prompts": ("prompts", "prompts", "List prompts and fill one in."),
     "resources": ("resources", "resources", "List and read resources."),
     "chat": ("chat", "chat", "Talk to an agent."),
+    "dispatch": ("dispatch", "dispatch", "Have work done by the agent that the hub chooses."),
     "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
     "agents": ("agents", "agents", "Create, check and list agents; manage external ones."),
     "skills": ("skills", "skills", "Manage skills: programs that give tools, texts for agents."),

@@ -228,7 +228,7 @@ def call(
     if as_json:
         print_json(result)
     else:
-        _print_result(result)
+        print_call_result(result)
     if result["failed"]:
         raise SystemExit(FAILED)
 
@@ -273,7 +273,7 @@ def _print_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
         say(f"to continue this conversation, add context={clean(context)}")
 
 
-def _print_result(result: dict[str, Any]) -> None:
+def print_call_result(result: dict[str, Any]) -> None:
     print_content(result["content"], sys.stderr if result["failed"] else sys.stdout)
     if not result["content"] and "structured" in result:
         print_json(result["structured"])

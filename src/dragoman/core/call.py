@@ -215,6 +215,15 @@ class MessageOrigin(Struct, frozen=True, kw_only=True):
     """The tasks it refers to: the id here and the remote agent's, empty where it has none."""
 
 
+class RoutedBy(Struct, frozen=True):
+    """The decision by which the hub has chosen the agent of a call."""
+
+    decision: str
+    work_type: str
+    agent_id: str = ""
+    """The registration of an external agent."""
+
+
 class Notes:
     """What stages and the target of one call report for the audit and for events."""
 
@@ -271,6 +280,8 @@ class Call(Struct, frozen=True):
     stage, the target's own state."""
     notes: Notes = structs.field(default_factory=Notes)
     """What stages and the target report for the audit and for events; they write into it."""
+    routed: RoutedBy | None = None
+    """Set if the hub has chosen the agent; None if the caller named it."""
 
 
 class Result(Struct, frozen=True, kw_only=True):

@@ -311,6 +311,17 @@ class CallChains:
             del self._running[above.trace.span], self._live[key]
             self._remember(chain)
 
+    def find_obstacle(self, trace: Trace, target: str) -> str:
+        """Why a call with that trace would be refused before it reaches `target`; empty if it would
+        not be."""
+        above: RunningCall | None = trace.parent
+        found = self._find_violation(above, target, trace.depth) if above is not None else None
+        return found[1] if found is not None else ""
+
+    def count_running(self, target: str) -> int:
+        """Counts the calls that a target serves."""
+        return len(self._at.get(target, ()))
+
     def find_running(self, trace: Trace) -> RunningCall | None:
         """Finds a call between `enter` and `leave`."""
         return self._running.get(trace.span)

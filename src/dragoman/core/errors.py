@@ -85,6 +85,11 @@ class ShuttingDown(Refused, kind="Full"):
     """The hub is stopping. Its kind is `Full`."""
 
 
+class NoCandidate(Refused):
+    """No agent can take the work that was to be dispatched; the message says why each was excluded
+    that the principal may know of."""
+
+
 class NotFound(HubError):
     """It does not exist, or the principal may not know of it."""
 

@@ -46,6 +46,7 @@ CODES: dict[type[HubError], int] = {
     errors.ShuttingDown: -32214,
     errors.Repeating: -32216,
     errors.Tainted: -32217,
+    errors.NoCandidate: -32218,
     errors.RateLimited: -32215,
     errors.NotFound: -32601,
     errors.InvalidInput: -32602,

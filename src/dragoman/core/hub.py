@@ -15,6 +15,7 @@ from dragoman.core.call import (
     MessageOrigin,
     Notes,
     Result,
+    RoutedBy,
     Updates,
     WantedUpdates,
     discard_update,
@@ -76,6 +77,7 @@ class CallOptions(Struct, frozen=True):
     features: Mapping[str, Any] = NOTHING
     answers: Mapping[str, Any] | None = None
     handle: str | None = None
+    routed: RoutedBy | None = None
 
 
 class Hub:
@@ -147,6 +149,7 @@ class Hub:
             options.answers,
             handle,
             Notes(),
+            options.routed,
         )
         try:
             return tool, await self._pipeline(call)

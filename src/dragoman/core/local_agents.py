@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
-from dragoman.core.tool_identity import BUILTIN
+from dragoman.core.tool_identity import BUILTIN, HUB
 from dragoman.core.usage import Budget
 
 _WILD = re.compile(r"[*?[]")
@@ -69,7 +69,7 @@ class AgentProfile(Struct, frozen=True, kw_only=True):
         if tool.agent is not None and matches_any(tool.target.name, self.agents):
             return True
         facts = tool.target.traits.facts
-        if facts.type == "Server" and tool.target.name != BUILTIN:
+        if facts.type == "Server" and tool.target.name not in (BUILTIN, HUB):
             granted = self.skills if facts.transport == "skill" else self.servers
             if matches_any(tool.target.name, granted):
                 return True

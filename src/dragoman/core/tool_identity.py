@@ -15,6 +15,9 @@ MAX_NAME = 128
 
 BUILTIN = "builtin"
 """The target of the built-in tools; no server or agent can have that name."""
+HUB = "dragoman"
+"""The name of the hub itself among agents, and the target of the tools that it offers to every
+client; no server or agent can have it either."""
 
 _OTHER = re.compile(r"[^a-z0-9_]")
 

@@ -124,6 +124,20 @@ class GrantedAuthorizer:
                 f'"{call.principal.id}" calls it, is not served any more: {why}'
             )
 
+    def may_call(self, call: Call) -> bool:
+        """Whether the grants and the policies would let the call pass, if it were made."""
+        principal, tool, above = call.principal, call.tool, call.trace.parent
+        if not self.is_offered(principal, tool) or (
+            principal.serves and not self.is_granted(principal, tool, above, call.door)
+        ):
+            return False
+        if principal.kind in _FOR_OTHERS and above is not None:
+            try:
+                self.check_callers(call)
+            except AuthorizationError:
+                return False
+        return self.decide(call).allowed
+
     def is_offered(self, principal: Principal, tool: Tool) -> bool:
         """Whether the tool exists for the principal."""
         if tool.target.name != BUILTIN:

@@ -86,7 +86,7 @@ class CollectLabels:
         if call.handle is not None:
             chain.add_labels(self._carried.resume(call.trace.id))
         if call.tool.agent is not None:
-            if above is None:
+            if above is None or _is_routed_for_client(call, above):
                 origin = LabelOrigin(call.tool.name, call.trace.id, f"message of {call.principal}")
                 chain.add_labels({USER_INPUT: origin})
             if key := build_conversation_key(call):
@@ -317,6 +317,11 @@ class Taint:
 
 
 _MODES = (ENFORCE, ASK, OBSERVE)
+
+
+def _is_routed_for_client(call: Call, above: RunningCall) -> bool:
+    """Whether a client's message reaches the agent through the router, which wrote none of it."""
+    return call.routed is not None and above.parent is None and not call.principal.serves
 
 
 def _find_origin(running: RunningCall, label: str) -> LabelOrigin:

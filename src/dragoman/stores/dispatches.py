@@ -1,4 +1,5 @@
-"""Dispatches: every call of a registered agent's skill, in `dispatches.db` of the hub's home.
+"""Dispatches: every call of a registered agent's skill, and every call whose agent the hub has
+chosen, in `dispatches.db` of the hub's home.
 
 Running dispatches are in memory, where the load of each agent is counted. Ended dispatches are
 written in groups, by a thread in which all of this database is used: no call waits for it. A crash
@@ -26,6 +27,7 @@ import msgspec
 
 from dragoman.core import event_payloads as payloads
 from dragoman.core.bus import Bus
+from dragoman.core.call import Call, RoutedBy
 from dragoman.core.errors import InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PostVerb, PreVerb
 from dragoman.core.logs import render_time
@@ -67,6 +69,10 @@ CREATE TABLE dispatches (
 ) STRICT;
 CREATE INDEX dispatches_by_time ON dispatches (started);
 """,
+    """
+ALTER TABLE dispatches ADD COLUMN work_type TEXT;
+ALTER TABLE dispatches ADD COLUMN decision TEXT;
+""",
 )
 
 
@@ -93,6 +99,9 @@ class Dispatch:
     latency: float | None = None
     code: int | None = None
     usage: str | None = None
+    work_type: str | None = None
+    decision: str | None = None
+    """That of the router; None if the caller named the agent."""
 
 
 DispatchEnd = tuple[str, int | None, float, float, Any, Any]
@@ -109,6 +118,7 @@ class ObservedCall:
     trace: Trace
     asked_as: str
     started: float
+    routed: RoutedBy | None
     end: DispatchEnd | None = None
 
 
@@ -127,6 +137,10 @@ _INSERT, _INSERT_MANY = _insert(1), _insert(AT_ONCE)
 _PRUNE = "DELETE FROM dispatches WHERE seq <= (SELECT max(seq) FROM dispatches) - ?"
 
 
+EXACT = ("agent_id", "agent", "status", "kind", "session", "id", "decision")
+"""The columns that a filter compares as they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchFilter:
     """Which ones. Whose, must be said: a caller's label, or `ALL`."""
@@ -138,14 +152,16 @@ class DispatchFilter:
     status: str | None = None
     kind: str | None = None
     session: str | None = None
+    id: str | None = None
+    decision: str | None = None
     since: float | None = None
     until: float | None = None
     before: tuple[float, str] | None = None
     """When the last one that was seen began, and its id."""
 
     def includes(self, one: Dispatch) -> bool:
-        exact = (self.agent_id, self.agent, self.status, self.kind, self.session)
-        its = (one.agent_id, one.agent, one.status, one.kind, one.session)
+        exact = (getattr(self, name) for name in EXACT)
+        its = (getattr(one, name) for name in EXACT)
         return (
             one.org == self.org
             and self.caller in (ALL, one.caller)
@@ -159,7 +175,7 @@ class DispatchFilter:
         tests: list[tuple[str, Any]] = [("org = ?", self.org)]
         if self.caller != ALL:
             tests.append(("caller = ?", self.caller))
-        for name in ("agent_id", "agent", "status", "kind", "session"):
+        for name in EXACT:
             if (value := getattr(self, name)) is not None:
                 tests.append((f"{name} = ?", value))
         if self.since is not None:
@@ -218,27 +234,29 @@ class DispatchStore:
 
     def _record_start(self, event: PreVerb) -> None:
         call = event.call
-        bridged = call.tool.bridged
-        if bridged is None:
+        if not _is_dispatch(call):
             return
         self._open[call.trace.span] = ObservedCall(
-            call.tool, call.principal, call.trace, call.requested_name, event.at
+            call.tool, call.principal, call.trace, call.requested_name, event.at, call.routed
         )
-        self._active[bridged.agent] = self._active.get(bridged.agent, 0) + 1
+        agent = call.tool.target.name
+        self._active[agent] = self._active.get(agent, 0) + 1
 
     def _record_end(self, event: PostVerb) -> None:
         call = event.call
-        bridged = call.tool.bridged
-        if bridged is None:
+        if not _is_dispatch(call):
             return
+        agent = call.tool.target.name
         seen = self._open.pop(call.trace.span, None)
         if seen is None:  # refused before it was announced
             started = event.at - event.duration_ms / 1000
-            seen = ObservedCall(call.tool, call.principal, call.trace, call.requested_name, started)
-        elif (left := self._active[bridged.agent] - 1) > 0:
-            self._active[bridged.agent] = left
+            seen = ObservedCall(
+                call.tool, call.principal, call.trace, call.requested_name, started, call.routed
+            )
+        elif (left := self._active[agent] - 1) > 0:
+            self._active[agent] = left
         else:
-            del self._active[bridged.agent]
+            del self._active[agent]
         status, code = _status_from_event(event)
         notes = call.notes
         seen.end = status, code, event.at, event.duration_ms, notes.remote_task, notes.usage
@@ -350,18 +368,22 @@ class DispatchStore:
             await asyncio.sleep(0)  # what is done when it is done is still to come
 
 
+def _is_dispatch(call: Call) -> bool:
+    return call.tool.bridged is not None or call.routed is not None
+
+
 def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
-    tool, caller, trace = seen.tool, seen.caller, seen.trace
+    tool, caller, trace, routed = seen.tool, seen.caller, seen.trace, seen.routed
     bridged = tool.bridged
-    assert bridged is not None
+    agent_id = bridged.card_id if bridged is not None else routed.agent_id if routed else ""
     # Not the span itself: a caller that knows it could join the chain.
     id = blake2b(trace.span.encode(), digest_size=16).hexdigest()
     one = Dispatch(
         id,
         caller.org,
-        bridged.card_id,
-        bridged.agent,
-        bridged.skill_id,
+        agent_id,
+        tool.target.name,
+        bridged.skill_id if bridged is not None else "",
         tool.name,
         shorten(seen.asked_as),
         None,
@@ -370,9 +392,11 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
         caller.label,
         trace.origin or caller.behalf or None,
         RUNNING,
-        EXPLICIT,
+        EXPLICIT if routed is None else ROUTED,
         seen.started,
     )
+    if routed is not None:
+        one.work_type, one.decision = routed.work_type, routed.decision
     if seen.end is not None:
         one.status, one.code, one.completed, latency, task, usage = seen.end
         one.latency = round(latency, 3)
@@ -400,9 +424,9 @@ def _render(one: Dispatch) -> dict[str, Any]:
     usage = msgspec.json.decode(one.usage) if one.usage else None
     return {
         "dispatchId": one.id,
-        "agentId": one.agent_id,
+        "agentId": one.agent_id or None,
         "agentName": one.agent,
-        "skillId": one.skill,
+        "skillId": one.skill or None,
         "verb": one.verb,
         "askedAs": one.asked_as,
         "taskId": one.task,
@@ -412,6 +436,8 @@ def _render(one: Dispatch) -> dict[str, Any]:
         "onBehalfOf": one.behalf,
         "status": one.status,
         "kind": one.kind,
+        "workType": one.work_type,
+        "decisionId": one.decision,
         "startedAt": render_time(one.started),
         "completedAt": render_time(one.completed) if one.completed is not None else None,
         "latencyMs": one.latency,

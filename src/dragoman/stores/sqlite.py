@@ -308,6 +308,8 @@ def describe_remedy(path: Path) -> str:
     """Describes what to do about a damaged database."""
     if path.name == "dispatches.db":
         return "restore it from a backup, or move it away: the audit log contains the same calls"
+    if path.name == "routing.db":
+        return "restore it from a backup, or move it away: the router learns again"
     name = "keys" if path.name == "hub.db" else path.stem
     return (
         "restore it from a backup, or move it away and continue without its contents: "

@@ -395,20 +395,33 @@ def _parse_call(
         given = decode(request.body) if request.body.strip() else {}
     except Malformed as error:
         raise InvalidInput(str(error)) from None
-    if not isinstance(given, dict) or given.keys() - {"arguments", "can", "answers", "handle"}:
+    if not isinstance(given, dict) or given.keys() - {"arguments", *QUESTION_MEMBERS}:
         raise InvalidInput(_SHAPE)
-    arguments, can = given.get("arguments", {}), given.get("can", [])
-    answers, handle = given.get("answers"), given.get("handle")
+    arguments = given.get("arguments", {})
+    options = build_call_options(request, given, features)
+    if not isinstance(arguments, dict) or options is None:
+        raise InvalidInput(_SHAPE)
+    return arguments, options
+
+
+QUESTION_MEMBERS = ("can", "answers", "handle")
+
+
+def build_call_options(
+    request: ApiRequest, given: Mapping[str, Any], features: Mapping[str, Any]
+) -> CallOptions | None:
+    """Builds the options of a call from the members of its body that are about questions; None if
+    these are invalid."""
+    can, answers, handle = given.get("can", []), given.get("answers"), given.get("handle")
     if (
-        not isinstance(arguments, dict)
-        or not isinstance(can, list)
+        not isinstance(can, list)
         or any(kind not in CAN_BE_ASKED for kind in can)
         or not isinstance(answers, dict | None)
         or not isinstance(handle, str | None)
         or (answers is None) != (handle is None)
     ):
-        raise InvalidInput(_SHAPE)
-    return arguments, CallOptions(
+        return None
+    return CallOptions(
         door="api",
         view=EVERYTHING,
         trace_context=parse_trace(request.fields),

@@ -1,23 +1,40 @@
-"""`GET /api/a2a/dispatches`: every call of a registered agent's skill, the newest first."""
+"""`POST /api/a2a/dispatch`: has work done by an agent that the hub chooses. `GET
+/api/a2a/dispatches`: every call of a registered agent's skill, or of a chosen agent, the newest
+first."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
-from dragoman.web.api import ApiRequest, ApiResponse, build_response
+from dragoman.web.api import (
+    CALL_ERRORS,
+    QUESTION_MEMBERS,
+    ApiRequest,
+    ApiResponse,
+    build_call_options,
+    build_response,
+    json_from_result,
+    parse_object,
+)
 from dragoman.web.openapi import route
 from dragoman.web.openapi_schemas import TEXT
 
 LIMIT, MAX_LIMIT = 50, 200
 ALL_CALLERS = "*"
+DISPATCH_TOOL, DISPATCH_META = "dragoman.dispatch", "dragoman.hub/dispatch"
+_QUESTIONS = (
+    '"can" must be a list of "form" and "url", and "answers" and "handle" belong together: an '
+    "object, and the text that came with the questions"
+)
 
-_EXACT = {"agentId": "agent_id", "agent": "agent", "session": "session"}
+_EXACT = {"agentId": "agent_id", "agent": "agent", "session": "session", "decision": "decision"}
 _WORDS = {
     "status": ("running", "completed", "asked", "failed", "denied", "cancelled"),
     "kind": ("explicit", "routed"),
@@ -32,10 +49,69 @@ class DispatchSource(Protocol):
     ) -> tuple[list[dict[str, Any]], str | None]: ...
 
 
+class DecisionSource(Protocol):
+    def offer(self) -> None:
+        """Offers the tool that dispatches work, unless it is offered already."""
+
+    def explain(self, id: str, org: str, caller: str | None) -> dict[str, Any] | None:
+        """Finds a decision by its id, as that caller may see it; None: an administrator."""
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchesApi:
     _hub: Hub
     _store: DispatchSource
+    _decisions: DecisionSource
+    _features: Mapping[str, Any]
+    """The capabilities of every client of the API."""
+
+    @route(
+        "POST /api/a2a/dispatch",
+        "Have work done by an agent that the hub chooses, or with dryRun show the choice",
+        CALL_ERRORS,
+        "Dispatch",
+        calls=True,
+        media=("text/event-stream",),
+    )
+    async def _dispatch(self, request: ApiRequest) -> ApiResponse:
+        body = parse_object(request)
+        asked = {name: body.pop(name) for name in QUESTION_MEMBERS if name in body}
+        options = build_call_options(request, asked, self._features)
+        if options is None:
+            raise InvalidInput(_QUESTIONS)
+        self._decisions.offer()
+        _, result = await self._hub.call(request.caller, DISPATCH_TOOL, body, options)
+        if body.get("dryRun") is True:
+            return build_response(result.structured)
+        said = json_from_result(result)
+        extra = dict(said.pop("extra", {}))
+        meta = dict(extra.pop("_meta", {}))
+        about = meta.pop(DISPATCH_META, {})
+        if meta:
+            extra["_meta"] = meta
+        return build_response({**about, **said, **({"extra": extra} if extra else {})})
+
+    @route(
+        "GET /api/a2a/dispatches/{name}/decision",
+        "Why the hub has chosen the agent, by the id of a dispatch or of the decision",
+        (404,),
+    )
+    async def _explain(self, request: ApiRequest) -> ApiResponse:
+        principal, id = request.caller, request.names[0]
+        sees_all = self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        caller = None if sees_all else principal.label
+        found = self._decisions.explain(id, principal.org, caller)
+        if found is None:
+            rows, _ = await self._store.find(
+                1, None, org=principal.org, caller=caller or ALL_CALLERS, id=id
+            )
+            if rows and rows[0]["decisionId"] is None:
+                raise NotFound(f'dispatch "{id[:64]}" has no decision: the caller named the agent')
+            if rows:
+                found = self._decisions.explain(rows[0]["decisionId"], principal.org, caller)
+        if found is None:
+            raise NotFound(f'there is no dispatch or decision "{id[:64]}"')
+        return build_response(found)
 
     @route(
         "GET /api/a2a/dispatches",

@@ -301,7 +301,8 @@ def _render_step(step: ToolStep) -> dict[str, Any]:
 
 async def _respond(request: ServerRequest, api: Api) -> None:
     wants_updates = b"text/event-stream" in request.fields.get(b"accept", b"")
-    stream = UpdateStream(request) if wants_updates and request.path.endswith("/call") else None
+    is_call = request.path.endswith(("/call", "/dispatch"))
+    stream = UpdateStream(request) if wants_updates and is_call else None
     send = stream.send if stream is not None else None
     work = start_task(api.respond(request, request.principal, send))
     gone: asyncio.Future[Any] = request.gone

@@ -52,6 +52,19 @@ _PERIOD: Mapping[str, Schema] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
 }
 
+_QUESTIONS: Mapping[str, Schema] = {
+    "can": {
+        "type": "array",
+        "items": {"enum": ["form", "url"]},
+        "description": "The kinds of questions that can be answered.",
+    },
+    "answers": {
+        "type": "object",
+        "description": "To the questions of the call before, by their names there.",
+    },
+    "handle": {"type": "string", "description": "What came with the questions."},
+}
+
 SCHEMAS: Mapping[str, Schema] = {
     "Error": {
         "type": "object",
@@ -96,16 +109,7 @@ SCHEMAS: Mapping[str, Schema] = {
         **_build_object(
             (),
             arguments={"type": "object"},
-            can={
-                "type": "array",
-                "items": {"enum": ["form", "url"]},
-                "description": "The kinds of questions that can be answered.",
-            },
-            answers={
-                "type": "object",
-                "description": "To the questions of the call before, by their names there.",
-            },
-            handle={"type": "string", "description": "What came with the questions."},
+            **_QUESTIONS,
         ),
         "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},
     },
@@ -123,6 +127,24 @@ SCHEMAS: Mapping[str, Schema] = {
             },
             "handle": {"type": "string", "description": "Goes with the answers."},
         },
+    },
+    "Dispatch": {
+        **_build_object(
+            ("description",),
+            description={"type": "string", "minLength": 1, "maxLength": 100_000},
+            workType={"type": "string", "pattern": r"^\w[\w .:/-]{0,63}$"},
+            requiredSkills={
+                "type": "array",
+                "maxItems": 20,
+                "items": {"type": "string", "minLength": 1, "maxLength": 200},
+            },
+            args={"type": "object"},
+            maxCost={"type": "number", "exclusiveMinimum": 0},
+            maxTokens={"type": "number", "exclusiveMinimum": 0},
+            dryRun=FLAG,
+            **_QUESTIONS,
+        ),
+        "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},
     },
     "PromptArguments": _build_object((), arguments={"type": "object"}),
     "ResourceUri": _build_object(("uri",), uri=TEXT),

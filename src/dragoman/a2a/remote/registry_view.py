@@ -48,7 +48,7 @@ class RegistryView:
         return [
             self._render(member, whole=False, secret=secret)
             for member in self._registry.agents.list_agents()
-            if may(_build_tool(member))
+            if may(build_policy_tool(member))
         ]
 
     def get_agent(self, key: str, may: IsAllowed, *, secret: bool) -> dict[str, Any]:
@@ -100,10 +100,10 @@ class RegistryView:
         try:
             member = self._registry.agents.find(key)
         except NotFound:
-            if all(may(_build_tool(one)) for one in self._registry.agents.list_agents()):
+            if all(may(build_policy_tool(one)) for one in self._registry.agents.list_agents()):
                 raise  # with a hint at similar names
             member = None
-        if member is None or not may(_build_tool(member)):
+        if member is None or not may(build_policy_tool(member)):
             raise NotFound(f'there is no registered agent "{key[:100]}"')
         return member
 
@@ -209,7 +209,7 @@ class _DisabledTarget:
         raise Unreachable(f'agent "{self.name}" is disabled', sent=False)
 
 
-def _build_tool(member: RegisteredAgent) -> Tool:
+def build_policy_tool(member: RegisteredAgent) -> Tool:
     """Builds the tool that policies decide on when an agent is shown."""
     name = build_tool_name(member.name)
     target = (

@@ -19,7 +19,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
-from dragoman.core.tool_identity import BUILTIN, fold_id
+from dragoman.core.tool_identity import BUILTIN, HUB, fold_id
 from dragoman.policy.ids import id_from_tool, split_id
 from dragoman.policy.lint import EntityLookup
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
@@ -64,7 +64,7 @@ class KnownIds:
         """`registered` are the external agents that are not in the configuration; policies know
         skills as servers."""
         principals = list(principals)
-        self._servers = {BUILTIN, *(entry.name for entry in config.mcp_servers), *skills}
+        self._servers = {BUILTIN, HUB, *(entry.name for entry in config.mcp_servers), *skills}
         self._agents = {entry.name for entry in config.agents}
         self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
         self._served = {one.serves for one in principals if one.serves}
@@ -160,8 +160,8 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
 
 
 def list_configured(config: Config) -> list[str]:
-    """Lists the names of all servers and agents in the configuration, and of the built-in tools."""
-    names = [BUILTIN, *(server.name for server in config.mcp_servers)]
+    """Lists the names of all servers and agents in the configuration, and of the hub itself."""
+    names = [BUILTIN, HUB, *(server.name for server in config.mcp_servers)]
     names += [agent.name for agent in config.agents]
     return names + [agent.name for agent in config.a2a.external_agents]
 

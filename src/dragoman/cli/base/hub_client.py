@@ -212,6 +212,24 @@ class HubClient:
         answered (`can`), or `answers` with their `handle`.
         """
         self._wait(lambda: self._look_up(name) is not None)
+        hints = {NOT_FOUND: lambda: self._explain_missing(name), USAGE: hint}
+        body = {"arguments": arguments, **more}
+        return self._call_path(build_call_path(name), name, body, seconds, progress, hints)
+
+    def dispatch(self, body: dict[str, Any], progress: Callable[[str], None] | None = None) -> Any:
+        """Has work done by an agent that the hub chooses."""
+        self._wait(lambda: False)  # agents that are not found yet are no candidates
+        return self._call_path("/api/a2a/dispatch", "dispatch", body, None, progress, {})
+
+    def _call_path(
+        self,
+        path: str,
+        name: str,
+        body: Mapping[str, Any],
+        seconds: float | None,
+        progress: Callable[[str], None] | None,
+        hints: Mapping[int, Callable[[], str]],
+    ) -> Any:
         status = StatusLine()
         status.show(f"calling {name} …")
 
@@ -223,8 +241,6 @@ class HubClient:
             if progress is not None:
                 progress(text)
 
-        path = build_call_path(name)
-        body = {"arguments": arguments, **more}
         try:
             if progress is None and not sys.stderr.isatty() and seconds is None:
                 return request_json(self._socket, "POST", path, body, CALL_SECONDS)
@@ -236,7 +252,6 @@ class HubClient:
             fail(message, TARGET_FAILED, kind="TimedOut")
         except HubProblem as problem:
             status.clear()
-            hints = {NOT_FOUND: lambda: self._explain_missing(name), USAGE: hint}
             self._fail(problem, hints.get(problem.code, lambda: "")())
         finally:
             status.clear()

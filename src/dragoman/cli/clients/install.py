@@ -309,9 +309,9 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
         yield f"the hub will not start: {error}"
         return
     from dragoman.app.policy_admin.known_ids import list_targets
-    from dragoman.core.tool_identity import BUILTIN
+    from dragoman.core.tool_identity import BUILTIN, HUB
 
-    if not set(list_targets(file.parent)) - {BUILTIN}:
+    if not set(list_targets(file.parent)) - {BUILTIN, HUB}:
         yield (
             "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
             "dragoman agents add"

@@ -1,0 +1,1 @@
+"""Chooses the agent for a piece of work, and learns from the outcomes."""

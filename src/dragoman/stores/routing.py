@@ -1,0 +1,79 @@
+"""The `RoutingStore` in `routing.db`. If the file is lost, the router learns again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.routing import OutcomeKey, OutcomeRow, RoutingDecision
+from dragoman.stores.sqlite import LoopStore
+
+DATABASE = "routing.db"
+MIGRATIONS = (
+    """
+CREATE TABLE outcomes (
+    org TEXT NOT NULL, agent TEXT NOT NULL, work_type TEXT NOT NULL,
+    successes REAL NOT NULL, failures REAL NOT NULL,
+    cost REAL NOT NULL, costs REAL NOT NULL, tokens REAL NOT NULL, counts REAL NOT NULL,
+    total INTEGER NOT NULL, tick INTEGER NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (org, agent, work_type)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE decisions (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE, org TEXT NOT NULL, caller TEXT NOT NULL, at REAL NOT NULL,
+    body TEXT NOT NULL
+) STRICT;
+""",
+)
+_KEY = OutcomeKey._fields
+_ROW = OutcomeRow.__struct_fields__
+_COLUMNS = ", ".join((*_KEY, *_ROW))
+_SAVE = (
+    f"INSERT OR REPLACE INTO outcomes ({_COLUMNS}) "
+    f"VALUES ({', '.join('?' * (len(_KEY) + len(_ROW)))})"
+)
+
+
+class SqliteRouting(LoopStore):
+    def __init__(self, home: Path, keep: int) -> None:
+        """`keep` is the number of decisions."""
+        super().__init__(home / DATABASE, MIGRATIONS)
+        self._keep = keep
+
+    def load_outcomes(self) -> list[tuple[OutcomeKey, OutcomeRow]]:
+        rows = self._read(f"SELECT {_COLUMNS} FROM outcomes")
+        return [(OutcomeKey(*row[:3]), OutcomeRow(*row[3:])) for row in rows]
+
+    def save_outcome(self, key: OutcomeKey, row: OutcomeRow) -> None:
+        with self._transact() as db:
+            db.execute(_SAVE, (*key, *(getattr(row, name) for name in _ROW)))
+
+    def delete_outcomes(self, keys: Iterable[OutcomeKey]) -> None:
+        with self._transact() as db:
+            db.executemany(
+                "DELETE FROM outcomes WHERE org = ? AND agent = ? AND work_type = ?", list(keys)
+            )
+
+    def save_decision(self, decision: RoutingDecision) -> None:
+        body = msgspec.json.encode(decision.body).decode()
+        with self._transact() as db:
+            db.execute(
+                "INSERT INTO decisions (id, org, caller, at, body) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET body = excluded.body",
+                (decision.id, decision.org, decision.caller, decision.at, body),
+            )
+            db.execute(
+                "DELETE FROM decisions WHERE seq <= (SELECT max(seq) FROM decisions) - ?",
+                (self._keep,),
+            )
+
+    def find_decision(self, id: str) -> RoutingDecision | None:
+        rows = self._read("SELECT org, caller, at, body FROM decisions WHERE id = ?", (id,))
+        if not rows:
+            return None
+        org, caller, at, body = rows[0]
+        return RoutingDecision(
+            id=id, org=org, caller=caller, at=at, body=msgspec.json.decode(body.encode())
+        )
