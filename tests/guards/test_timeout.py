@@ -209,3 +209,28 @@ async def test_late_update_changes_nothing() -> None:
 
     await build_pipeline([Timeout(0.2, 20, 20)], target)(a_call_that_may_last())
     kept[0].updates(TaskStarted())
+
+
+async def test_tool_that_waits_for_a_call_has_more_time_than_that_call() -> None:
+    class Waiting:
+        name = "builtin"
+        traits = TargetTraits(may_last=True, is_reentrant=True)
+
+        async def run(self, call: Call) -> Result:
+            raise NotImplementedError
+
+    stage = Timeout(0.05, as_task=0.3)
+    agent = replace(a_call().tool, name="slow", agent=AgentFacts(name="a", description="a"))
+
+    async def hang(call: Call) -> Result:
+        if call.tool is agent:
+            await asyncio.sleep(60)
+        for _ in range(2):  # the second attempt has as much time as the first
+            call.updates(TaskStarted())
+            with pytest.raises(TimedOut, match='"slow" took longer than 0.3 s'):
+                await pipeline(structs.replace(call, tool=agent))
+        return Result()
+
+    pipeline = build_pipeline([stage], hang)
+    outer = replace(a_call().tool, name="agent_send", target=Waiting())
+    assert await pipeline(structs.replace(a_call(), tool=outer)) == Result()

@@ -122,8 +122,8 @@ class _ExtendableTimeout:
             return
         if isinstance(update, TaskStarted):
             seconds, setting = max(limits.as_task, self._step), "task_timeout_secs"
-            if update.is_timed:
-                seconds += MARGIN
+            if update.is_timed:  # another call, which has a timeout of its own
+                seconds += self._loop.time() - self._begun + MARGIN
         elif isinstance(update, Progress | Artifact) and self._seconds < limits.with_progress:
             seconds, setting = self._loop.time() - self._begun + self._step, self._setting
             if seconds >= limits.with_progress:
