@@ -227,7 +227,7 @@ async def test_tool_that_waits_for_a_call_has_more_time_than_that_call() -> None
             await asyncio.sleep(60)
         for _ in range(2):  # the second attempt has as much time as the first
             call.updates(TaskStarted())
-            with pytest.raises(TimedOut, match='"slow" took longer than 0.3 s'):
+            with pytest.raises(TimedOut, match='"slow" took longer than'):
                 await pipeline(structs.replace(call, tool=agent))
         return Result()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any
 
@@ -162,11 +162,10 @@ def test_mode_tells_whether_the_choice_follows_past_outcomes() -> None:
 
 
 class MemoryStore:
-    """A `RoutingStore` that keeps its rows in memory."""
+    """A `RoutingStore` for outcomes, which it keeps in memory."""
 
     def __init__(self) -> None:
         self.rows: dict[OutcomeKey, OutcomeRow] = {}
-        self.decisions: dict[str, RoutingDecision] = {}
 
     def load_outcomes(self) -> list[tuple[OutcomeKey, OutcomeRow]]:
         return list(self.rows.items())
@@ -178,11 +177,14 @@ class MemoryStore:
         for key in keys:
             del self.rows[key]
 
-    def save_decision(self, decision: RoutingDecision) -> None:
-        self.decisions[decision.id] = decision
+    def add_decision(self, decision: RoutingDecision) -> None:
+        raise NotImplementedError
+
+    def add_attempt(self, decision: str, attempt: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
     def find_decision(self, id: str) -> RoutingDecision | None:
-        return self.decisions.get(id)
+        raise NotImplementedError
 
 
 class Simulation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ from dragoman.core.errors import (
     InvalidInput,
     NoCandidate,
     NotFound,
+    TimedOut,
     Unreachable,
     WorkFailed,
 )
 from dragoman.core.hub import CallOptions
 from dragoman.core.local_agents import AgentProfile, build_agent_principal
+from dragoman.core.taint import LabelOrigin
 from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.guards.config import Limits
 
 POLICIES = """
 @id("everybody")
@@ -60,6 +64,7 @@ async def test_dispatch_calls_the_chosen_agent_and_is_recorded_as_routed(short_t
         (call,) = tester.calls
         assert call.arguments == {"message": "test the login page", "data": {"page": "/login"}}
         assert call.principal == ALICE and call.trace.chain == ("dragoman.dispatch",)
+        assert call.notes.labels == {"user_input"}  # as if the client had called the agent itself
         (row,) = await rig.list_dispatches(kind="routed")
         decision = rig.explain(result, ALICE.label)
         expected = {
@@ -364,3 +369,82 @@ async def test_required_skill_that_no_agent_has_is_named(short_tmp: Path) -> Non
         assert find_agent(await rig.dispatch(requiredSkills=["Test"])) == "a"
         with pytest.raises(NoCandidate, match='"a": it has no skill "deploy"'):
             await rig.dispatch("again", requiredSkills=["test", "deploy"])
+
+
+async def test_arguments_that_the_agent_does_not_accept_are_not_stored(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        agent = StubAgent("a")
+        agent.tool = replace(agent.tool, validate=lambda arguments: f"{arguments} is wrong")
+        rig.add(agent)
+        assert rig.explain("0" * 32) is None and not (short_tmp / "routing.db").exists()
+        with pytest.raises(NoCandidate, match="does not accept these arguments") as raised:
+            await rig.dispatch("hush")
+        assert "hush" not in str(raised.value)
+
+
+async def test_hanging_agent_fails_by_its_own_time_limit(short_tmp: Path) -> None:
+    limits = Limits(tool_timeout_secs=0.05, progress_timeout_secs=0.05, task_timeout_secs=0.2)
+    async with run_rig(short_tmp) as rig:
+        rig.app.parts.guards.apply_limits(limits)
+
+        async def hang(call: Call) -> Result:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        rig.add(StubAgent("slow", answer=hang))
+        with pytest.raises(TimedOut, match=r'"slow\.message" took longer'):
+            await rig.dispatch()
+        (candidate,) = (await rig.dispatch(dryRun=True)).structured["candidates"]
+        assert (candidate["successes"], candidate["failures"] > 0.9) == (0.0, True)
+
+
+async def test_cancelled_dispatch_cancels_the_agent_and_counts_for_nothing(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        ended = asyncio.Event()
+
+        async def hang(call: Call) -> Result:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            raise AssertionError
+
+        agent = StubAgent("slow", answer=hang)
+        rig.add(agent)
+        running = asyncio.ensure_future(rig.dispatch())
+        await asyncio.wait_for(agent.arrived.wait(), 5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.wait_for(ended.wait(), 5)
+        (row,) = await rig.list_dispatches()
+        assert row["status"] == "cancelled"
+        assert rig.explain(row["decisionId"])["attempts"][0]["outcome"] == "cancelled"
+        (candidate,) = (await rig.dispatch(dryRun=True)).structured["candidates"]
+        assert candidate["observations"] == 0
+
+
+async def test_tainted_data_reaches_no_agent_that_a_rule_protects(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        inside, outside = StubAgent("inside"), StubAgent("outside")
+        outside.tool = replace(outside.tool, sinks=frozenset({"net"}))
+
+        async def leak(call: Call) -> Result:
+            running = rig.hub.chains.find_running(call.trace)
+            assert running is not None
+            running.chain.add_labels({"secret": LabelOrigin("vault.read", call.trace.id, "a key")})
+            options = CallOptions(door="api", view=EVERYTHING)
+            work = {"description": "send it", "workType": "qa"}
+            _, result = await rig.hub.call_within(
+                call.trace, ALICE, "dragoman.dispatch", work, options
+            )
+            return text_result(find_agent(result))
+
+        rig.add(inside, outside, StubAgent("reader", tags=("reading",), answer=leak))
+        for number in range(5):
+            result = await rig.dispatch(f"read {number}", workType="reading")
+            assert result.content[0]["text"] == "inside"
+        rows = await rig.list_dispatches(agent="inside")
+        reasons = {
+            one["agent"]: one["reasons"] for one in rig.explain(rows[0]["decisionId"])["candidates"]
+        }
+        assert reasons["outside"] == ["the taint rule secret -> net forbids it"]

@@ -16,6 +16,7 @@ import pytest
 from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import Schedule, StoredPush, TaskChange
 from dragoman.core.principal import OWNER
+from dragoman.core.routing import OutcomeKey, OutcomeRow
 from dragoman.stores.agent_memory import SqliteMemory
 from dragoman.stores.agent_queue import SqliteQueue
 from dragoman.stores.agent_schedules import SqliteSchedules
@@ -23,6 +24,7 @@ from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore
+from dragoman.stores.routing import SqliteRouting
 from dragoman.stores.tasks import SqliteTaskStore
 
 ROW = {"id": "1", "org": "default", "slug": "a"}
@@ -53,6 +55,14 @@ USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
         SqliteSchedules,
         "agents.db",
         [lambda store: store.delete("default", "one", "1"), lambda store: store.save(SCHEDULE)],
+    ),
+    "routing": (
+        lambda home: SqliteRouting(home, 100),
+        "routing.db",
+        [
+            lambda store: store.save_outcome(OutcomeKey("default", "one", "qa"), OutcomeRow()),
+            lambda store: store.add_attempt("1", {}),
+        ],
     ),
 }
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from dragoman.stores.routing import DATABASE, SqliteRouting
 ROW = OutcomeRow(1.5, 0.25, 0.1, 1.0, 30.0, 2.0, 7, 9, 1234.5)
 
 
-def build(id: str, **body: object) -> RoutingDecision:
-    return RoutingDecision(id=id, org="o", caller="key:a", at=1.0, body=dict(body))
+def build(id: str, *attempts: dict[str, Any]) -> RoutingDecision:
+    body = {"chosen": "a", "candidates": [{"agent": "a"}]}
+    return RoutingDecision(id=id, org="o", caller="key:a", at=1.0, body=body, attempts=attempts)
 
 
 def test_outcomes_are_stored_by_org_agent_and_work_type(tmp_path: Path) -> None:
@@ -33,12 +35,13 @@ def test_outcomes_are_stored_by_org_agent_and_work_type(tmp_path: Path) -> None:
 def test_oldest_decisions_go_beyond_the_limit(tmp_path: Path) -> None:
     with closing(SqliteRouting(tmp_path, 3)) as store:
         for number in range(5):
-            store.save_decision(build(f"d{number}", chosen=None))
-            store.save_decision(build(f"d{number}", chosen="a", attempts=[{"agent": "a"}]))
-        assert [store.find_decision(f"d{number}") is None for number in range(5)] == [
-            True, True, False, False, False,
-        ]  # fmt: skip
-        assert store.find_decision("d4") == build("d4", chosen="a", attempts=[{"agent": "a"}])
+            store.add_decision(build(f"d{number}"))
+            for error in (None, "Unreachable"):
+                store.add_attempt(f"d{number}", {"agent": "a", "error": error})
+        store.add_attempt("unknown", {"agent": "a"})
+        found = [store.find_decision(f"d{number}") for number in range(5)]
+        attempts = ({"agent": "a", "error": None}, {"agent": "a", "error": "Unreachable"})
+        assert found == [None, None, *(build(f"d{number}", *attempts) for number in (2, 3, 4))]
 
 
 def test_damaged_routing_database_is_reported_with_its_remedy(tmp_path: Path) -> None:

@@ -120,7 +120,11 @@ class LazyRouting:
         self.offered.append(target)
 
     def explain(self, id: str, org: str, caller: str | None) -> dict[str, Any] | None:
-        """See `Router.explain`."""
+        """See `Router.explain`. A hub that has dispatched nothing stays without a store."""
+        from dragoman.stores.routing import DATABASE
+
+        if not self.built and not (self.home / DATABASE).exists():
+            return None
         return self.find_router().explain(id, org, caller)
 
     def close(self) -> None:

@@ -37,7 +37,8 @@ def dispatch() -> None:
     dragoman dispatch "Test the login page" --work-type qa --dry-run
     dragoman dispatch explain ID
 
-    The hub chooses by skills, work type, health, load and past outcomes. See docs/routing.md.
+    The hub chooses by skills, work type, health, load and past outcomes; see: dragoman docs
+    routing.
     """
 
 

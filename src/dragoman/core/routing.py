@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from dragoman.core.structs import Struct
@@ -38,7 +38,9 @@ class RoutingDecision(Struct, frozen=True, kw_only=True):
     caller: str
     at: float
     body: dict[str, Any]
-    """The candidates with factors and reasons, and the calls that were made."""
+    """The work and the candidates with factors and reasons."""
+    attempts: tuple[dict[str, Any], ...] = ()
+    """The calls that were made."""
 
 
 class RoutingStore(Protocol):
@@ -51,7 +53,10 @@ class RoutingStore(Protocol):
 
     def delete_outcomes(self, keys: Iterable[OutcomeKey]) -> None: ...
 
-    def save_decision(self, decision: RoutingDecision) -> None:
-        """Creates or replaces the decision; beyond a number, the oldest go."""
+    def add_decision(self, decision: RoutingDecision) -> None:
+        """Beyond a number, the oldest go."""
+
+    def add_attempt(self, decision: str, attempt: Mapping[str, Any]) -> None:
+        """Adds a call to a decision, if that is still stored."""
 
     def find_decision(self, id: str) -> RoutingDecision | None: ...

@@ -11,7 +11,6 @@ from typing import Any
 from dragoman.core.errors import NoCandidate
 from dragoman.core.logs import render_time
 from dragoman.core.routing import RoutingDecision
-from dragoman.core.structs import replace
 from dragoman.routing.choice import Choice, JudgedCandidate, Work
 
 MAX_NAMED = 20
@@ -31,7 +30,6 @@ def build_decision(
         "chosen": choice.ranked[0].candidate.agent if choice.ranked else None,
         "mode": choice.mode or None,
         "candidates": candidates,
-        "attempts": [],
     }
     return RoutingDecision(id=id, org=org, caller=caller, at=at, body=body)
 
@@ -72,14 +70,6 @@ def _render_candidate(judged: JudgedCandidate) -> dict[str, Any]:
     return said
 
 
-def add_attempt(
-    decision: RoutingDecision, agent: str, tool: str, outcome: str, problem: str
-) -> RoutingDecision:
-    attempt = {"agent": agent, "tool": tool, "outcome": outcome, "error": problem or None}
-    attempts = [*decision.body["attempts"], attempt]
-    return replace(decision, body={**decision.body, "attempts": attempts})
-
-
 def render_decision(decision: RoutingDecision, *, whole: bool) -> dict[str, Any]:
     """Renders a decision for its caller; with `whole`, with the agents that the caller may not know
     of."""
@@ -94,6 +84,7 @@ def render_decision(decision: RoutingDecision, *, whole: bool) -> dict[str, Any]
         "caller": decision.caller,
         **decision.body,
         "candidates": candidates,
+        "attempts": list(decision.attempts),
     }
 
 

@@ -146,7 +146,6 @@ class DispatchTool:
         decision = router.record_decision(call, work, plan.choice)
         if not plan.calls:
             raise build_no_candidate(work, plan.choice.excluded, decision.id)
-        call.updates(TaskStarted())
         first, *others = plan.calls
         try:
             return await self._call_agent(call, first, decision.id, work.work_type)
@@ -164,7 +163,6 @@ class DispatchTool:
         work, data = _read_arguments(call.arguments)
         arguments = build_message(work, data) if state.is_message else data
         planned = PlannedCall(state.agent, state.agent_id, state.tool, arguments, state.is_message)
-        call.updates(TaskStarted())
         inner = replace(call, handle=state.handle)
         return await self._call_agent(inner, planned, state.decision, state.work_type)
 
@@ -186,6 +184,7 @@ class DispatchTool:
             handle=within.handle,
             routed=RoutedBy(decision, work_type, planned.agent_id),
         )
+        within.updates(TaskStarted())  # the time of a task begins anew
         parent, who = _find_parent(within), within.principal
         outcome, problem, is_success = CANCELLED, "", None
         try:

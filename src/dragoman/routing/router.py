@@ -32,7 +32,6 @@ from dragoman.routing.choice import (
     choose,
 )
 from dragoman.routing.decisions import (
-    add_attempt,
     build_decision,
     render_decision,
 )
@@ -123,7 +122,7 @@ class Router:
     def record_decision(self, within: Call, work: Work, choice: Choice) -> RoutingDecision:
         """Stores the decision before anything is called. Raises `StorageFailed`."""
         decision = self.build_decision(within, work, choice)
-        self._decisions.save_decision(decision)
+        self._decisions.add_decision(decision)
         return decision
 
     def build_decision(self, within: Call, work: Work, choice: Choice) -> RoutingDecision:
@@ -134,11 +133,14 @@ class Router:
         self, decision: str, planned: PlannedCall, outcome: str, problem: str
     ) -> None:
         """Adds the call of an agent to its decision. `problem` is the kind of its error."""
+        attempt = {
+            "agent": planned.agent,
+            "tool": planned.tool,
+            "outcome": outcome,
+            "error": problem or None,
+        }
         try:
-            found = self._decisions.find_decision(decision)
-            if found is not None:
-                attempt = add_attempt(found, planned.agent, planned.tool, outcome, problem)
-                self._decisions.save_decision(attempt)
+            self._decisions.add_attempt(decision, attempt)
         except StorageFailed as error:  # the work is done; the audit log has the call
             log.error("the end of a dispatch cannot be stored: %s", error)
 
@@ -215,8 +217,8 @@ class Router:
         )
         if refusal := self._find_refusal(call):
             return refusal, True
-        if (problem := tool.validate(arguments)) is not None:
-            return f"it does not accept this input: {problem[:200]}", True
+        if tool.validate(arguments) is not None:  # whose message may have values of arguments
+            return f'"{tool.name}" does not accept these arguments', True
         return "", True
 
 

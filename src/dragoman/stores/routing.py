@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ CREATE TABLE outcomes (
 CREATE TABLE decisions (
     seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE, org TEXT NOT NULL, caller TEXT NOT NULL, at REAL NOT NULL,
-    body TEXT NOT NULL
+    body TEXT NOT NULL, attempts TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 """,
 )
@@ -56,12 +57,11 @@ class SqliteRouting(LoopStore):
                 "DELETE FROM outcomes WHERE org = ? AND agent = ? AND work_type = ?", list(keys)
             )
 
-    def save_decision(self, decision: RoutingDecision) -> None:
+    def add_decision(self, decision: RoutingDecision) -> None:
         body = msgspec.json.encode(decision.body).decode()
         with self._transact() as db:
             db.execute(
-                "INSERT INTO decisions (id, org, caller, at, body) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET body = excluded.body",
+                "INSERT INTO decisions (id, org, caller, at, body) VALUES (?, ?, ?, ?, ?)",
                 (decision.id, decision.org, decision.caller, decision.at, body),
             )
             db.execute(
@@ -69,11 +69,21 @@ class SqliteRouting(LoopStore):
                 (self._keep,),
             )
 
+    def add_attempt(self, decision: str, attempt: Mapping[str, Any]) -> None:
+        with self._transact() as db:
+            db.execute(
+                "UPDATE decisions SET attempts = json_insert(attempts, '$[#]', json(?)) "
+                "WHERE id = ?",
+                (msgspec.json.encode(attempt).decode(), decision),
+            )
+
     def find_decision(self, id: str) -> RoutingDecision | None:
-        rows = self._read("SELECT org, caller, at, body FROM decisions WHERE id = ?", (id,))
+        columns = "org, caller, at, body, attempts"
+        rows = self._read(f"SELECT {columns} FROM decisions WHERE id = ?", (id,))
         if not rows:
             return None
-        org, caller, at, body = rows[0]
+        org, caller, at, *texts = rows[0]
+        body, attempts = (msgspec.json.decode(text.encode()) for text in texts)
         return RoutingDecision(
-            id=id, org=org, caller=caller, at=at, body=msgspec.json.decode(body.encode())
+            id=id, org=org, caller=caller, at=at, body=body, attempts=tuple(attempts)
         )

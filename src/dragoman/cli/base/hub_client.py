@@ -218,7 +218,8 @@ class HubClient:
 
     def dispatch(self, body: dict[str, Any], progress: Callable[[str], None] | None = None) -> Any:
         """Has work done by an agent that the hub chooses."""
-        self._wait(lambda: False)  # agents that are not found yet are no candidates
+        if self.is_temporary:  # agents that are not found yet are no candidates
+            self.wait_until_connected()
         return self._call_path("/api/a2a/dispatch", "dispatch", body, None, progress, {})
 
     def _call_path(
