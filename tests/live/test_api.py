@@ -287,6 +287,7 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/a2a/agents/{name}": hub.get("/api/a2a/agents/nobody"),
         "/api/a2a/agents/{name}/cards": hub.get("/api/a2a/agents/nobody/cards"),
         "/api/a2a/dispatches": hub.get("/api/a2a/dispatches"),
+        "/api/a2a/dispatches/{name}/decision": hub.get("/api/a2a/dispatches/none/decision"),
         "/api/policies": hub.get("/api/policies"),
         "/api/policies/{name}": hub.get("/api/policies/none"),
         "/api/policies/who-can": hub.get("/api/policies/who-can?tool=s.echo"),
