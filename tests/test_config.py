@@ -333,6 +333,15 @@ def test_the_second_server_with_a_name_is_refused(second: str) -> None:
     assert f'line 7: the name of server "{second}" already exists: "my-server"' in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [("builtin", "the built-in tools"), ("Dragoman", "the hub's own tools")],
+)
+def test_name_of_the_hubs_own_tools_is_refused_for_servers(name: str, owner: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{name}" is reserved for {owner}; give the server'):
+        parse(STDIO.replace('"a"', f'"{name}"'))
+
+
 @pytest.mark.promise("B2")
 def servers(*names: str, **prefixes: str) -> str:
     text = ""
