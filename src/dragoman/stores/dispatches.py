@@ -27,7 +27,7 @@ import msgspec
 
 from dragoman.core import event_payloads as payloads
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, RoutedBy
+from dragoman.core.call import RoutedBy
 from dragoman.core.errors import InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PostVerb, PreVerb
 from dragoman.core.logs import render_time
@@ -234,7 +234,7 @@ class DispatchStore:
 
     def _record_start(self, event: PreVerb) -> None:
         call = event.call
-        if not _is_dispatch(call):
+        if call.tool.bridged is None and call.routed is None:
             return
         self._open[call.trace.span] = ObservedCall(
             call.tool, call.principal, call.trace, call.requested_name, event.at, call.routed
@@ -244,7 +244,7 @@ class DispatchStore:
 
     def _record_end(self, event: PostVerb) -> None:
         call = event.call
-        if not _is_dispatch(call):
+        if call.tool.bridged is None and call.routed is None:
             return
         agent = call.tool.target.name
         seen = self._open.pop(call.trace.span, None)
@@ -366,10 +366,6 @@ class DispatchStore:
         while self._writing is not None:
             await asyncio.wait([self._writing])
             await asyncio.sleep(0)  # what is done when it is done is still to come
-
-
-def _is_dispatch(call: Call) -> bool:
-    return call.tool.bridged is not None or call.routed is not None
 
 
 def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
