@@ -226,7 +226,7 @@ async def test_tool_that_waits_for_a_call_has_more_time_than_that_call() -> None
         if call.tool is agent:
             await asyncio.sleep(60)
         for _ in range(2):  # the second attempt has as much time as the first
-            call.updates(TaskStarted())
+            call.updates(TaskStarted(is_timed=True))
             with pytest.raises(TimedOut, match='"slow" took longer than'):
                 await pipeline(structs.replace(call, tool=agent))
         return Result()

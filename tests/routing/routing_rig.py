@@ -52,6 +52,9 @@ class StubAgent:
             result = await result
         return result if isinstance(result, Result) else text_result(self.name)
 
+    def end(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -184,7 +184,7 @@ class DispatchTool:
             handle=within.handle,
             routed=RoutedBy(decision, work_type, planned.agent_id),
         )
-        within.updates(TaskStarted())  # the time of a task begins anew
+        within.updates(TaskStarted(is_timed=True))  # the time of a task begins anew
         parent, who = _find_parent(within), within.principal
         outcome, problem, is_success = CANCELLED, "", None
         try:
