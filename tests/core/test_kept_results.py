@@ -70,7 +70,7 @@ async def test_kept_result_ends_with_its_ttl_or_lost_access() -> None:
     assert is_there(kept, first) and first != second
     clock.now = 600
     assert not is_there(kept, first) and is_there(kept, second)
-    kept.end_principals(lambda one: "revoked" if one.id == "two" else None)
+    kept.end_principals(lambda one: "revoked" if one.id == "two" else "")
     assert not is_there(kept, second)
     kept.keep(call_of("two"), "a text", "text/plain")
     assert kept.size < 1_000, "what has expired is not held any longer"

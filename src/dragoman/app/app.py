@@ -16,7 +16,7 @@ from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import poll
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.status import HubStatus
-from dragoman.core.access import ServesPrincipals
+from dragoman.core.access import ServesPrincipals, TokenRejected
 from dragoman.core.background import Background
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
@@ -123,15 +123,27 @@ class App:
         most = process.limit_connections(config.limits.connections)
         self._listeners.append(HttpListener(app, sock, bodies, most))
 
-        def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
-            found = auth.authenticate(
-                {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()},
-                lambda: self._peers.identify_grpc(peer, settings.host, parts.state.grpc_port or 0),
-            )
+        def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
+            if "authorization" in metadata:
+                note_failed("")
+            limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+
+        async def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
+            fields = {
+                name.encode("latin-1"): one.encode("latin-1") for name, one in metadata.items()
+            }
+            port = parts.state.grpc_port or 0
+            try:
+                found = auth.authenticate(
+                    fields, lambda: self._peers.identify_grpc(peer, settings.host, port)
+                )
+                if found is not None and not isinstance(found, Principal):
+                    found = await found
+            except TokenRejected:
+                note_stranger(metadata, peer)
+                raise
             if found is None and peer:
-                if "authorization" in metadata:
-                    note_failed("")
-                limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+                note_stranger(metadata, peer)
             return found
 
         return authenticate

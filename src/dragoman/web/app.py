@@ -6,11 +6,12 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+from dragoman.core.access import TokenRejected
 from dragoman.core.background import Work, start_task
 from dragoman.core.call import Artifact, Progress, TaskStarted, ToolStep, Update
 from dragoman.core.errors import HubError, RateLimited
@@ -18,7 +19,7 @@ from dragoman.core.ports import RateLimiter
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import limit_address
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
-from dragoman.web.auth import AllowedNames, Authenticator
+from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
 from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
 from dragoman.web.http.request import Headers, ServerRequest
@@ -80,18 +81,49 @@ class TcpApp:
     _: KW_ONLY
     peers: PeerIdentifier
 
-    def admit(self, request: ServerRequest) -> bool:
+    def admit(self, request: ServerRequest) -> bool | Work[bool]:
         """Authenticates the request. The body of one without a principal is not read."""
-        request.refusal = refusal = self._find_refusal(request)
-        principal, limiter = request.principal, self._api.limiter
+        refusal, found = self._check_head(request), None
+        if refusal is None:
+            try:
+                found = self._find_principal(request)
+            except TokenRejected as problem:
+                refusal = self._refuse_token(request, str(problem))
+            except HubError as error:
+                refusal = _refuse_for_now(error)
+        if found is None or isinstance(found, Principal):
+            return self._settle(request, found, refusal)
+        return self._admit_later(request, found)
+
+    async def _admit_later(
+        self, request: ServerRequest, finding: Awaitable[Principal | None]
+    ) -> bool:
+        found, refusal = None, None
+        try:
+            found = await finding
+        except TokenRejected as problem:
+            refusal = self._refuse_token(request, str(problem))
+        except HubError as error:
+            refusal = _refuse_for_now(error)
+        return self._settle(request, found, refusal)
+
+    def _settle(
+        self, request: ServerRequest, principal: Principal | None, refusal: ApiResponse | None
+    ) -> bool:
+        """Sets the principal and the refusal; returns whether the body is read."""
+        request.principal, limiter = principal, self._api.limiter
         if principal is None:
+            if refusal is None and request.path not in PROBES:
+                refusal = self._refuse_stranger(request)
+            request.refusal = refusal
             return False
+        request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
             request.find_headers = partial(_build_rate_headers, limiter, principal)
         return refusal is None
 
-    def _find_refusal(self, request: ServerRequest) -> ApiResponse | None:
-        """Sets the principal; returns the response if the request is refused."""
+    def _check_head(self, request: ServerRequest) -> ApiResponse | None:
+        """Returns the response if the request is refused whoever sends it."""
         fields = request.fields
         if request.repeated:
             twice = [name for name in request.repeated if name in ONCE or name.startswith(MIRRORED)]
@@ -113,22 +145,30 @@ class TcpApp:
                 return ApiResponse(204, b"", "text/plain")
         if b"content-encoding" in fields and not _is_readable(fields):
             return _ENCODED
-        try:
-            if b"authorization" not in fields:
-                if not self._auth.requires_key():
-                    peer = request.connection.peer
-                    request.principal = (
-                        peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
-                    )
-            else:
-                request.principal = self._auth.authenticate(
-                    fields, lambda: request.find_peer(self.peers.identify_tcp)
-                )
-        except HubError as error:
-            return build_error(503, str(error))
-        if request.principal is None and request.path not in PROBES:
-            return self._refuse_stranger(request)
         return None
+
+    def _find_principal(self, request: ServerRequest) -> Found:
+        if b"authorization" in request.fields:
+            return self._auth.authenticate(
+                request.fields, lambda: request.find_peer(self.peers.identify_tcp)
+            )
+        if self._auth.requires_key():
+            return None
+        peer = request.connection.peer
+        return peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
+
+    def _refuse_token(self, request: ServerRequest, why: str) -> ApiResponse | None:
+        """Charges the address of an invalid token; returns the response unless the path is open."""
+        if self._is_open(request.path):
+            return None
+        self._note_failed(request.address)
+        try:
+            limit_address(self._api.limiter, request.address)
+        except RateLimited as error:
+            return response_from_error(error)
+        quoted = re.sub(r"[^ !#-\[\]-~]", "?", why).encode("ascii")
+        challenge = b'Bearer realm="dragoman", error="invalid_token", error_description="%b"'
+        return build_error(401, why, (b"www-authenticate", challenge % quoted))
 
     def _refuse_stranger(self, request: ServerRequest) -> ApiResponse | None:
         """Charges the address of a request without a principal; returns the response unless the
@@ -235,7 +275,7 @@ async def _refuse(
         return reply(request, request.refusal)
     code, message = _REFUSED[request.refused]
     path = request.path
-    headers = [(b"retry-after", b"1")] if request.refused == 503 else []
+    headers = {401: [_CHALLENGE], 503: [(b"retry-after", b"1")]}.get(request.refused, [])
     if (path in mounts and not path.startswith("/api/")) or any(
         one.has(path) and one.is_rpc(path) for one in under
     ):
@@ -360,6 +400,11 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
     return coding in (b"", b"identity") or coding in decompression.CODINGS
 
 
+def _refuse_for_now(error: HubError) -> ApiResponse:
+    """Refuses a request whose key or token cannot be checked at the moment."""
+    return build_error(503, str(error), (b"retry-after", b"1"))
+
+
 _UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")
 
 _ENCODED = build_error(
@@ -386,6 +431,7 @@ _ANOTHER_USER = build_error(
 )
 _REFUSED = {
     400: (rpc.PARSE_ERROR, TOO_MANY_VALUES),
+    401: (rpc.INVALID_REQUEST, "the key or access token is not accepted any more"),
     413: (rpc.INVALID_REQUEST, f"message too large: at most {MAX_BYTES} bytes"),
     503: (
         -32000,  # a server error, as for every refusal that may be retried

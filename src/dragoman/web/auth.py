@@ -7,7 +7,8 @@ the hub, and an Origin, if present, must be the hub's or an allowed one.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from dragoman.core.principal import Principal
@@ -20,12 +21,55 @@ API_KEY = Principal("key", "api_key", roles=("owner",))
 """The principal of the key in the configuration."""
 
 
+Found = Principal | Awaitable[Principal | None] | None
+"""A principal, nobody, or what finds out."""
+
+
+class TokenFinder(Protocol):
+    """Knows the access tokens of one origin: of the hub's users, or of identity providers."""
+
+    version: int
+    """Changes when tokens that were valid may be invalid."""
+
+    def find(self, token: str) -> Found:
+        """Finds the user of a token; None if the token is of another origin. Answers known tokens
+        at once; others may take a request to the issuer. Raises `TokenRejected` for an invalid
+        token of this origin and a `HubError` if that cannot be found out now; the awaitable does
+        the same."""
+
+    def is_active(self) -> bool:
+        """Whether the hub accepts its tokens, or has done so since it started: then it serves no
+        requests without a key or token."""
+
+    def refresh(self) -> None:
+        """Notices what other processes have changed."""
+
+    def find_next_expiry(self, now: float) -> float:
+        """Returns when the next of the tokens in use expires; called several times a second."""
+
+    def explain_invalid(self, principal: Principal) -> str | None:
+        """Explains why the credential of a user is refused: `TOKEN_EXPIRED`, or another reason that
+        ends its tasks and sessions too. Empty while it is valid, also for a user without
+        `credential` who still exists; None if the user is of another origin."""
+
+
 class Authenticator:
-    def __init__(self, api_key: str | None, find_key: FindKey, any_key: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        api_key: str | None,
+        find_key: FindKey,
+        any_key: Callable[[], bool],
+        finders: Sequence[TokenFinder] = (),
+    ) -> None:
         self._api_key = api_key.encode() if api_key else None
         self._find = find_key
-        self.requires_key: Callable[[], bool] = (lambda: True) if api_key else any_key
-        """Whether requests need a key: once there is one, all do."""
+        self.finders = tuple(finders)
+        self.requires_key: Callable[[], bool] = any_key
+        """Whether requests need a key or token: once the hub has one of either, all do."""
+        if api_key:
+            self.requires_key = lambda: True
+        elif finders:
+            self.requires_key = lambda: any_key() or any(one.is_active() for one in finders)
 
     @property
     def has_api_key(self) -> bool:
@@ -34,19 +78,24 @@ class Authenticator:
 
     def authenticate(
         self, fields: Mapping[bytes, bytes], find_local: Callable[[], Principal | None]
-    ) -> Principal | None:
+    ) -> Found:
         """Finds the principal of a request; `find_local` identifies the sender of a request without
-        a key, if none is required."""
+        a key, if none is required. Raises what `TokenFinder.find` raises."""
         scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
         token = token.strip()
-        found: Principal | None = None
+        found: Found = None
         if scheme.lower() == b"bearer" and token:
             if self._api_key is not None and hmac.compare_digest(token, self._api_key):
                 return API_KEY
             try:
-                found = self._find(token.decode("ascii"))
+                text = token.decode("ascii")
             except UnicodeDecodeError:
                 return None
+            found = self._find(text)
+            for finder in self.finders:
+                if found is not None:
+                    break
+                found = finder.find(text)
         return found or (None if self.requires_key() else find_local())
 
 

@@ -70,8 +70,9 @@ _PLAIN_TEXT = [(b"content-type", b"text/plain")]
 
 
 class Application(Protocol):
-    def admit(self, request: ServerRequest) -> bool:
-        """Whether the body is read; otherwise it is discarded without waiting for it."""
+    def admit(self, request: ServerRequest) -> bool | Work[bool]:
+        """Whether the body is read; otherwise it is discarded without waiting for it. May need a
+        few seconds to find out: no more of the connection is read meanwhile."""
 
     def answer(self, request: ServerRequest) -> Work[None] | None: ...
 
@@ -252,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
             if self._pieces >= PIECES_A_TURN:
                 self._resume_soon()
                 break
-            if self._waiting or self._drained is not None:
+            if self._waiting or self._drained is not None or self._is_admitting:
                 break
             if len(self._queue) >= MAX_PIPELINED:
                 self._hold_input(len(data))
@@ -367,6 +368,7 @@ class HttpConnection(asyncio.Protocol):
             or self._input is not None
             or self._drained is not None
             or self._pausing is not None
+            or self._is_admitting
         )
         if paused != self._paused and not self.lost:
             self._paused = paused
@@ -430,21 +432,58 @@ class HttpConnection(asyncio.Protocol):
         request = ServerRequest(
             self, loop, text, path.decode("latin-1"), query, keep, fields, repeated
         )
-        request.kept = self._app.admit(request)
+        admitted = self._app.admit(request)
         length = self._fields.get(b"content-length", b"")
-        self._length = size = int(length) if length.isdigit() else 0
+        self._length = int(length) if length.isdigit() else 0
+        if admitted is True or admitted is False:
+            request.kept = admitted
+            self._begin_body(request)
+        else:
+            self._reading = request
+            self._due = NEVER  # the application has a timeout of its own
+            request.admission = start_task(self._admit_later(request, admitted), loop)
+            self._adjust_reading()
+
+    def _begin_body(self, request: ServerRequest) -> None:
+        """Reads or discards the body of a request, some of which may have been read already."""
         if self.is_stranger and request.principal is not None and not self._identify(request):
             return
         if not request.kept:  # the response need not wait for a discarded body
             self._discarding = True
+            self._body = b""
             self._ready(request)
             return
         self._reading = request
         self._due = NEVER  # the body has a timeout of its own
-        if size > SMALL_BYTES:
-            self._begin_large_body(request, size)
+        if self._length > SMALL_BYTES:
+            self._begin_large_body(request, self._length)
         if b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._size > SMALL_BYTES:
+            self._takes_more(request)
+
+    async def _admit_later(self, request: ServerRequest, admission: Work[bool]) -> None:
+        try:
+            request.kept = await admission
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            self._transport.abort()
+            return
+        request.admission = None
+        if request is self._reading:
+            self._reading = None
+            self._begin_body(request)
+        elif request in self._queue:  # with its body
+            if self.is_stranger and request.principal is not None and not self._identify(request):
+                self._queue.clear()
+                return
+            if not request.kept:
+                request.body = b""
+        self._go_on()
+
+    @property
+    def _is_admitting(self) -> bool:
+        return self._reading is not None and self._reading.admission is not None
 
     def _identify(self, request: ServerRequest) -> bool:
         if self._register.identify(self, request.principal):
@@ -574,7 +613,7 @@ class HttpConnection(asyncio.Protocol):
                 request.keep_alive = False
                 self._closing = True
                 self._ready(request)
-        elif not self._length and not request.reserved and not self._waiting:
+        elif not (self._length or request.reserved or self._waiting or request.admission):
             self._reserve(request, BODY_BYTES)  # chunked: the size is not known
         return not request.refused
 
@@ -601,7 +640,8 @@ class HttpConnection(asyncio.Protocol):
     def _ready(self, request: ServerRequest) -> None:
         self._reading = None
         self._due = NEVER
-        if self._current is None and not self._queue and self._drained is None:
+        is_next = self._current is None and not self._queue and self._drained is None
+        if is_next and request.admission is None:
             self._begin(request)
         else:
             self._queue.append(request)
@@ -696,7 +736,10 @@ class HttpConnection(asyncio.Protocol):
         soon. Authenticates requests that have not begun again."""
         for waiting in (self._reading, *self._queue):
             if waiting is not None and (caller := waiting.principal) and why_ended(caller):
-                self._app.admit(waiting)
+                admitted = self._app.admit(waiting)
+                if admitted is not True and admitted is not False:
+                    admitted.close()
+                    waiting.refused = 401
                 waiting.principal = caller  # its body is charged to it
         request = self._current
         if request is not None and request.principal and (why := why_ended(request.principal)):
@@ -720,6 +763,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._going_on = True  # a request that is answered at once calls this again
         while self._queue and self._current is None and self._drained is None:
+            if self._queue[0].admission is not None:
+                break
             self._due = NEVER
             self._begin(self._queue.popleft())
         self._going_on = False
