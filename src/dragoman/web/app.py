@@ -123,7 +123,7 @@ class TcpApp:
         return refusal is None
 
     def _check_head(self, request: ServerRequest) -> ApiResponse | None:
-        """Returns the response if the request is refused whoever sends it."""
+        """Returns the response if the request is refused for any principal."""
         fields = request.fields
         if request.repeated:
             twice = [name for name in request.repeated if name in ONCE or name.startswith(MIRRORED)]

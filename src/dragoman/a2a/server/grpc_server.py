@@ -109,7 +109,7 @@ class GrpcCall(Struct, frozen=True):
 Work = Callable[[GrpcCall], Awaitable[Answer]]
 
 
-class RunningCall(Struct):
+class RunningGrpcCall(Struct):
     caller: Principal
     """With its own credential: calls of one principal may come with several."""
     ends: str = ""
@@ -137,7 +137,7 @@ class A2aGrpcServer:
         self._require_version = require_version
         self._max_calls = max_calls
         self._max_of_caller = max_of_caller
-        self._calls: dict[Principal, dict[asyncio.Task[Any], RunningCall]] = {}
+        self._calls: dict[Principal, dict[asyncio.Task[Any], RunningGrpcCall]] = {}
         """The running calls of each principal."""
         self._server: Any = None
 
@@ -246,7 +246,7 @@ class A2aGrpcServer:
             )
         task = asyncio.current_task()
         assert task is not None
-        calls[task] = RunningCall(caller)
+        calls[task] = RunningGrpcCall(caller)
         return caller
 
     def _release(self, caller: Principal) -> None:
