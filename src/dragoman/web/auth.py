@@ -22,7 +22,7 @@ API_KEY = Principal("key", "api_key", roles=("owner",))
 
 
 Found = Principal | Awaitable[Principal | None] | None
-"""A principal, nobody, or what finds out."""
+"""A principal, None, or what finds out."""
 
 
 class TokenFinder(Protocol):
