@@ -50,7 +50,12 @@ OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
     "dragoman.processes": {"dragoman.core"},
-    "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.config_layers"},
+    "dragoman.config": {
+        "dragoman.core",
+        "dragoman.*.config",
+        "dragoman.*.*.config",
+        "dragoman.config_layers",
+    },
     "dragoman.config_layers": {"dragoman.core"},
     "dragoman.cli": {
         "dragoman.config",
