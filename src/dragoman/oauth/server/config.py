@@ -109,12 +109,10 @@ class JwtIssuer(ClaimRules, frozen=True, kw_only=True):
         Meta(min_length=1, description="The accepted signatures; tokens with others are refused."),
     ] = field(default_factory=lambda: ["RS256", "ES256", "PS256", "EdDSA"])
     jwks_url: Annotated[
-        str | None,
+        Annotated[str, Meta(min_length=1, max_length=2_000)] | None,
         Meta(
-            min_length=1,
-            max_length=2_000,
             description="Where the keys of the issuer are. Default: found by the metadata of the "
-            "issuer (OpenID Connect discovery, RFC 8414).",
+            "issuer (OpenID Connect discovery, RFC 8414)."
         ),
     ] = None
 
