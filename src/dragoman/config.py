@@ -440,6 +440,11 @@ def _check_issuers(auth: AuthSettings, source: ConfigSource) -> None:
                 f"{source.locate((*at, 'org_claim'))}: org_claim needs orgs, the list of accepted "
                 "orgs, and orgs needs org_claim: an issuer must not choose any org it likes"
             )
+        orgs = rules.orgs.values() if isinstance(rules.orgs, dict) else rules.orgs
+        if any("/" in org for org in orgs):
+            raise ConfigError(
+                f"{source.locate((*at, 'orgs'))}: the name of an org must not contain a slash"
+            )
         if rules.owner_roles and rules.roles_claim is None:
             raise ConfigError(
                 f"{source.locate((*at, 'owner_roles'))}: owner_roles needs roles_claim"
