@@ -37,8 +37,8 @@ from dragoman.oauth.server.config import (
     ClaimRules,
     IntrospectionSettings,
     JwtSettings,
-    find_issuer_name,
 )
+from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
