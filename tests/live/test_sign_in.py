@@ -28,7 +28,7 @@ from tests.peers.identity_provider import (
 )
 from tests.peers.process import server_entry
 
-pytestmark = pytest.mark.promise("O1")
+pytestmark = pytest.mark.promise("O1", "U4")
 
 KEY = "the key of the configuration"
 SOON = 20.0

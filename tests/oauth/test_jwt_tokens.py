@@ -31,7 +31,7 @@ from dragoman.oauth.server.jwt_tokens import MAX_TOKEN, JwtTokens
 from dragoman.oauth.server.key_sets import KeyLimits, list_metadata_urls, parse_key
 from dragoman.oauth.server.verified_tokens import VerifiedTokens, parse_credential
 
-pytestmark = pytest.mark.promise("O1")
+pytestmark = pytest.mark.promise("O1", "U4")
 
 SOON = 10.0
 
