@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.call import Call
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.kept_results import KeptResults
@@ -70,7 +71,7 @@ async def test_kept_result_ends_with_its_ttl_or_lost_access() -> None:
     assert is_there(kept, first) and first != second
     clock.now = 600
     assert not is_there(kept, first) and is_there(kept, second)
-    kept.end_principals(lambda one: "revoked" if one.id == "two" else None)
+    kept.end_principals(lambda one: "revoked" if one.id == "two" else "")
     assert not is_there(kept, second)
     kept.keep(call_of("two"), "a text", "text/plain")
     assert kept.size < 1_000, "what has expired is not held any longer"
@@ -106,4 +107,14 @@ async def test_part_is_selected_in_characters_by_its_principal() -> None:
         await read("?" + "&".join(f"p{n}=1" for n in range(101)))
     with pytest.raises(NotFound):
         await read("", "two")
+    kept.close()
+
+
+async def test_kept_results_of_one_user_end_with_their_own_token() -> None:
+    kept = KeptResults(1, 600)
+    ann = [Principal("user", "ann", credential=name) for name in ("one", "two", "three")]
+    uris = [kept.keep(replace(call_of("x"), principal=who), "text", "text/plain") for who in ann]
+    why = {"one": "revoked", "two": TOKEN_EXPIRED}
+    kept.end_principals(lambda who: why.get(who.credential, ""))
+    assert [is_there(kept, uri) for uri in uris] == [False, True, True]
     kept.close()

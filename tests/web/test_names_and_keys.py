@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.principal import LOCAL, Principal
-from dragoman.web.auth import AllowedNames, Authenticator
+from dragoman.web.auth import AllowedNames, Authenticator, Found
 
 PLAIN = AllowedNames("127.0.0.1", None, [], [])
 NAMED = AllowedNames(
@@ -132,7 +132,7 @@ def authenticator(api_key: str | None, *, stored: bool) -> Authenticator:
     return Authenticator(api_key, lambda key: ALICE if key == "dgm_a" else None, lambda: stored)
 
 
-def who(auth: Authenticator, value: bytes | None) -> Principal | None:
+def who(auth: Authenticator, value: bytes | None) -> Found:
     return auth.authenticate({} if value is None else {b"authorization": value}, lambda: LOCAL)
 
 

@@ -24,6 +24,7 @@ from dragoman.app.build_agents import (
     build_meter,
     load_function_agents,
 )
+from dragoman.app.build_auth import build_auth
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
@@ -38,7 +39,6 @@ from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
-from dragoman.app.run_state import RunState
 from dragoman.app.secret_variables import withhold_secrets
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
@@ -68,7 +68,6 @@ from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
-from dragoman.web.auth import Authenticator
 
 
 def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
@@ -81,9 +80,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = _build_authenticator(config, stores.keys)
-        access_watch = AccessWatch(stores.keys, auth)
-        state = RunState(mode, config.server.public_url, auth.requires_key)
+        auth = build_auth(mode, live, stores.keys, net)
+        access_watch = AccessWatch(stores.keys, auth.authenticator)
+        state = auth.state
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
@@ -139,14 +138,14 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing,
+        endpoints, skills, events, tools, routing, auth,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
     view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
     status = HubStatus(parts, watch, view)
     api = _build_api(parts, applier, status, view)
-    return App(parts, status, applier, auth, access_watch, api, net)
+    return App(parts, status, applier, access_watch, api, net)
 
 
 def _build_api(
@@ -194,14 +193,6 @@ def renew_principal(keys: KeyStore, principal: Principal) -> Principal:
             scopes = tuple(one for one in principal.scopes if one in now.scopes)
             return replace(now, roles=roles, scopes=scopes)
     return principal
-
-
-def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
-    def find_principal(key: str) -> Principal | None:
-        record = keys.find(key)
-        return known_ids.principal_from_key(record) if record else None
-
-    return Authenticator(config.api_key, find_principal, keys.has_keys)
 
 
 def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:

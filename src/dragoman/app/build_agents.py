@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -76,7 +76,7 @@ MEGABYTE = 1024 * 1024
 RESOLVERS = 4
 """Threads that look up the host names of webhooks."""
 GRPC_STOP_SECONDS = 0.5
-Authenticate = Callable[[Mapping[str, str], str], Principal | None]
+Authenticate = Callable[[Mapping[str, str], str], Awaitable[Principal | None]]
 
 
 class AgentStores(Protocol):

@@ -37,6 +37,7 @@ class ConfigApplier:
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that takes effect at the next start', path)
         withhold_secrets(config, parts.skills.table.list_variables())
+        parts.auth.apply(config.auth)
         parts.guards.apply_limits(config.limits)
         parts.guards.apply_taint(config.taint)
         parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)

@@ -1,8 +1,11 @@
 """What every part of the hub that serves principals does when one of them loses access.
 
-A key is revoked or expires, or the first key is created and clients without one are not served any
-more. The watcher of the keys calls `end_principals` of each part, and again a little later for what
-was just starting.
+A key or a token is revoked or expires, or the first key is created and clients without one are not
+served any more. The watcher of the keys calls `end_principals` of each part, and again a little
+later for what was just starting.
+
+Requests and streams end with their credential. Tasks, sessions and other things that outlive a
+request belong to the user: they stay when a token merely expires, since the client refreshes it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,22 @@ from typing import Protocol
 from dragoman.core.principal import Principal
 
 WhyEnded = Callable[[Principal], str]
-"""Why the hub does not serve that principal any more; empty while it does."""
+"""Why the hub does not serve that principal with that credential any more; empty while it does."""
+
+TOKEN_EXPIRED = "the access token has expired"
+SETTINGS_CHANGED = "the settings by which the access token was accepted have changed"
+RENEWABLE = frozenset({TOKEN_EXPIRED, SETTINGS_CHANGED})
+"""The reasons that leave alone what belongs to the user rather than to the token."""
+
+
+class TokenRejected(Exception):
+    """An access token is not accepted. Its text says why, to the sender of the token."""
+
+
+def explain_lost_access(why_ended: WhyEnded, principal: Principal) -> str:
+    """Why a thing that outlives its request ends; empty while it stays."""
+    why = why_ended(principal)
+    return "" if why in RENEWABLE else why
 
 
 class ServesPrincipals(Protocol):

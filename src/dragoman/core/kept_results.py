@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 from time import monotonic
 
+from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.principal import Principal
@@ -99,7 +100,7 @@ class KeptResults:
         """Resolves `uri`; returns a `Nowhere` tool if nothing is kept there."""
         kept = self._kept.get(uri.removeprefix(PREFIX).partition("?")[0])
         if kept is None or kept.until <= self._clock():
-            return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
+            return build_missing_result(uri)
         return Tool(
             name=f"{KeptResult.name}.{kept.origin.name}",
             alias=uri,
@@ -109,11 +110,11 @@ class KeptResults:
             target=kept,
         )
 
-    def end_principals(self, why_ended: Callable[[Principal], str | None]) -> None:
+    def end_principals(self, why_ended: WhyEnded) -> None:
         """Drops the texts of principals whose access has ended."""
-        for owner in [one for one in self._sizes if why_ended(one)]:
-            while owner in self._sizes:
-                self._forget_oldest(owner)
+        for id, kept in list(self._kept.items()):
+            if explain_lost_access(why_ended, kept.owner):
+                self._forget(id)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -148,6 +149,10 @@ class KeptResults:
         self._forget_expired()
         if self._kept:
             self._watch()
+
+
+def build_missing_result(uri: str) -> Tool:
+    return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
 
 
 def _build_not_found(uri: str) -> NotFound:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+HUB_ORG = "default"
+"""The org of the hub itself: only its principals can administer the hub."""
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set), `key`, or
-    `server` (a process that a server of the hub started, without a key). Kind, id and org identify
-    it."""
+    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set), `key`, `user`
+    (with an access token), or `server` (a process that a server of the hub started, without a key).
+    Kind, id and org identify it."""
 
     kind: str
     id: str
-    org: str = "default"
+    org: str = HUB_ORG
     roles: tuple[str, ...] = field(default=(), compare=False)
     """For policies; `owner` may do what the owner may."""
     scopes: tuple[str, ...] = field(default=(), compare=False)
@@ -22,6 +25,9 @@ class Principal:
     serves: str = field(default="", compare=False)
     """The target whose credential it used, or whose process it is: a server or agent that calls
     back."""
+    credential: str = field(default="", compare=False)
+    """An id of the access token that it came with, never the token: one user has many tokens, and
+    the end of one ends what it opened. Empty if the principal has only one credential."""
     key: str = field(init=False, compare=False, repr=False)
     """Identifies the principal: hashing a string costs less than hashing a principal."""
     label: str = field(init=False, compare=False, repr=False)
@@ -48,6 +54,7 @@ LOCAL = Principal("local", "local", roles=("owner",))
 
 
 SERVER = "server"
+USER = "user"
 
 
 def principal_from_server(name: str) -> Principal:

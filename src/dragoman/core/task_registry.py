@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import time
 from typing import Any, Generic
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.errors import HubError, InvalidInput, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
@@ -151,10 +151,9 @@ class TaskRegistry(Generic[R]):
         return reversed(owned.tasks.values()) if owned is not None else iter(())
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        for owner, owned in list(self._owners.items()):
-            if why := why_ended(owner):
-                for task in [one for one in owned.tasks.values() if not one.finished]:
-                    task.cancel(why)
+        for task in [one for one in self if not one.finished]:
+            if why := explain_lost_access(why_ended, task.owner):
+                task.cancel(why)
 
     def __iter__(self) -> Iterator[Task[R]]:
         for owned in list(self._owners.values()):

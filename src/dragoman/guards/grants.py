@@ -19,7 +19,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
-from dragoman.core.principal import SERVER, Principal
+from dragoman.core.principal import SERVER, USER, Principal
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
@@ -35,7 +35,7 @@ class OfferRule(Protocol):
         """A key that is equal for principals with the same offers."""
 
 
-_ENDING = ("key", SERVER)
+_ENDING = ("key", USER, SERVER)
 """The kinds of principals that lose their access; the hub's own user does not."""
 _FOR_OTHERS = (AGENT, SCHEDULE)
 """The kinds of principals that call on behalf of others."""

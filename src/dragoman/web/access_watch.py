@@ -1,4 +1,5 @@
-"""Watches the keys and ends the requests, streams and sessions of a revoked or expired key.
+"""Watches keys and access tokens, and ends the requests, streams and sessions of a revoked or
+expired one.
 
 Checks periodically, whether or not requests arrive. Everything opened with a key that another
 process revokes ends within `KEY_SECONDS` and the `ENDING_SECONDS` of a request: within a second.
@@ -10,12 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol
 
-from dragoman.core.access import ServesPrincipals
+from dragoman.core.access import ServesPrincipals, WhyEnded
 from dragoman.core.errors import HubError
-from dragoman.core.principal import LOCAL, OWNER, SERVER, Principal
+from dragoman.core.principal import LOCAL, OWNER, SERVER, USER, Principal
 from dragoman.web.auth import API_KEY, Authenticator
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ class AccessWatch:
         self._keys = keys
         self._auth = auth
         self._parts: Sequence[ServesPrincipals] = ()
-        self._version = keys.version
-        self._expiry = keys.find_next_expiry(time.time())
+        self._versions = self._list_versions()
+        self._checked = time.time()
+        self._expiry = self._find_next_expiry(self._checked)
         self._again: list[asyncio.TimerHandle] = []
         self._unreadable = False
 
@@ -56,9 +57,14 @@ class AccessWatch:
             return "a key is needed now" if self._auth.requires_key() else ""
         if principal == API_KEY:
             return "" if self._auth.has_api_key else "api_key is no longer set"
-        if principal.kind != API_KEY.kind:
-            return "it has no key"
-        return self._keys.explain_invalid(principal.id, principal.org)
+        if principal.kind == API_KEY.kind:
+            return self._keys.explain_invalid(principal.id, principal.org)
+        if principal.kind == USER:
+            for finder in self._auth.finders:
+                if (why := finder.explain_invalid(principal)) is not None:
+                    return why
+            return "the hub accepts no more tokens of this user"
+        return "it has no key"
 
     async def watch(self, parts: Sequence[ServesPrincipals]) -> None:
         """Ends what revoked callers have open in `parts`: all that serve callers."""
@@ -75,19 +81,31 @@ class AccessWatch:
             except Exception:  # the watch must go on
                 log.exception("the keys could not be checked")
 
+    def _list_versions(self) -> list[int]:
+        return [self._keys.version, *(finder.version for finder in self._auth.finders)]
+
+    def _find_next_expiry(self, now: float) -> float:
+        expiries = [one.find_next_expiry(now) for one in self._auth.finders]
+        return min([self._keys.find_next_expiry(now), *expiries])
+
     def _check_keys(self) -> None:
         self._keys.refresh()
-        now = time.time()
-        if self._keys.version == self._version and now < self._expiry:
+        for finder in self._auth.finders:
+            finder.refresh()
+        now, versions = time.time(), self._list_versions()
+        # A token that was verified since may expire before the others, or have expired already.
+        expiries = [one.find_next_expiry(self._checked) for one in self._auth.finders]
+        self._expiry, self._checked = min([self._expiry, *expiries]), now
+        if versions == self._versions and now < self._expiry:
             return
-        self._version, self._expiry = self._keys.version, self._keys.find_next_expiry(now)
+        self._versions, self._expiry = versions, self._find_next_expiry(now)
         self._end_revoked()
         loop = asyncio.get_running_loop()
         self.close()
         self._again = [loop.call_later(seconds, self._end_revoked) for seconds in AGAIN_SECONDS]
 
     def _end_revoked(self) -> None:
-        why_ended = lru_cache(maxsize=None)(self.explain_ended)  # a principal may have many
+        why_ended = _remember(self.explain_ended)
         for part in self._parts:
             try:
                 part.end_principals(why_ended)
@@ -97,3 +115,17 @@ class AccessWatch:
     def close(self) -> None:
         for timer in self._again:
             timer.cancel()
+
+
+def _remember(explain: WhyEnded) -> WhyEnded:
+    """Explains once for a credential: a principal may have many streams. Two tokens of one user are
+    equal principals, and only one of them may have ended."""
+    known: dict[tuple[str, str], str] = {}
+
+    def why_ended(principal: Principal) -> str:
+        key = principal.key, principal.credential
+        if (why := known.get(key)) is None:
+            why = known[key] = explain(principal)
+        return why
+
+    return why_ended

@@ -6,23 +6,25 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+from dragoman.core.access import TokenRejected
 from dragoman.core.background import Work, start_task
 from dragoman.core.call import Artifact, Progress, TaskStarted, ToolStep, Update
 from dragoman.core.errors import HubError, RateLimited
 from dragoman.core.ports import RateLimiter
-from dragoman.core.principal import Principal
-from dragoman.core.rate_limiter import limit_address
+from dragoman.core.principal import USER, Principal
+from dragoman.core.rate_limiter import check_address, limit_address
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
-from dragoman.web.auth import AllowedNames, Authenticator
+from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
-from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
+from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, AdmitLater
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
+from dragoman.web.resource_metadata import NO_METADATA, ResourceMetadata
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import MAX_BYTES, TOO_MANY_VALUES, encode
@@ -79,19 +81,66 @@ class TcpApp:
     """Gets the address that a wrong key came from."""
     _: KW_ONLY
     peers: PeerIdentifier
+    metadata: ResourceMetadata = NO_METADATA
 
-    def admit(self, request: ServerRequest) -> bool:
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
         """Authenticates the request. The body of one without a principal is not read."""
-        request.refusal = refusal = self._find_refusal(request)
-        principal, limiter = request.principal, self._api.limiter
+        refusal = self._check_head(request)
+        found: Found = None
+        if refusal is None:
+            try:
+                if b"authorization" in request.fields:
+                    found = self._auth.authenticate(
+                        request.fields, lambda: request.find_peer(self.peers.identify_tcp)
+                    )
+                elif not self._auth.requires_key():
+                    peer = request.connection.peer
+                    found = (
+                        peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
+                    )
+            except TokenRejected as problem:
+                refusal = self._refuse_token(request, str(problem))
+            except HubError as error:
+                refusal = _refuse_for_now(error)
+        if found is None or isinstance(found, Principal):
+            return self._settle(request, found, refusal)
+        return partial(self._admit_later, request, found)
+
+    async def _admit_later(
+        self, request: ServerRequest, find: Callable[[], Awaitable[Principal | None]]
+    ) -> bool:
+        """Admits a request whose token was not seen before."""
+        found, refusal = None, None
+        try:
+            check_address(self._api.limiter, request.address)
+            found = await find()
+        except RateLimited as error:
+            refusal = response_from_error(error)
+        except TokenRejected as problem:
+            refusal = self._refuse_token(request, str(problem))
+        except HubError as error:
+            refusal = _refuse_for_now(error)
+        return self._settle(request, found, refusal)
+
+    def _settle(
+        self, request: ServerRequest, principal: Principal | None, refusal: ApiResponse | None
+    ) -> bool:
+        """Sets the principal and the refusal; returns whether the body is read."""
+        request.principal, limiter = principal, self._api.limiter
         if principal is None:
+            if refusal is None and request.path not in PROBES:
+                refusal = self._refuse_stranger(request)
+            request.refusal = refusal
             return False
+        if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
+            refusal = self._refuse_scopes(request, missing)
+        request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
             request.find_headers = partial(_build_rate_headers, limiter, principal)
         return refusal is None
 
-    def _find_refusal(self, request: ServerRequest) -> ApiResponse | None:
-        """Sets the principal; returns the response if the request is refused."""
+    def _check_head(self, request: ServerRequest) -> ApiResponse | None:
+        """Returns the response if the request is refused for any principal."""
         fields = request.fields
         if request.repeated:
             twice = [name for name in request.repeated if name in ONCE or name.startswith(MIRRORED)]
@@ -113,22 +162,24 @@ class TcpApp:
                 return ApiResponse(204, b"", "text/plain")
         if b"content-encoding" in fields and not _is_readable(fields):
             return _ENCODED
-        try:
-            if b"authorization" not in fields:
-                if not self._auth.requires_key():
-                    peer = request.connection.peer
-                    request.principal = (
-                        peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
-                    )
-            else:
-                request.principal = self._auth.authenticate(
-                    fields, lambda: request.find_peer(self.peers.identify_tcp)
-                )
-        except HubError as error:
-            return build_error(503, str(error))
-        if request.principal is None and request.path not in PROBES:
-            return self._refuse_stranger(request)
         return None
+
+    def _refuse_token(self, request: ServerRequest, why: str) -> ApiResponse | None:
+        """Charges the address of an invalid token; returns the response unless the path is open."""
+        if self._is_open(request.path):
+            return None
+        self._note_failed(request.address)
+        try:
+            limit_address(self._api.limiter, request.address)
+        except RateLimited as error:
+            return response_from_error(error)
+        return build_error(401, why, self.metadata.build_challenge(request, "invalid_token", why))
+
+    def _refuse_scopes(self, request: ServerRequest, required: Sequence[str]) -> ApiResponse:
+        why = f"the access token needs the scopes: {' '.join(required)}"
+        return build_error(
+            403, why, self.metadata.build_challenge(request, "insufficient_scope", why)
+        )
 
     def _refuse_stranger(self, request: ServerRequest) -> ApiResponse | None:
         """Charges the address of a request without a principal; returns the response unless the
@@ -142,11 +193,16 @@ class TcpApp:
             return response_from_error(error)
         if is_open:
             return None
+        has_issuers = self.metadata.has_issuers(request)
         if b"authorization" not in request.fields and request.path.startswith(NO_OAUTH):
-            return build_error(404, "the hub has no OAuth; send Authorization: Bearer KEY")
+            return build_error(404, NO_AUTHORIZATION_SERVER if has_issuers else NO_OAUTH_TEXT)
         if not self._auth.requires_key():
-            return _ANOTHER_USER
-        return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
+            return build_error(401, ANOTHER_USER, self.metadata.build_challenge(request))
+        if _shows_key(request.fields):
+            challenge = self.metadata.build_challenge(request, "invalid_token")
+            return build_error(401, WRONG_TOKEN if has_issuers else WRONG_KEY, challenge)
+        said = TOKEN_NEEDED if has_issuers else UNAUTHORIZED
+        return build_error(401, said, self.metadata.build_challenge(request))
 
     def _is_open(self, path: str) -> bool:
         return any(one.has(path) and one.is_open(path) for one in self._under)
@@ -235,7 +291,7 @@ async def _refuse(
         return reply(request, request.refusal)
     code, message = _REFUSED[request.refused]
     path = request.path
-    headers = [(b"retry-after", b"1")] if request.refused == 503 else []
+    headers = {401: [_CHALLENGE], 503: [(b"retry-after", b"1")]}.get(request.refused, [])
     if (path in mounts and not path.startswith("/api/")) or any(
         one.has(path) and one.is_rpc(path) for one in under
     ):
@@ -361,32 +417,43 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
     return coding in (b"", b"identity") or coding in decompression.CODINGS
 
 
+def _refuse_for_now(error: HubError) -> ApiResponse:
+    """Refuses a request whose key or token cannot be checked at the moment."""
+    return build_error(503, str(error), (b"retry-after", b"1"))
+
+
 _UNKNOWN_HOST = build_error(421, "unknown Host header; see [server] allowed_hosts")
 
 _ENCODED = build_error(
     415, "unsupported Content-Encoding: use gzip or deflate", (b"accept-encoding", b"gzip, deflate")
 )
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="dragoman"')
-_UNAUTHORIZED = build_error(
-    401,
-    "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create",
-    _CHALLENGE,
-)
-_WRONG_KEY = build_error(
-    401,
+UNAUTHORIZED = "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create"
+WRONG_KEY = (
     "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
-    "shows those that are good, dragoman keys create NAME makes one",
-    (b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"'),
+    "shows those that are good, dragoman keys create NAME makes one"
 )
-_ANOTHER_USER = build_error(
-    401,
+TOKEN_NEEDED = (
+    "a key or an access token is needed: send Authorization: Bearer TOKEN; "
+    "/.well-known/oauth-protected-resource names the issuers whose tokens are accepted"
+)
+WRONG_TOKEN = (
+    "the key or access token is not accepted: a key is wrong, was revoked or has expired, and a "
+    "token is of none of the issuers that /.well-known/oauth-protected-resource names"
+)
+NO_OAUTH_TEXT = "the hub has no OAuth; send Authorization: Bearer KEY"
+NO_AUTHORIZATION_SERVER = (
+    "the hub is no authorization server; /.well-known/oauth-protected-resource names those whose "
+    "tokens it accepts"
+)
+ANOTHER_USER = (
     "while it has no keys the hub serves programs of its own user only, and this connection is "
     "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "
-    "send Authorization: Bearer KEY",
-    _CHALLENGE,
+    "send Authorization: Bearer KEY"
 )
 _REFUSED = {
     400: (rpc.PARSE_ERROR, TOO_MANY_VALUES),
+    401: (rpc.INVALID_REQUEST, "the key or access token is not accepted any more"),
     413: (rpc.INVALID_REQUEST, f"message too large: at most {MAX_BYTES} bytes"),
     503: (
         -32000,  # a server error, as for every refusal that may be retried

@@ -28,7 +28,7 @@ from dragoman.a2a.server.request_context import (
     parse_extensions,
 )
 from dragoman.a2a.server.routing import render_used_extensions
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import TokenRejected, WhyEnded
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -82,9 +82,10 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 
-Authenticate = Callable[[Mapping[str, str], str], Principal | None]
+Found = Principal | Awaitable[Principal | None] | None
+Authenticate = Callable[[Mapping[str, str], str], Found]
 """Finds the principal by the metadata, whose names are in lower case, and by the peer as gRPC names
-it; None if it is unknown."""
+it; None if it is unknown. Raises `TokenRejected`."""
 
 
 class Context(Protocol):
@@ -108,6 +109,13 @@ class GrpcCall(Struct, frozen=True):
 Work = Callable[[GrpcCall], Awaitable[Answer]]
 
 
+class RunningGrpcCall(Struct):
+    caller: Principal
+    """With its own credential: calls of one principal may come with several."""
+    ends: str = ""
+    """Why the hub ends it early."""
+
+
 class A2aGrpcServer:
     def __init__(
         self,
@@ -129,13 +137,13 @@ class A2aGrpcServer:
         self._require_version = require_version
         self._max_calls = max_calls
         self._max_of_caller = max_of_caller
-        self._calls: dict[Principal, dict[asyncio.Task[Any], str]] = {}
-        """The running calls of each principal, and why the hub ends one early."""
+        self._calls: dict[Principal, dict[asyncio.Task[Any], RunningGrpcCall]] = {}
+        """The running calls of each principal."""
         self._server: Any = None
 
     async def start(self) -> int:
         """Listens, and returns the port."""
-        if not _is_loopback(self._host) and self._authenticate({}, "") is not None:
+        if not _is_loopback(self._host) and await self._find_caller({}, "") is not None:
             raise ConfigError(
                 f'[server] host = "{self._host}" can be reached from outside, which needs a key'
                 " on [a2a] grpc_port too: set api_key, or run: dragoman keys create NAME"
@@ -189,7 +197,7 @@ class A2aGrpcServer:
         caller: Principal | None = None
         try:
             metadata = _join_metadata(context.invocation_metadata())
-            caller = self._admit(metadata, context.peer())
+            caller = await self._admit(metadata, context.peer())
             self._check_version(service, metadata.get("a2a-version"))
             request = await _decode(service, method, data)
             older = metadata.get("x-a2a-extensions", "")  # 0.3's
@@ -215,8 +223,15 @@ class A2aGrpcServer:
             if caller is not None:
                 self._release(caller)
 
-    def _admit(self, metadata: Mapping[str, str], peer: str) -> Principal:
-        caller = self._authenticate(metadata, peer)
+    async def _find_caller(self, metadata: Mapping[str, str], peer: str) -> Principal | None:
+        try:
+            found = self._authenticate(metadata, peer)
+            return found if found is None or isinstance(found, Principal) else await found
+        except TokenRejected as problem:
+            raise A2aError(errors.UNAUTHENTICATED, str(problem)) from None
+
+    async def _admit(self, metadata: Mapping[str, str], peer: str) -> Principal:
+        caller = await self._find_caller(metadata, peer)
         if caller is None:
             raise A2aError(
                 errors.UNAUTHENTICATED,
@@ -231,7 +246,7 @@ class A2aGrpcServer:
             )
         task = asyncio.current_task()
         assert task is not None
-        calls[task] = ""
+        calls[task] = RunningGrpcCall(caller)
         return caller
 
     def _release(self, caller: Principal) -> None:
@@ -242,16 +257,16 @@ class A2aGrpcServer:
             del self._calls[caller]
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        for caller, calls in list(self._calls.items()):
-            if why := why_ended(caller):
-                for task in [one for one, ends in calls.items() if not ends]:
-                    calls[task] = why
+        for calls in list(self._calls.values()):
+            for task, call in list(calls.items()):
+                if not call.ends and (why := why_ended(call.caller)):
+                    call.ends = why
                     task.cancel(why)
 
     def _why_ended(self, caller: Principal | None) -> str:
         """Why the current call ends, if the hub ends it."""
         task = asyncio.current_task()
-        if caller is None or task is None or not (why := self._calls[caller][task]):
+        if caller is None or task is None or not (why := self._calls[caller][task].ends):
             return ""
         task.uncancel()
         return why

@@ -27,7 +27,7 @@ from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.a2a.protocol.validation import validate_push_config
 from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry, read_events, render_task
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError, Overloaded, StorageFailed
@@ -118,13 +118,13 @@ class PushNotifier:
         """Parks the webhooks of principals that have lost access: nothing is delivered any more.
         What is stored of them stays, and they are parked again at every start."""
         for owner, hooks in self._by_owner.items():
-            if why := why_ended(owner):
-                parked = [hook for hook in hooks if not hook.dead]
-                for hook in parked:
+            parked = ""
+            for hook in [one for one in hooks if not one.dead]:
+                if why := explain_lost_access(why_ended, hook.task.owner):
                     hook.stop()
-                    hook.dead = why
-                if parked:
-                    log.warning("%d webhooks of %s are parked: %s", len(parked), owner, why)
+                    hook.dead = parked = why
+            if parked:
+                log.warning("webhooks of %s are parked: %s", owner, parked)
 
     async def close(self) -> None:
         """Cancels running deliveries; the next hub repeats them."""

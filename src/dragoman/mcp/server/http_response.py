@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from dragoman.core.principal import Principal
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession
@@ -53,6 +54,8 @@ class HttpResponder(msgspec.Struct, eq=False):
     accepted: AcceptedTypes
     request: HttpRequest
     _keepalive: Keepalive
+    principal: Principal
+    """With the credential of this request; other requests of the client may have others."""
     stream: EventStream | None = None
     cancelled: bool = False
     reason: str = "the request was cancelled"

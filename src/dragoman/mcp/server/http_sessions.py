@@ -16,7 +16,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.elicitation import add_task_support
@@ -138,6 +138,7 @@ class HttpSessions:
         if session is not None:
             if session.principal != principal:
                 return None
+            session.principal = principal  # its token and its roles may be others now
             session.used = monotonic()
             self._open.move_to_end(id)
             session.siblings.move_to_end(id)
@@ -164,10 +165,9 @@ class HttpSessions:
             self._ended.popitem(last=False)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        for principal, sessions in list(self._by_principal.items()):
-            if why_ended(principal):
-                for session in list(sessions.values()):
-                    self.end(session)
+        for session in list(self._open.values()):
+            if explain_lost_access(why_ended, session.principal):
+                self.end(session)
 
     def close(self) -> None:
         """Ends the streams. Running requests may still need their sessions."""

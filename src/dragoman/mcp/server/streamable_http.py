@@ -58,7 +58,7 @@ class StreamableHttpTransport:
         """Cancels the calls of principals that have lost access, also those whose clients have
         disconnected, and ends their sessions."""
         for one in self.keepalive.members():
-            if isinstance(one, HttpResponder) and (why := why_ended(one.client.principal)):
+            if isinstance(one, HttpResponder) and (why := why_ended(one.principal)):
                 one.cancel(why)
         self.sessions.end_principals(why_ended)
 
@@ -97,7 +97,7 @@ class StreamableHttpTransport:
             client = self._find_client(request, message, principal, revision)
         if client is None:
             return None
-        responder = HttpResponder(client, accepted, request, self.keepalive)
+        responder = HttpResponder(client, accepted, request, self.keepalive, principal)
         push = responder.push if accepted.stream else None
         if not isinstance(message, dict):  # a batch
             running = client.running if isinstance(client, HttpSession) else {}

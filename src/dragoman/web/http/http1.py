@@ -69,9 +69,13 @@ _SPACE = ord(" ")
 _PLAIN_TEXT = [(b"content-type", b"text/plain")]
 
 
+AdmitLater = Callable[[], Work[bool]]
+
+
 class Application(Protocol):
-    def admit(self, request: ServerRequest) -> bool:
-        """Whether the body is read; otherwise it is discarded without waiting for it."""
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
+        """Whether the body is read; otherwise it is discarded without waiting for it. Returns what
+        finds out if that may take a while: no more of the connection is read meanwhile."""
 
     def answer(self, request: ServerRequest) -> Work[None] | None: ...
 
@@ -83,7 +87,7 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 class HttpConnection(asyncio.Protocol):
     # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
     __slots__ = (
-        "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
+        "_admitting", "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
         "_input", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces", "_queue",
         "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size",
@@ -152,6 +156,8 @@ class HttpConnection(asyncio.Protocol):
         self._going_on = False
         self._paused = False
         self._pieces = 0
+        self._admitting = False
+        """Whether the request being received waits for its admission."""
         self._closing = False
         """Nothing more is parsed."""
         self._last = b""
@@ -252,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
             if self._pieces >= PIECES_A_TURN:
                 self._resume_soon()
                 break
-            if self._waiting or self._drained is not None:
+            if self._waiting or self._drained is not None or self._admitting:
                 break
             if len(self._queue) >= MAX_PIPELINED:
                 self._hold_input(len(data))
@@ -367,6 +373,7 @@ class HttpConnection(asyncio.Protocol):
             or self._input is not None
             or self._drained is not None
             or self._pausing is not None
+            or self._admitting
         )
         if paused != self._paused and not self.lost:
             self._paused = paused
@@ -430,21 +437,56 @@ class HttpConnection(asyncio.Protocol):
         request = ServerRequest(
             self, loop, text, path.decode("latin-1"), query, keep, fields, repeated
         )
-        request.kept = self._app.admit(request)
+        admitted = self._app.admit(request)
         length = self._fields.get(b"content-length", b"")
-        self._length = size = int(length) if length.isdigit() else 0
+        self._length = int(length) if length.isdigit() else 0
+        if admitted is True or admitted is False:
+            request.kept = admitted
+            self._begin_body(request)
+        else:
+            self._reading = request
+            self._admitting = True
+            self._due = NEVER  # the application has a timeout of its own
+            request.admission = start_task(self._admit_later(request, admitted()), loop)
+            self._adjust_reading()
+
+    def _begin_body(self, request: ServerRequest) -> None:
+        """Reads or discards the body of a request, some of which may have been read already."""
         if self.is_stranger and request.principal is not None and not self._identify(request):
             return
         if not request.kept:  # the response need not wait for a discarded body
             self._discarding = True
+            self._body = b""
             self._ready(request)
             return
         self._reading = request
         self._due = NEVER  # the body has a timeout of its own
-        if size > SMALL_BYTES:
-            self._begin_large_body(request, size)
+        if self._length > SMALL_BYTES:
+            self._begin_large_body(request, self._length)
         if b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._size > SMALL_BYTES:
+            self._takes_more(request)
+
+    async def _admit_later(self, request: ServerRequest, admission: Work[bool]) -> None:
+        try:
+            request.kept = await admission
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            self._transport.abort()
+            return
+        request.admission = None
+        if request is self._reading:
+            self._reading = None
+            self._admitting = False
+            self._begin_body(request)
+        elif request in self._queue:  # with its body
+            if self.is_stranger and request.principal is not None and not self._identify(request):
+                self._queue.clear()
+                return
+            if not request.kept:
+                request.body = b""
+        self._go_on()
 
     def _identify(self, request: ServerRequest) -> bool:
         if self._register.identify(self, request.principal):
@@ -511,6 +553,7 @@ class HttpConnection(asyncio.Protocol):
             if request is not None and request.reserved:
                 self._release(request)
         self._reading = None
+        self._admitting = False
         self._body = b""
         self._queue.clear()
 
@@ -574,7 +617,7 @@ class HttpConnection(asyncio.Protocol):
                 request.keep_alive = False
                 self._closing = True
                 self._ready(request)
-        elif not self._length and not request.reserved and not self._waiting:
+        elif not (self._length or request.reserved or self._waiting or request.admission):
             self._reserve(request, BODY_BYTES)  # chunked: the size is not known
         return not request.refused
 
@@ -600,8 +643,10 @@ class HttpConnection(asyncio.Protocol):
 
     def _ready(self, request: ServerRequest) -> None:
         self._reading = None
+        self._admitting = False
         self._due = NEVER
-        if self._current is None and not self._queue and self._drained is None:
+        is_next = self._current is None and not self._queue and self._drained is None
+        if is_next and request.admission is None:
             self._begin(request)
         else:
             self._queue.append(request)
@@ -696,7 +741,9 @@ class HttpConnection(asyncio.Protocol):
         soon. Authenticates requests that have not begun again."""
         for waiting in (self._reading, *self._queue):
             if waiting is not None and (caller := waiting.principal) and why_ended(caller):
-                self._app.admit(waiting)
+                admitted = self._app.admit(waiting)
+                if admitted is not True and admitted is not False:
+                    waiting.refused = 401
                 waiting.principal = caller  # its body is charged to it
         request = self._current
         if request is not None and request.principal and (why := why_ended(request.principal)):
@@ -720,6 +767,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._going_on = True  # a request that is answered at once calls this again
         while self._queue and self._current is None and self._drained is None:
+            if self._queue[0].admission is not None:
+                break
             self._due = NEVER
             self._begin(self._queue.popleft())
         self._going_on = False

@@ -42,7 +42,7 @@ class ServerRequest(msgspec.Struct, eq=False):
     """Whether its body is read."""
     refused: int = 0
     """413, 503 or 400 if the body is too large, there is no room for it, or it has too many
-    values."""
+    values; 401 if its sender has lost access."""
     reserved: int = 0
     """Bytes that it has of the budget for bodies."""
     extra: Headers = []
@@ -52,6 +52,8 @@ class ServerRequest(msgspec.Struct, eq=False):
     principal: Principal | None = None
     refusal: Any = None
     """What the application decided by the head, for its own use."""
+    admission: asyncio.Task[None] | None = None
+    """Decides whether the request is served; None once it is decided."""
     answered: bool = False
     streaming: bool = False
     disconnected: asyncio.Future[None] | None = None
