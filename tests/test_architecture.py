@@ -50,7 +50,12 @@ OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
     "dragoman.processes": {"dragoman.core"},
-    "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.config_layers"},
+    "dragoman.config": {
+        "dragoman.core",
+        "dragoman.*.config",
+        "dragoman.oauth.*.config",
+        "dragoman.config_layers",
+    },
     "dragoman.config_layers": {"dragoman.core"},
     "dragoman.cli": {
         "dragoman.config",
@@ -67,6 +72,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.a2a.protocol",
         "dragoman.agents",
         "dragoman.net.client",
+        "dragoman.oauth.authority.passwords",
         "dragoman.policy",
         "dragoman.stores",
     },

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,6 +33,7 @@ from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
+from dragoman.oauth.authority.config import AuthServerSettings
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
@@ -40,6 +42,8 @@ from dragoman.web.config import ServerSettings
 RESERVED = PATHS | {HUB, BUILTIN}
 """Names that no agent can have."""
 TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 SettingPath = tuple[Step, ...]
 
@@ -73,12 +77,19 @@ class LogSettings(Struct, frozen=True, kw_only=True):
     ] = 5
 
 
+class AuthSettings(Struct, frozen=True, kw_only=True):
+    """`[auth]`: who may call the hub, besides the keys."""
+
+    server: AuthServerSettings = AuthServerSettings()
+
+
 class Config(Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str | None,
         Meta(description="The key that every client must send; without one, loopback only."),
     ] = None
     server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
@@ -170,6 +181,7 @@ def _parse(
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
     _check_key(config, source)
+    _check_auth_server(config, source)
     if config.tools.search_url is not None:
         where = source.locate(("tools", "search_url"))
         _check_url(config.tools.search_url, "web_search", where)
@@ -391,6 +403,39 @@ def _check_key(config: Config, source: ConfigSource) -> None:
             "16 characters and could be guessed; create one with: "
             "python3 -c 'import secrets; print(secrets.token_urlsafe())'"
         )
+
+
+def _check_auth_server(config: Config, source: ConfigSource) -> None:
+    """Passwords and tokens must not cross a network in the clear, and the issuer is the hub's URL
+    without a path."""
+    settings, server = config.auth.server, config.server
+    if not settings.enabled:
+        return
+    url = server.public_url
+    if url is None:
+        if fold_host(server.host) not in LOOPBACK:
+            raise ConfigError(
+                f"{source.locate(('auth', 'server', 'enabled'))}: users sign in over https: set "
+                '[server] public_url = "https://…" to the URL of the proxy in front of the hub'
+            )
+        return
+    parts = urlsplit(url)
+    where = source.locate(("server", "public_url"))
+    if parts.scheme != "https" and (
+        parts.scheme != "http" or fold_host(parts.hostname or "") not in LOOPBACK
+    ):
+        raise ConfigError(
+            f"{where}: users of [auth.server] sign in over https: public_url must begin with "
+            "https://, except on loopback"
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ConfigError(
+            f"{where}: with [auth.server] public_url has a host and a port only, without a path"
+        )
+
+
+def fold_host(host: str) -> str:
+    return host.strip("[]").lower()
 
 
 # --- unknown keys, and their lines --------------------------------------------------------------

@@ -22,12 +22,13 @@ from dragoman.app.build_agents import (
     build_meter,
     load_function_agents,
 )
+from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_skills import build_skills, find_command_runner
-from dragoman.app.build_stores import build_stores
+from dragoman.app.build_stores import Stores, build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
@@ -50,7 +51,6 @@ from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
-from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
@@ -77,8 +77,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = _build_authenticator(config, stores.keys)
+        auth = _build_authenticator(config, stores)
         state = RunState(mode, config.server.public_url, auth.requires_key)
+        authority = build_authority(live, state, stores, net)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
@@ -121,13 +122,14 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         for built in tools.built:
             undo.callback(built.stores.close)
         store_watch.record_servers(config.mcp_servers)
-        store_watch.enroll(api_key_set=config.api_key is not None)
+        closed = config.api_key is not None or config.auth.server.enabled
+        store_watch.enroll(api_key_set=closed)
         events = build_events(home, config, hub)
         undo.pop_all()
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools,
+        endpoints, skills, events, tools, authority,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
@@ -158,12 +160,15 @@ def _build_api(
     return Api(hub, status, TASKS_ONLY, apis)
 
 
-def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
+def _build_authenticator(config: Config, stores: Stores) -> Authenticator:
+    keys = stores.keys
+
     def find_principal(key: str) -> Principal | None:
         record = keys.find(key)
         return known_ids.principal_from_key(record) if record else None
 
-    return Authenticator(config.api_key, find_principal, keys.has_keys)
+    finders = [stores.users.grants] if stores.users is not None else []
+    return Authenticator(config.api_key, find_principal, keys.has_keys, finders)
 
 
 def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:

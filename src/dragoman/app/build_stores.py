@@ -13,6 +13,7 @@ from dragoman.core.admin_audit import Tally
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import SqliteLabels
 from dragoman.stores.pins import SqlitePins
@@ -22,10 +23,20 @@ from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.store_inventory import HomeRecord, StoreInventory, survey_stores
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.stores.usage import SqliteUsage
+from dragoman.stores.users import UsersDatabase, UserStore
 
 log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = variable_from_path("api_key")
+
+
+@dataclass(frozen=True, slots=True)
+class UserStores:
+    """The stores of the hub's own authorization server."""
+
+    base: UsersDatabase
+    users: UserStore
+    grants: ClientGrantStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,8 @@ class Stores:
     usage: SqliteUsage
     registry: RegistryStore
     tasks: SqliteTaskStore | MemoryTaskStore
+    users: UserStores | None
+    """None while `[auth.server]` is not enabled."""
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
@@ -49,6 +62,8 @@ class Stores:
                 store.close()
             except HubError as error:
                 log.error("%s", error)
+        if self.users is not None:
+            self.users.base.close()
         self.tally.flush(now=True)
         self.audit.close()
         if not self.audit.has_unsaved_entries and self.audit.sync():
@@ -76,9 +91,19 @@ def build_stores(home: Path, config: Config) -> Stores:
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
+            undo.callback(tasks.close)
+        users = _open_users(home) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    return Stores(witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks)
+    return Stores(
+        witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks, users
+    )
+
+
+def _open_users(home: Path) -> UserStores:
+    base = UsersDatabase(home, busy_seconds=LOOP_BUSY_SECONDS)
+    users = UserStore(base)
+    return UserStores(base, users, ClientGrantStore(base, users))
 
 
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:

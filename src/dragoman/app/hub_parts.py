@@ -9,6 +9,7 @@ from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.agents.skills.skill_book import SkillBook
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.build_agents import Agents
+from dragoman.app.build_authority import Authority
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
@@ -38,3 +39,5 @@ class HubParts:
     skills: SkillBook
     events: Events
     tools: LazyTools
+    authority: Authority | None
+    """None while `[auth.server]` is not enabled."""

@@ -27,7 +27,7 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
-from dragoman.stores import agents_db, dispatches, keys, pins, registry, tasks, usage
+from dragoman.stores import agents_db, dispatches, keys, pins, registry, tasks, usage, users
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -44,6 +44,7 @@ DATABASES: Mapping[str, str] = {
     "registry": registry.DATABASE,
     "tasks": tasks.DATABASE,
     "agents": agents_db.DATABASE,
+    "users": users.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
 calls."""
@@ -51,7 +52,7 @@ NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
-    for store in (keys, pins, chain, registry, tasks, agents_db, dispatches, usage)
+    for store in (keys, pins, chain, registry, tasks, agents_db, users, dispatches, usage)
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """The stores that every home has from its first start."""
@@ -61,6 +62,7 @@ MEANING: Mapping[str, str] = {
     AUDIT: "without it past calls cannot be proved",
     "registry": "without it the registered agents are unknown",
     "tasks": "without it the A2A tasks and their webhooks are unknown",
+    "users": "without it users cannot sign in, and the names of removed users are unknown",
     "agents": "without it the agents' memory, task queue and schedules are unknown",
     POLICIES: "without it the default policies would apply, which permit more",
     HOME_KEY: "without it the hub's seals cannot be verified",
