@@ -53,7 +53,7 @@ OURS: dict[str, set[str]] = {
     "dragoman.config": {
         "dragoman.core",
         "dragoman.*.config",
-        "dragoman.oauth.*.config",
+        "dragoman.*.*.config",
         "dragoman.config_layers",
     },
     "dragoman.config_layers": {"dragoman.core"},

@@ -34,6 +34,12 @@ from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.oauth.authority.config import AuthServerSettings
+from dragoman.oauth.server.config import (
+    ClaimRules,
+    IntrospectionSettings,
+    JwtSettings,
+    find_issuer_name,
+)
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
@@ -80,6 +86,15 @@ class LogSettings(Struct, frozen=True, kw_only=True):
 class AuthSettings(Struct, frozen=True, kw_only=True):
     """`[auth]`: who may call the hub, besides the keys."""
 
+    required_scopes: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!#-\[\]-~]+$")]],
+        Meta(
+            max_length=64,
+            description="Scopes that every access token must have; keys do not need them.",
+        ),
+    ] = []
+    jwt: JwtSettings = JwtSettings()
+    introspection: IntrospectionSettings | None = None
     server: AuthServerSettings = AuthServerSettings()
 
 
@@ -182,6 +197,7 @@ def _parse(
     _check_prefixes(config, source)
     _check_key(config, source)
     _check_auth_server(config, source)
+    _check_issuers(config.auth, source)
     if config.tools.search_url is not None:
         where = source.locate(("tools", "search_url"))
         _check_url(config.tools.search_url, "web_search", where)
@@ -438,6 +454,50 @@ def fold_host(host: str) -> str:
     return host.strip("[]").lower()
 
 
+def _check_issuers(auth: AuthSettings, source: ConfigSource) -> None:
+    """Checks the identity providers: tokens of two of them must never name the same user."""
+    names: dict[str, str] = {}
+    issuers: set[str] = set()
+    listed: list[tuple[SettingPath, ClaimRules]] = [
+        (("auth", "jwt", "issuers", index), rules) for index, rules in enumerate(auth.jwt.issuers)
+    ]
+    if auth.introspection is not None:
+        listed.append((("auth", "introspection"), auth.introspection))
+    for at, rules in listed:
+        for key in ("issuer", "jwks_url", "url"):
+            if (url := getattr(rules, key, None)) is not None:
+                _check_issuer_url(url, rules.allow_private, key, source.locate((*at, key)))
+        name = find_issuer_name(rules)
+        where = source.locate((*at, "name"))
+        if name in names or rules.issuer in issuers:
+            raise ConfigError(
+                f'{where}: two issuers are called "{name}", or are the same; give each a `name`'
+            )
+        names[name] = where
+        issuers.add(rules.issuer)
+        if (rules.org_claim is not None) != bool(rules.orgs):
+            raise ConfigError(
+                f"{source.locate((*at, 'org_claim'))}: org_claim needs orgs, the list of accepted "
+                "orgs, and orgs needs org_claim: an issuer must not choose any org it likes"
+            )
+        if rules.owner_roles and rules.roles_claim is None:
+            raise ConfigError(
+                f"{source.locate((*at, 'owner_roles'))}: owner_roles needs roles_claim"
+            )
+
+
+def _check_issuer_url(url: str, allow_private: bool, key: str, where: str) -> None:
+    parts = urlsplit(url)
+    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme != "https" and not (parts.scheme == "http" and (is_local or allow_private)):
+        raise ConfigError(
+            f"{where}: {key} must begin with https://; http:// is accepted on this machine only, "
+            "or with allow_private = true"
+        )
+    if not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ConfigError(f"{where}: {key} must be a URL without user, query and fragment")
+
+
 # --- unknown keys, and their lines --------------------------------------------------------------
 
 
@@ -625,6 +685,9 @@ def list_keys() -> list[tuple[str, str, str, str]]:
 
 LIVE = (
     "mcp_servers",
+    "auth.required_scopes",
+    "auth.jwt",
+    "auth.introspection",
     "mcp.stdio_expose",
     "mcp.names",
     "mcp.names_for",

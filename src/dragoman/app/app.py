@@ -18,9 +18,9 @@ from dragoman.app.hub_parts import HubParts
 from dragoman.app.status import HubStatus
 from dragoman.core.access import ServesPrincipals, TokenRejected
 from dragoman.core.background import Background
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
-from dragoman.core.rate_limiter import limit_address
+from dragoman.core.rate_limiter import check_address, limit_address
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
 from dragoman.processes.descendants import DESCENDANTS
@@ -28,11 +28,12 @@ from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import Mounted, OwnerApp, PathMount
 from dragoman.web.app import TcpApp as TcpApp
-from dragoman.web.auth import AllowedNames, Authenticator
+from dragoman.web.auth import AllowedNames
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
 from dragoman.web.peer_process import PeerIdentifier, address_from_grpc
+from dragoman.web.resource_metadata import WELL_KNOWN
 
 SETTLE_SECONDS = 3.0
 """How long the first list over stdio waits for servers and agents to connect."""
@@ -55,7 +56,6 @@ class App:
     parts: HubParts
     status: HubStatus
     applier: ConfigApplier
-    auth: Authenticator
     access: AccessWatch
     api: Api
     net: OutboundHttp
@@ -105,12 +105,13 @@ class App:
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
     ) -> Authenticate:
         parts = self.parts
-        config, auth = parts.live.config, self.auth
+        config, auth = parts.live.config, parts.auth.authenticator
         settings = config.server
         if not auth.requires_key() and not is_loopback(settings.host):
             raise ConfigError(
                 f'[server] host = "{settings.host}" can be reached from outside, which needs a '
-                "key: set api_key, or run: dragoman keys create NAME"
+                "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
+                "identity provider, see [auth.jwt]"
             )
         sock = tcp_socket(settings.host, settings.port)
         port = sock.getsockname()[1]
@@ -121,7 +122,11 @@ class App:
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
         note_failed = self.status.note_failed
-        app = TcpApp(auth, names, mounts, self.api, under, note_failed, peers=self._peers)
+        resource = parts.auth.metadata
+        under.append(PathMount(WELL_KNOWN, resource.serve, lambda path: True))
+        app = TcpApp(
+            auth, names, mounts, self.api, under, note_failed, peers=self._peers, metadata=resource
+        )
         most = process.limit_connections(config.limits.connections)
         self._listeners.append(HttpListener(app, sock, bodies, most))
 
@@ -140,12 +145,15 @@ class App:
                     fields, lambda: self._peers.identify_grpc(peer, settings.host, port)
                 )
                 if found is not None and not isinstance(found, Principal):
-                    found = await found
+                    check_address(self.parts.guards.limiter, address_from_grpc(peer))
+                    found = await found()
             except TokenRejected:
                 note_stranger(metadata, peer)
                 raise
             if found is None and peer:
                 note_stranger(metadata, peer)
+            if found is not None and (missing := resource.find_missing_scopes(found)):
+                raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
             return found
 
         return authenticate
@@ -226,6 +234,7 @@ class App:
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
         DESCENDANTS.kill_all()
+        parts.auth.close()
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:

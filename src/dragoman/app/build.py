@@ -22,13 +22,14 @@ from dragoman.app.build_agents import (
     build_meter,
     load_function_agents,
 )
+from dragoman.app.build_auth import build_auth
 from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_skills import build_skills, find_command_runner
-from dragoman.app.build_stores import Stores, build_stores
+from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
@@ -36,7 +37,6 @@ from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
-from dragoman.app.run_state import RunState
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.taint_admin import TaintAdmin
@@ -46,7 +46,6 @@ from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
-from dragoman.core.principal import Principal
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
@@ -64,7 +63,6 @@ from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
-from dragoman.web.auth import Authenticator
 
 
 def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
@@ -77,9 +75,9 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = _build_authenticator(config, stores)
-        state = RunState(mode, config.server.public_url, auth.requires_key)
-        authority = build_authority(live, state, stores, net)
+        auth = build_auth(mode, live, stores, net)
+        state = auth.state
+        authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
@@ -129,14 +127,14 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, authority,
+        endpoints, skills, events, tools, auth, authority,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
     view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
     status = HubStatus(parts, watch, view)
     api = _build_api(parts, applier, status, view)
-    return App(parts, status, applier, auth, AccessWatch(stores.keys, auth), api, net)
+    return App(parts, status, applier, AccessWatch(stores.keys, auth.authenticator), api, net)
 
 
 def _build_api(
@@ -158,17 +156,6 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     return Api(hub, status, TASKS_ONLY, apis)
-
-
-def _build_authenticator(config: Config, stores: Stores) -> Authenticator:
-    keys = stores.keys
-
-    def find_principal(key: str) -> Principal | None:
-        record = keys.find(key)
-        return known_ids.principal_from_key(record) if record else None
-
-    finders = [stores.users.grants] if stores.users is not None else []
-    return Authenticator(config.api_key, find_principal, keys.has_keys, finders)
 
 
 def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dragoman.app.build_auth import AuthParts
 from dragoman.app.build_stores import Stores, UserStores
 from dragoman.app.config_watch import LiveConfig
-from dragoman.app.run_state import RunState
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
-from dragoman.core.variables import expand_variables
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.authority.protocol import MAX_BODY
 from dragoman.oauth.authority.server import AuthorityPorts, AuthorizationServer
@@ -52,10 +51,10 @@ class Authority:
 
 
 def build_authority(
-    live: LiveConfig, state: RunState, stores: Stores, net: OutboundHttp
+    live: LiveConfig, auth: AuthParts, stores: Stores, net: OutboundHttp
 ) -> Authority | None:
     """Raises `ConfigError` if the extra is not installed."""
-    settings = live.config.auth.server
+    settings, state = live.config.auth.server, auth.state
     if stores.users is None or not settings.enabled:
         return None
     users, grants = stores.users.users, stores.users.grants
@@ -64,9 +63,6 @@ def build_authority(
     if settings.oidc is not None:
         oidc_http = net.open_configured(settings.oidc.issuer, allow_private=False)
 
-    async def resolve_secret(reference: str, owner: str) -> str:
-        return expand_variables(reference, live.variables, owner)
-
     ports = AuthorityPorts(
         users,
         grants,
@@ -74,7 +70,7 @@ def build_authority(
         lambda: state.base,
         net.open_public(allow_private=False),
         oidc_http,
-        resolve_secret,
+        auth.resolve_secret,
         _note_failures(stores),
     )
     server = AuthorizationServer(settings, ports)

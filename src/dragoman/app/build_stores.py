@@ -107,9 +107,9 @@ def _open_users(home: Path) -> UserStores:
 
 
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
-    """Raises `ConfigError` for a home whose config.toml had an api_key and is missing or empty: to
-    take that for a file without a key would let everyone in. A key in the environment is as good as
-    one in the file. Reads the record of the stores if it is not given."""
+    """Raises `ConfigError` for a home whose config.toml had an api_key or `[auth.server]` and is
+    missing or empty: to take that for a file without a key would let everyone in. A key in the
+    environment is as good as one in the file. Reads the record of the stores if it is not given."""
     if read_environment().get(API_KEY_VARIABLE):
         return
     file = home / "config.toml"
@@ -119,7 +119,7 @@ def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
         problem = "is missing"
     if problem and (record or survey_stores(home, home / "policies").record).api_key_set:
         raise ConfigError(
-            f'the hub does not start: "{file}" {problem}, and it had an api_key: without it no '
-            "client would need a key. Restore it from a backup; to run without api_key, write a "
-            "config.toml with at least a comment in it"
+            f'the hub does not start: "{file}" {problem}, and it had an api_key or '
+            "[auth.server]: without them no client would need a key. Restore it from a backup; to "
+            "run without them, write a config.toml with at least a comment in it"
         )

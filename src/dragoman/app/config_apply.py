@@ -38,6 +38,7 @@ class ConfigApplier:
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that takes effect at the next start', path)
         withhold_variables(list_secret_variables(config, read_environment()))
+        parts.auth.apply(config.auth)
         parts.guards.apply_limits(config.limits)
         parts.guards.apply_taint(config.taint)
         parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)

@@ -9,6 +9,7 @@ from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.agents.skills.skill_book import SkillBook
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.build_agents import Agents
+from dragoman.app.build_auth import AuthParts
 from dragoman.app.build_authority import Authority
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
@@ -39,5 +40,6 @@ class HubParts:
     skills: SkillBook
     events: Events
     tools: LazyTools
+    auth: AuthParts
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""

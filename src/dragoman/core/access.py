@@ -19,7 +19,9 @@ WhyEnded = Callable[[Principal], str]
 """Why the hub does not serve that principal with that credential any more; empty while it does."""
 
 TOKEN_EXPIRED = "the access token has expired"
-"""The reason that leaves alone what belongs to the user rather than to the token."""
+SETTINGS_CHANGED = "the settings by which the access token was accepted have changed"
+RENEWABLE = frozenset({TOKEN_EXPIRED, SETTINGS_CHANGED})
+"""The reasons that leave alone what belongs to the user rather than to the token."""
 
 
 class TokenRejected(Exception):
@@ -29,7 +31,7 @@ class TokenRejected(Exception):
 def explain_lost_access(why_ended: WhyEnded, principal: Principal) -> str:
     """Why a thing that outlives its request ends; empty while it stays."""
     why = why_ended(principal)
-    return "" if why == TOKEN_EXPIRED else why
+    return "" if why in RENEWABLE else why
 
 
 class ServesPrincipals(Protocol):

@@ -94,6 +94,9 @@ class RateLimiter(Protocol):
         """Charges a request without a principal to the address it came from and returns 0.0, or
         returns after how many seconds it can be charged."""
 
+    def find_address_wait(self, address: str) -> float:
+        """Like `charge_address`, but charges nothing."""
+
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
         """Finds the budgets that the principal is charged to."""
 

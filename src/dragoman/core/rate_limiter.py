@@ -206,6 +206,9 @@ class LocalRateLimiter:
     def charge_address(self, address: str) -> float:
         return self._addresses.take(find_network(address), 1.0, self._clock())
 
+    def find_address_wait(self, address: str) -> float:
+        return self._addresses.find_wait(find_network(address), 1.0, self._clock())
+
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
         now = self._clock()
         if OWNER_ROLE in principal.roles:
@@ -267,7 +270,17 @@ def _round_up(wait: float) -> float:
 
 def limit_address(limiter: RateLimiter, address: str) -> None:
     """Charges a request without a principal to its address, or raises `RateLimited`."""
-    if wait := limiter.charge_address(address):
+    _refuse_address(limiter.charge_address(address), address)
+
+
+def check_address(limiter: RateLimiter, address: str) -> None:
+    """Raises `RateLimited` if the address has sent too many requests without a valid key: to verify
+    another token costs more than to refuse it."""
+    _refuse_address(limiter.find_address_wait(address), address)
+
+
+def _refuse_address(wait: float, address: str) -> None:
+    if wait:
         seconds = _round_up(wait)
         raise RateLimited(
             f"too many requests without a valid key from {address}; try again in {seconds:g} s, "

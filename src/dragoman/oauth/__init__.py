@@ -1,0 +1,1 @@
+"""OAuth on both sides of the hub. Knows neither MCP nor A2A."""

@@ -13,7 +13,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +87,7 @@ class ClientGrantStore:
         self._limits = limits or GrantLimits()
         self._cache: dict[str, _CachedToken] = {}
         self._seen = self.version = base.version
+        self._find_issuer: Callable[[], str] | None = None
         self._expiry = 0.0
         """When the next access token expires; a time that has passed means unknown."""
 
@@ -356,6 +357,13 @@ class ClientGrantStore:
 
     def is_active(self) -> bool:
         return True
+
+    def set_issuer(self, find_issuer: Callable[[], str]) -> None:
+        """Sets what finds the URL of the hub, which issues the tokens."""
+        self._find_issuer = find_issuer
+
+    def list_issuers(self, base: str) -> Sequence[str]:
+        return [self._find_issuer()] if self._find_issuer is not None else []
 
     # --- rows ------------------------------------------------------------------------------------
 

@@ -16,14 +16,15 @@ from dragoman.core.background import Work, start_task
 from dragoman.core.call import Artifact, Progress, TaskStarted, ToolStep, Update
 from dragoman.core.errors import HubError, RateLimited
 from dragoman.core.ports import RateLimiter
-from dragoman.core.principal import Principal
-from dragoman.core.rate_limiter import limit_address
+from dragoman.core.principal import USER, Principal
+from dragoman.core.rate_limiter import check_address, limit_address
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
 from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
-from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES
+from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, AdmitLater
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
+from dragoman.web.resource_metadata import NO_METADATA, ResourceMetadata
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import MAX_BYTES, TOO_MANY_VALUES, encode
@@ -82,8 +83,9 @@ class TcpApp:
     """Gets the address that a wrong key came from."""
     _: KW_ONLY
     peers: PeerIdentifier
+    metadata: ResourceMetadata = NO_METADATA
 
-    def admit(self, request: ServerRequest) -> bool | Work[bool]:
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
         """Authenticates the request. The body of one without a principal is not read."""
         refusal, found = self._check_head(request), None
         if refusal is None:
@@ -95,14 +97,18 @@ class TcpApp:
                 refusal = _refuse_for_now(error)
         if found is None or isinstance(found, Principal):
             return self._settle(request, found, refusal)
-        return self._admit_later(request, found)
+        return partial(self._admit_later, request, found)
 
     async def _admit_later(
-        self, request: ServerRequest, finding: Awaitable[Principal | None]
+        self, request: ServerRequest, find: Callable[[], Awaitable[Principal | None]]
     ) -> bool:
+        """Admits a request whose token was not seen before."""
         found, refusal = None, None
         try:
-            found = await finding
+            check_address(self._api.limiter, request.address)
+            found = await find()
+        except RateLimited as error:
+            refusal = response_from_error(error)
         except TokenRejected as problem:
             refusal = self._refuse_token(request, str(problem))
         except HubError as error:
@@ -122,6 +128,8 @@ class TcpApp:
                 refusal = _refuse_body(request.fields, limit)
             request.refusal = refusal
             return refusal is None and limit > 0
+        if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
+            refusal = self._refuse_scopes(request, missing)
         request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
             request.find_headers = partial(_build_rate_headers, limiter, principal)
@@ -171,9 +179,13 @@ class TcpApp:
             limit_address(self._api.limiter, request.address)
         except RateLimited as error:
             return response_from_error(error)
-        quoted = re.sub(r"[^ !#-\[\]-~]", "?", why).encode("ascii")
-        challenge = b'Bearer realm="dragoman", error="invalid_token", error_description="%b"'
-        return build_error(401, why, (b"www-authenticate", challenge % quoted))
+        return build_error(401, why, self.metadata.build_challenge(request, "invalid_token", why))
+
+    def _refuse_scopes(self, request: ServerRequest, required: Sequence[str]) -> ApiResponse:
+        why = f"the access token needs the scopes: {' '.join(required)}"
+        return build_error(
+            403, why, self.metadata.build_challenge(request, "insufficient_scope", why)
+        )
 
     def _refuse_stranger(self, request: ServerRequest) -> ApiResponse | None:
         """Charges the address of a request without a principal; returns the response unless the
@@ -190,8 +202,11 @@ class TcpApp:
         if b"authorization" not in request.fields and request.path.startswith(NO_OAUTH):
             return build_error(404, "the hub has no OAuth; send Authorization: Bearer KEY")
         if not self._auth.requires_key():
-            return _ANOTHER_USER
-        return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
+            return build_error(401, ANOTHER_USER, self.metadata.build_challenge(request))
+        if _shows_key(request.fields):
+            challenge = self.metadata.build_challenge(request, "invalid_token")
+            return build_error(401, WRONG_KEY, challenge)
+        return build_error(401, UNAUTHORIZED, self.metadata.build_challenge(request))
 
     def _find_body_limit(self, path: str) -> int:
         """How large a body of a request without a principal may be at `path`."""
@@ -430,23 +445,15 @@ _ENCODED = build_error(
     415, "unsupported Content-Encoding: use gzip or deflate", (b"accept-encoding", b"gzip, deflate")
 )
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="dragoman"')
-_UNAUTHORIZED = build_error(
-    401,
-    "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create",
-    _CHALLENGE,
-)
-_WRONG_KEY = build_error(
-    401,
+UNAUTHORIZED = "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create"
+WRONG_KEY = (
     "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
-    "shows those that are good, dragoman keys create NAME makes one",
-    (b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"'),
+    "shows those that are good, dragoman keys create NAME makes one"
 )
-_ANOTHER_USER = build_error(
-    401,
+ANOTHER_USER = (
     "while it has no keys the hub serves programs of its own user only, and this connection is "
     "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "
-    "send Authorization: Bearer KEY",
-    _CHALLENGE,
+    "send Authorization: Bearer KEY"
 )
 _REFUSED = {
     400: (rpc.PARSE_ERROR, TOO_MANY_VALUES),

@@ -21,8 +21,8 @@ API_KEY = Principal("key", "api_key", roles=("owner",))
 """The principal of the key in the configuration."""
 
 
-Found = Principal | Awaitable[Principal | None] | None
-"""A principal, None, or what finds out."""
+Found = Principal | Callable[[], Awaitable[Principal | None]] | None
+"""A principal, None, or what finds out when it is called."""
 
 
 class TokenFinder(Protocol):
@@ -32,14 +32,18 @@ class TokenFinder(Protocol):
     """Changes when tokens that were valid may be invalid."""
 
     def find(self, token: str) -> Found:
-        """Finds the user of a token; None if the token is of another origin. Answers known tokens
-        at once; others may take a request to the issuer. Raises `TokenRejected` for an invalid
-        token of this origin and a `HubError` if that cannot be found out now; the awaitable does
-        the same."""
+        """Finds the user of a token; None if the token is of another origin. Known tokens are found
+        at once. For others, which cost more or need a request to the issuer, it may return what
+        does so. Both raise `TokenRejected` for an invalid token of this origin and a `HubError` if
+        that cannot be found out now."""
 
     def is_active(self) -> bool:
         """Whether the hub accepts its tokens, or has done so since it started: then it serves no
         requests without a key or token."""
+
+    def list_issuers(self, base: str) -> Sequence[str]:
+        """Lists the authorization servers of its tokens, where clients find their metadata. `base`
+        is the URL by which the client reaches the hub."""
 
     def refresh(self) -> None:
         """Notices what other processes have changed."""
@@ -48,7 +52,7 @@ class TokenFinder(Protocol):
         """Returns when the next of the tokens in use expires; called several times a second."""
 
     def explain_invalid(self, principal: Principal) -> str | None:
-        """Explains why the credential of a user is refused: `TOKEN_EXPIRED`, or another reason that
+        """Explains why the credential of a user is refused: one of `RENEWABLE`, or a reason that
         ends its tasks and sessions too. Empty while it is valid, also for a user without
         `credential` who still exists; None if the user is of another origin."""
 
@@ -99,14 +103,19 @@ class Authenticator:
         return found or (None if self.requires_key() else find_local())
 
 
+def list_own_hosts(host: str, hosts: Sequence[str]) -> set[str]:
+    """Lists the names of the hub's listener on `host`; `hosts` are further ones."""
+    found = {_add_brackets(name).lower() for name in (*LOOPBACK, host, *hosts)}
+    return found - {"0.0.0.0", "[::]", ""}
+
+
 class AllowedNames:
     """The Host and Origin values that the hub accepts."""
 
     def __init__(
         self, host: str, public_url: str | None, hosts: list[str], origins: list[str]
     ) -> None:
-        self._hosts = {_add_brackets(name).lower() for name in (*LOOPBACK, host, *hosts)}
-        self._hosts -= {"0.0.0.0", "[::]"}
+        self._hosts = list_own_hosts(host, hosts)
         self._origins = {origin.rstrip("/").lower() for origin in origins}
         if public_url:
             parts = urlsplit(public_url)

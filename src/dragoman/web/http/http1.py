@@ -69,10 +69,13 @@ _SPACE = ord(" ")
 _PLAIN_TEXT = [(b"content-type", b"text/plain")]
 
 
+AdmitLater = Callable[[], Work[bool]]
+
+
 class Application(Protocol):
-    def admit(self, request: ServerRequest) -> bool | Work[bool]:
-        """Whether the body is read; otherwise it is discarded without waiting for it. May need a
-        few seconds to find out: no more of the connection is read meanwhile."""
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
+        """Whether the body is read; otherwise it is discarded without waiting for it. Returns what
+        finds out if that may take a while: no more of the connection is read meanwhile."""
 
     def answer(self, request: ServerRequest) -> Work[None] | None: ...
 
@@ -441,7 +444,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._reading = request
             self._due = NEVER  # the application has a timeout of its own
-            request.admission = start_task(self._admit_later(request, admitted), loop)
+            request.admission = start_task(self._admit_later(request, admitted()), loop)
             self._adjust_reading()
 
     def _begin_body(self, request: ServerRequest) -> None:
@@ -738,7 +741,6 @@ class HttpConnection(asyncio.Protocol):
             if waiting is not None and (caller := waiting.principal) and why_ended(caller):
                 admitted = self._app.admit(waiting)
                 if admitted is not True and admitted is not False:
-                    admitted.close()
                     waiting.refused = 401
                 waiting.principal = caller  # its body is charged to it
         request = self._current

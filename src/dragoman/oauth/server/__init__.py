@@ -1,0 +1,1 @@
+"""The hub as a resource server: verifies access tokens of identity providers."""

@@ -1,0 +1,114 @@
+"""Claims of a verified token, and the principal that they describe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.core.access import TokenRejected
+from dragoman.core.principal import USER, Principal
+from dragoman.oauth.server.config import ClaimRules
+
+OWNER_ROLE = "owner"
+MAX_WORDS = 100
+"""Roles, and scopes, of one user."""
+MAX_AUDIENCES = 100
+_TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
+_DEFAULT_SCOPES = ("scope", "scp")
+
+IsOwnResource = Callable[[str], bool]
+"""Whether a URL is that of an endpoint of this hub."""
+
+
+def find_claim(claims: Mapping[str, Any], path: str) -> Any:
+    """Finds a claim by its name, which may contain dots, or else by the path that the dots make."""
+    if path in claims:
+        return claims[path]
+    here: Any = claims
+    for step in path.split("."):
+        if not isinstance(here, dict) or step not in here:
+            return None
+        here = here[step]
+    return here
+
+
+def find_words(claims: Mapping[str, Any], path: str) -> list[str]:
+    """Finds a claim that is a list of texts, or words with spaces between them."""
+    found = find_claim(claims, path)
+    if isinstance(found, str):
+        return found.split()
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def select_audiences(rules: ClaimRules, aud: Any, is_own: IsOwnResource) -> list[str]:
+    """Selects the audiences of a token that mean this hub. Raises if there are none."""
+    named = [aud] if isinstance(aud, str) else aud if isinstance(aud, list) else []
+    texts = [one for one in named[:MAX_AUDIENCES] if isinstance(one, str)]
+    if rules.audiences:
+        own = [one for one in texts if one in rules.audiences]
+    else:
+        own = [one for one in texts if is_own(one)]
+    if not own:
+        raise TokenRejected("the token is for another audience")
+    return own
+
+
+def list_orgs(rules: ClaimRules) -> list[str]:
+    """Lists the orgs that users of the issuer can have."""
+    if rules.org_claim is None:
+        return [rules.org]
+    return list(rules.orgs.values() if isinstance(rules.orgs, dict) else rules.orgs)
+
+
+def build_principal(
+    rules: ClaimRules, name: str, claims: Mapping[str, Any], credential: str
+) -> Principal:
+    """Builds the principal of verified claims; `name` is that of the issuer. Raises `TokenRejected`
+    if the claims do not meet the rules."""
+    subject = claims.get("sub")
+    if not isinstance(subject, str) or not _TEXT.fullmatch(subject):
+        raise TokenRejected("the token names no subject that can be used")
+    for path, wanted in rules.required_claims.items():
+        if not _has_value(find_claim(claims, path), wanted):
+            raise TokenRejected(f'the token does not have the claim "{path}" that is required')
+    owner = find_claim(claims, rules.owner_claim)
+    scopes: list[str] = []
+    for path in _DEFAULT_SCOPES if rules.scopes_claim is None else (rules.scopes_claim,):
+        scopes = scopes or find_words(claims, path)
+    return Principal(
+        USER,
+        f"{name}/{subject}",
+        _find_org(rules, claims),
+        roles=_find_roles(rules, claims),
+        scopes=tuple(one for one in scopes[:MAX_WORDS] if _TEXT.fullmatch(one)),
+        behalf=owner if isinstance(owner, str) and _TEXT.fullmatch(owner) else subject,
+        credential=credential,
+    )
+
+
+def _find_org(rules: ClaimRules, claims: Mapping[str, Any]) -> str:
+    if rules.org_claim is None:
+        return rules.org
+    found, orgs = find_claim(claims, rules.org_claim), rules.orgs
+    if isinstance(found, str) and found in orgs:
+        return orgs[found] if isinstance(orgs, dict) else found
+    raise TokenRejected("the token is of an org that this hub does not accept")
+
+
+def _find_roles(rules: ClaimRules, claims: Mapping[str, Any]) -> tuple[str, ...]:
+    """An issuer cannot make a user the owner, unless the configuration says by which role."""
+    named = find_words(claims, rules.roles_claim) if rules.roles_claim is not None else []
+    roles = [one for one in named[:MAX_WORDS] if _ROLE.fullmatch(one) and one != OWNER_ROLE]
+    if any(one in rules.owner_roles for one in named):
+        roles.append(OWNER_ROLE)
+    return tuple(dict.fromkeys([*rules.roles, *roles]))
+
+
+def _has_value(found: Any, wanted: str | bool | int | list[str]) -> bool:
+    if isinstance(wanted, list):
+        return any(_has_value(found, one) for one in wanted)
+    if isinstance(found, list):
+        return any(_has_value(one, wanted) for one in found if not isinstance(one, list))
+    return type(found) is type(wanted) and found == wanted
