@@ -133,7 +133,6 @@ HOMES: dict[str, set[str]] = {
         "dragoman.web",
     },
     "argon2": {"dragoman.oauth.authority"},
-    "authlib": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
         "dragoman.oauth",
