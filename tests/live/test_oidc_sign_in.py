@@ -122,7 +122,7 @@ def test_the_first_sign_in_adds_the_user_and_the_app_connects(
     ],
     ids=str,
 )
-def test_claims_that_do_not_fit_sign_nobody_in(
+def test_claims_that_do_not_fit_open_no_session(
     hub: RunningHub, provider: OidcProvider, users: UserStore, change: dict[str, Any]
 ) -> None:
     provider.person["sub"] = "eve"

@@ -72,7 +72,7 @@ def test_answers_of_other_browsers_sites_and_times_are_refused(
     authenticator.origin = "https://hub.example.com.evil.example"
     assert is_refused(authenticator.get(passkeys.build_sign_in_options(BROWSER)))
     authenticator.origin = BASE
-    authenticator.flags = PRESENT  # nobody has entered a PIN
+    authenticator.flags = PRESENT  # without a PIN or fingerprint
     assert is_refused(authenticator.get(passkeys.build_sign_in_options(BROWSER)))
     authenticator.flags = PRESENT | VERIFIED
     authenticator.handle = users.get("bob").handle

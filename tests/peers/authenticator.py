@@ -1,6 +1,6 @@
 """A passkey authenticator in software: makes credentials and signs challenges, as a browser would.
 
-Can be told to lie about the origin, the relying party or whether the user was verified.
+Its fields let a test lie about the origin, the counter or whether the user was verified.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dragoman.app.build_auth import AuthParts
 from dragoman.app.build_stores import Stores, UserStores
@@ -13,11 +14,12 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.net.client import OutboundHttp
-from dragoman.oauth.authority.protocol import MAX_BODY
-from dragoman.oauth.authority.server import AuthorityPorts, AuthorizationServer
 from dragoman.web.app import PathMount
 from dragoman.web.browser_sessions import BrowserSessions
 from dragoman.wire.http import HttpRequest
+
+if TYPE_CHECKING:
+    from dragoman.oauth.authority.server import AuthorizationServer
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,10 @@ def build_authority(
     settings, state = live.config.auth.server, auth.state
     if stores.users is None or not settings.enabled:
         return None
+    # Most hubs do without, and start faster.
+    from dragoman.oauth.authority.protocol import MAX_BODY
+    from dragoman.oauth.authority.server import AuthorityPorts, AuthorizationServer
+
     users, grants = stores.users.users, stores.users.grants
     browsers = BrowserSessions(users, lambda: state.base, settings.session_hours * 3600)
     oidc_http = None
