@@ -38,8 +38,8 @@ from dragoman.oauth.server.config import (
     ClaimRules,
     IntrospectionSettings,
     JwtSettings,
-    find_issuer_name,
 )
+from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
@@ -479,6 +479,11 @@ def _check_issuers(auth: AuthSettings, source: ConfigSource) -> None:
             raise ConfigError(
                 f"{source.locate((*at, 'org_claim'))}: org_claim needs orgs, the list of accepted "
                 "orgs, and orgs needs org_claim: an issuer must not choose any org it likes"
+            )
+        orgs = rules.orgs.values() if isinstance(rules.orgs, dict) else rules.orgs
+        if any("/" in org for org in orgs):
+            raise ConfigError(
+                f"{source.locate((*at, 'orgs'))}: the name of an org must not contain a slash"
             )
         if rules.owner_roles and rules.roles_claim is None:
             raise ConfigError(

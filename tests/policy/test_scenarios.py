@@ -263,6 +263,7 @@ def test_default_policies_permit_use_and_reserve_admin_for_the_owner() -> None:
     stranger = key("eve", "owner", org="evil")
     assert engine.decide(call(stranger, fs)).policies == ("tenant-wall",)
     assert not engine.can_see(stranger, fs, "mcp-http")
+    assert not engine.decide_action(stranger, ADMIN).allowed
     assert not engine.decide_action(stranger, A2A_DISCOVER, deploy).allowed
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.tools.tool_rig import ToolRig, Use, read_object, text_result
@@ -13,10 +15,12 @@ from tests.tools.tool_rig import ToolRig, Use, read_object, text_result
 from dragoman.core.call import Result
 from dragoman.core.errors import InvalidInput, NotFound, Overloaded, WorkFailed
 from dragoman.core.ports import Schedule
+from dragoman.core.principal import Principal
 from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
 from dragoman.tools.agent_calls import ScheduledCalls
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
 from dragoman.tools.schedule_times import Timing, count_missed, find_next, parse_timing
+from dragoman.tools.schedules import _require_owners
 
 pytestmark = pytest.mark.promise("T2")
 
@@ -274,3 +278,28 @@ async def test_schedule_sends_a_message_in_a_chain_of_its_own(rig: ToolRig) -> N
     rig.add_agent(rig.build_profile("narrow", agents=()))
     with pytest.raises(InvalidInput, match="was not granted"):
         await calls.fire(build_schedule("a", owner="narrow", agent="worker"), "do it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "roles", "may"),
+    [
+        ("key", (), False),
+        ("user", (), False),
+        ("user", ("staff",), False),
+        ("server", (), False),
+        ("user", ("owner",), True),
+        ("owner", ("owner",), True),
+        ("agent", (), True),
+        ("schedule", (), True),
+    ],
+)
+def test_only_owners_have_agents_create_schedules(
+    kind: str, roles: tuple[str, ...], may: bool
+) -> None:
+    root = SimpleNamespace(principal=Principal(kind, "x", roles=roles), parent=None)
+    above = SimpleNamespace(principal=Principal("agent", "planner"), parent=root)
+    call: Any = SimpleNamespace(trace=SimpleNamespace(parent=above))
+    if may:
+        return _require_owners(call)
+    with pytest.raises(InvalidInput, match="may not have schedules created"):
+        _require_owners(call)

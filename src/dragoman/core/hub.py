@@ -121,7 +121,10 @@ class Hub:
         """Calls a tool and returns it with its result. Servers, agents, the command line and tests
         all use it; no target can be reached otherwise."""
         view, kind, handle = options.view, options.kind, options.handle
-        tool = self.find(name, view, kind)
+        if kind == RESOURCE:  # kept results are unknown to all but their owners
+            tool = self.find_visible(principal, name, view, kind)
+        else:
+            tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
             tool = await self._find_late(principal, name, view, kind)
             if kind == TOOL and _is_unknown(tool):
@@ -252,6 +255,8 @@ class Hub:
         """Like `find`, but unknown for a principal that may not list what the name stands for."""
         tool = self.find(name, view, kind)
         target = tool.target
+        if isinstance(target, KeptResult) and target.owner != principal:
+            return kept_results.build_missing_result(name)
         if not isinstance(target, Nowhere) or not target.stands_for:
             return tool
         known = any(self.authorizer.can_list(principal, one) for one in target.stands_for)

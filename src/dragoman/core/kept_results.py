@@ -100,7 +100,7 @@ class KeptResults:
         """Resolves `uri`; returns a `Nowhere` tool if nothing is kept there."""
         kept = self._kept.get(uri.removeprefix(PREFIX).partition("?")[0])
         if kept is None or kept.until <= self._clock():
-            return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
+            return build_missing_result(uri)
         return Tool(
             name=f"{KeptResult.name}.{kept.origin.name}",
             alias=uri,
@@ -149,6 +149,10 @@ class KeptResults:
         self._forget_expired()
         if self._kept:
             self._watch()
+
+
+def build_missing_result(uri: str) -> Tool:
+    return build_missing_tool(uri, _build_not_found(uri), RESOURCE)
 
 
 def _build_not_found(uri: str) -> NotFound:

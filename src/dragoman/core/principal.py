@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+HUB_ORG = "default"
+"""The org of the hub itself: only its principals can administer the hub."""
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -13,7 +16,7 @@ class Principal:
 
     kind: str
     id: str
-    org: str = "default"
+    org: str = HUB_ORG
     roles: tuple[str, ...] = field(default=(), compare=False)
     """For policies; `owner` may do what the owner may."""
     scopes: tuple[str, ...] = field(default=(), compare=False)

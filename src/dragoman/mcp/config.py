@@ -104,6 +104,14 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         ),
     ] = 60
     enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
+    org: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=200,
+            description="The org that it belongs to: only principals of the same org see it.",
+        ),
+    ] = "default"
     prefix: Annotated[
         Annotated[str, Meta(max_length=64)] | None,
         Meta(

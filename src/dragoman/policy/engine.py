@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
-from dragoman.core.principal import Principal
+from dragoman.core.principal import HUB_ORG, Principal
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
@@ -200,7 +200,8 @@ class PolicyEngine:
     ) -> Decision:
         """`owner` is whether the task to read or cancel is the principal's own."""
         if action == ADMIN:
-            return self._guard(self._decide_about, caller, action, self._find_org, caller.org)
+            # Of the hub, not of the caller's org: an owner there must not administer the others.
+            return self._guard(self._decide_about, caller, action, self._find_org, HUB_ORG)
         if tool is None or action not in (A2A_DISCOVER, TASK_READ, TASK_CANCEL):
             return self._deny(self._active, LookupError(f"unknown action {action!r} of {tool!r}"))
         if action == A2A_DISCOVER:

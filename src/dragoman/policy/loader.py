@@ -25,7 +25,7 @@ from dragoman.policy.lint import EntityLookup, ParsedPolicy, find_excess, lint, 
 from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
-    "hub.cedarschema": "eb74ba064a2c5eed1c4ecc15808d44378153bca53afadb00f8eaf13a5230019d",
+    "hub.cedarschema": "f3752d4828f0b52c4ee8d3b3bd6452c9daa41aa1532b2eab8528d7ca5ee12edc",
     "guardrails.cedar": "07022f358216512a977206952cb402b6a4298fc88adb73db2c8aa59a50874aec",
     "default.cedar": "c12ec5ba49f2f9464812a2ed71505c2d4d3deb4f6c310804bc0bd7326c25b452",
 }

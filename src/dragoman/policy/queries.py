@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import InvalidInput
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
-from dragoman.core.principal import Principal
+from dragoman.core.principal import HUB_ORG, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import VOLATILE
@@ -71,7 +71,7 @@ def _find_resource(
     policies: PolicyEngine, caller: Principal, action: str, tool: Tool | None
 ) -> ResourceEntity:
     if action == ADMIN:
-        return policies.find_org(caller.org)
+        return policies.find_org(HUB_ORG)
     if tool is None:
         raise InvalidInput(f'"{action}" needs a tool: name one')
     if action == A2A_DISCOVER:

@@ -10,10 +10,15 @@ from typing import Any
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.label_keys import build_context_key
+from dragoman.core.local_agents import AGENT as LOCAL_AGENT
 from dragoman.core.local_agents import matches_any
 from dragoman.core.ports import Schedule, ScheduleStore
 from dragoman.core.taint import AGENT
-from dragoman.tools.schedule_runner import build_schedule_client, build_schedule_principal
+from dragoman.tools.schedule_runner import (
+    SCHEDULE,
+    build_schedule_client,
+    build_schedule_principal,
+)
 from dragoman.tools.schedule_times import find_next, parse_timing
 from dragoman.tools.tasks import build_call_id
 from dragoman.tools.tool_spec import (
@@ -146,7 +151,7 @@ def _require_owners(call: Call) -> None:
         caller = above.principal
         if (
             caller is not None
-            and caller.kind in ("key", "local", "owner", "server")
+            and caller.kind not in (LOCAL_AGENT, SCHEDULE)
             and ("owner" not in caller.roles)
         ):
             raise InvalidInput(

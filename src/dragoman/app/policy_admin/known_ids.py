@@ -17,9 +17,10 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.core.principal import LOCAL, OWNER, USER, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import BUILTIN, fold_id
+from dragoman.oauth.server.config import find_issuer_name
 from dragoman.policy.ids import id_from_tool, split_id
 from dragoman.policy.lint import EntityLookup
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
@@ -50,6 +51,23 @@ def list_principals(config: Config, records: Iterable[KeyRecord], now: float) ->
     return found + [principal_from_key(key) for key in keys if key.get_state(now) == "active"]
 
 
+def find_user(config: Config, label: str) -> Principal | None:
+    """Finds a user by the label, without roles: only the token tells them. None if no issuer of the
+    configuration has such users."""
+    kind, _, id = label.partition(":")
+    name, slash, rest = id.partition("/")
+    rules = [*config.auth.jwt.issuers, config.auth.introspection]
+    for one in rules:
+        if one is None or kind != USER or not slash or find_issuer_name(one) != name:
+            continue
+        if one.org_claim is None:
+            return Principal(USER, id, one.org, behalf=rest)
+        org, slash, subject = rest.partition("/")
+        known = one.orgs.values() if isinstance(one.orgs, dict) else one.orgs
+        return Principal(USER, id, org, behalf=subject) if slash and org in known else None
+    return None
+
+
 class KnownIds:
     """The ids that policies may name. Every tool id counts as known for a target that offers
     nothing at the moment: it may not be connected."""
@@ -64,6 +82,7 @@ class KnownIds:
         """`registered` are the external agents that are not in the configuration; policies know
         skills as servers."""
         principals = list(principals)
+        self._config = config
         self._servers = {BUILTIN, *(entry.name for entry in config.mcp_servers), *skills}
         self._agents = {entry.name for entry in config.agents}
         self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
@@ -97,6 +116,8 @@ class KnownIds:
             "RemoteAgent": self._remote,
             "Agent": self._agents | self._served,
         }
+        if type == "User" and find_user(self._config, id) is not None:
+            return True
         return id in places.get(type, ())
 
     def _is_tool(self, type: str, id: str) -> bool | str:
@@ -123,6 +144,9 @@ class LiveKnownIds:
         self._collected: list[tuple[Any, KnownIds]] = []
         """At most one, with the state that it was collected from."""
         self.refresh()
+
+    def find_user(self, label: str) -> Principal | None:
+        return find_user(self._live.config, label)
 
     def list_principals(self) -> list[Principal]:
         return list_principals(self._live.config, self._keys.list(), time.time())

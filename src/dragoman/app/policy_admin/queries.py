@@ -30,6 +30,8 @@ FIND_SECONDS = 10.0
 
 FindTool = Callable[[str, View, str], Tool]
 """Resolves a name, limited to a view, of a kind; a tool that leads nowhere if unknown."""
+FindUser = Callable[[str], Principal | None]
+"""Finds a user of an identity provider by the label; None if there can be none of that label."""
 
 
 class RecordedCalls:
@@ -67,14 +69,18 @@ class RecordedCalls:
 class CurrentNames:
     """The principals and tools that records name, as they are now; to be used in a thread."""
 
-    def __init__(self, find_tool: FindTool, principals: Iterable[Principal]) -> None:
+    def __init__(
+        self, find_tool: FindTool, principals: Iterable[Principal], find_user: FindUser
+    ) -> None:
         self._find_any = find_tool
+        self._find_user = find_user
         self._principals = {principal.label: principal for principal in principals}
         self._tools: dict[tuple[str, str], Tool | None] = {}
         self._loop = asyncio.get_running_loop()
 
     def find_principal(self, record: Mapping[str, Any]) -> Principal | None:
-        return self._principals.get(str(record.get("caller")))
+        label = str(record.get("caller"))
+        return self._principals.get(label) or self._find_user(label)
 
     def find_tool(self, record: Mapping[str, Any]) -> Tool | None:
         key = str(record.get("verb")), str(record.get("kind", TOOL))
@@ -95,18 +101,20 @@ class CurrentNames:
 
 
 def find_principal(
-    name: str, principals: Sequence[Principal], roles: tuple[str, ...] | None
+    name: str, principals: Sequence[Principal], roles: tuple[str, ...] | None, find_user: FindUser
 ) -> Principal:
     """Finds a principal by its label, its key's name, or `agent:NAME` for an agent with a key. With
     `roles`, returns it as if it had these, even if there is no such principal."""
     one = next((each for each in principals if name in _list_names(each)), None)
+    one = one or find_user(name)
     if one is None and roles is None:
         near = difflib.get_close_matches(name, [each.label for each in principals], n=1)
         hint = f'did you mean "{near[0]}"?' if near else "see: dragoman keys list"
         raise NotFound(f'unknown principal "{name[:200]}"; {hint}')
     if one is None:
-        kind, _, id = name.rpartition(":")
-        one = Principal("key", id, serves=id) if kind == "agent" else Principal(kind or "key", id)
+        kind, colon, id = name.partition(":")
+        kind, id = (kind, id) if colon else ("key", name)
+        one = Principal("key", id, serves=id) if kind == "agent" else Principal(kind, id)
     if roles is None:
         return one
     return Principal(one.kind, one.id, one.org, roles, one.scopes, one.behalf, one.serves)

@@ -296,7 +296,7 @@ class PolicyService:
         context: Mapping[str, Any],
         roles: tuple[str, ...] | None,
     ) -> dict[str, Any]:
-        caller = find_principal(principal, self._known_ids.list_principals(), roles)
+        caller = self._find_principal(principal, roles)
         on = None if action == ADMIN else self._get_tool(tool)
         try:
             found = queries.explain(self.engine, caller, action or CALL, on, context)
@@ -314,6 +314,10 @@ class PolicyService:
             **describe_need(found),
         }
 
+    def _find_principal(self, name: str, roles: tuple[str, ...] | None) -> Principal:
+        known = self._known_ids
+        return find_principal(name, known.list_principals(), roles, known.find_user)
+
     def who_can(self, tool: str) -> dict[str, Any]:
         on = self._get_tool(tool)
         callers = self._known_ids.list_principals()
@@ -325,7 +329,7 @@ class PolicyService:
         return {"tool": on.name, **self._describe_set(), "principals": verdicts}
 
     async def what_can(self, principal: str) -> dict[str, Any]:
-        caller = find_principal(principal, self._known_ids.list_principals(), None)
+        caller = self._find_principal(principal, None)
         tools = [tool for catalog in self._catalogs.values() for tool in catalog.list_tools()]
         rows: list[dict[str, Any]] = []
         for begin in range(0, len(tools), BATCH):
@@ -383,6 +387,7 @@ class PolicyService:
         self._is_replaying = True
         try:
             records = RecordedCalls(self._home, since, until, limit, lambda: self._is_closed)
-            yield records, CurrentNames(self._find_tool, self._known_ids.list_principals())
+            known = self._known_ids
+            yield records, CurrentNames(self._find_tool, known.list_principals(), known.find_user)
         finally:
             self._is_replaying = False

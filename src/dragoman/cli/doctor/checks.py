@@ -27,7 +27,7 @@ from dragoman.cli.clients.known_clients import CLIENTS
 from dragoman.cli.doctor.findings import DoctorContext, Finding, Level
 from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.cli.hub import read_lock_pid
-from dragoman.config import Config
+from dragoman.config import Config, find_issuer_name
 from dragoman.config_layers import find_near_misses
 from dragoman.core.errors import HubError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
@@ -201,9 +201,13 @@ def check_port(found: DoctorContext) -> Iterator[Finding]:
 def check_keys(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
-    host = found.config.server.host
+    host, auth = found.config.server.host, found.config.auth
     count = _count_active_keys(found.home)
-    if found.config.api_key is not None or count:
+    issuers = [find_issuer_name(one) for one in (*auth.jwt.issuers, auth.introspection) if one]
+    if issuers:
+        said = f"HTTP clients need a key or an access token of: {', '.join(issuers)}"
+        yield Finding("keys", "ok", said)
+    elif found.config.api_key is not None or count:
         what = "api_key is set" if found.config.api_key else f"{count} active"
         yield Finding("keys", "ok", f"HTTP clients need a key ({what})")
     elif count is None:

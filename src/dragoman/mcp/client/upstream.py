@@ -90,6 +90,7 @@ class Upstream:
         self.traits = TargetTraits(
             facts=TargetFacts(
                 type="Server",
+                org=entry.org,
                 transport=str(entry.transport.__struct_config__.tag),
                 pinned=entry.pin != "off",
                 reach=entry.find_reach(),

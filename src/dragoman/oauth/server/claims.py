@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ OWNER_ROLE = "owner"
 MAX_WORDS = 100
 """Roles, and scopes, of one user."""
 MAX_AUDIENCES = 100
+MAX_ID = 180
+"""Characters of a user's id."""
 _TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 _DEFAULT_SCOPES = ("scope", "scp")
@@ -73,14 +76,17 @@ def build_principal(
     for path, wanted in rules.required_claims.items():
         if not _has_value(find_claim(claims, path), wanted):
             raise TokenRejected(f'the token does not have the claim "{path}" that is required')
+    org = _find_org(rules, claims)
+    # A person may be in several orgs, and is another user in each.
+    id = f"{name}/{subject}" if rules.org_claim is None else f"{name}/{org}/{subject}"
     owner = find_claim(claims, rules.owner_claim)
     scopes: list[str] = []
     for path in _DEFAULT_SCOPES if rules.scopes_claim is None else (rules.scopes_claim,):
         scopes = scopes or find_words(claims, path)
     return Principal(
         USER,
-        f"{name}/{subject}",
-        _find_org(rules, claims),
+        _shorten(id),
+        org,
         roles=_find_roles(rules, claims),
         scopes=tuple(one for one in scopes[:MAX_WORDS] if _TEXT.fullmatch(one)),
         behalf=owner if isinstance(owner, str) and _TEXT.fullmatch(owner) else subject,
@@ -95,6 +101,13 @@ def _find_org(rules: ClaimRules, claims: Mapping[str, Any]) -> str:
     if isinstance(found, str) and found in orgs:
         return orgs[found] if isinstance(orgs, dict) else found
     raise TokenRejected("the token is of an org that this hub does not accept")
+
+
+def _shorten(id: str) -> str:
+    """Shortens an id that tables would cut off; it stays unique."""
+    if len(id) <= MAX_ID:
+        return id
+    return f"{id[: MAX_ID - 33]}~{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
 
 def _find_roles(rules: ClaimRules, claims: Mapping[str, Any]) -> tuple[str, ...]:
