@@ -9,6 +9,7 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.cli.test_hello_example import typed_and_seen
 
+from dragoman.app.policy_admin.known_ids import load_known_ids
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.users import UsersDatabase, UserStore
 
@@ -79,3 +80,14 @@ def test_apps_are_listed_and_disconnected(terminal: Terminal) -> None:
     changed = terminal.quick("users", "passwd", "anna", "--password", input=f"{PASSWORD}!\n")
     assert changed.code == 0 and grants.list("anna") == []
     base.close()
+
+
+def test_policies_can_name_users(terminal: Terminal) -> None:
+    terminal.quick("users", "add", "anna", "--role", "editor", "--org", "sales")
+    config = terminal.home / "config.toml"
+    config.write_text("[auth.server]\nenabled = true\n", encoding="utf-8")
+    is_known = load_known_ids(terminal.home, 0.0)
+    assert is_known("User", "user:anna") and not is_known("User", "user:bob")
+    assert is_known("Role", "editor") and is_known("Org", "sales")
+    config.write_text("", encoding="utf-8")  # not enabled
+    assert not load_known_ids(terminal.home, 0.0)("User", "user:anna")
