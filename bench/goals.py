@@ -25,10 +25,16 @@ def judge(goal: str, value: float | None, form: str, holds: Callable[[float], bo
     return Verdict(goal, form.format(value), holds(value))
 
 
+ONE_CLIENT = ("load", "1", "cpu_us")
+
+
 def calls_goals(calls: dict, plan: dict) -> list[Verdict]:
     hub = calls.get(rows.HUB_HTTP.name, [])
     raw, sdk = calls.get(rows.RAW.name, []), calls.get(rows.SDK.name, [])
-    own = [row.name for row in (rows.HUB_HTTP, rows.HUB_2025, rows.HUB_STDIO)]
+    own = [
+        row.name
+        for row in (rows.HUB_HTTP, rows.HUB_2025, rows.HUB_KEY, rows.HUB_JWT, rows.HUB_STDIO)
+    ]
     answered = [record for name in own for record in calls.get(name, [])]
     return [
         judge(
@@ -48,6 +54,12 @@ def calls_goals(calls: dict, plan: dict) -> list[Verdict]:
             ratio(hub, sdk, "load", "16", "per_second"),
             "{:.1f} times",
             lambda times: times >= 8,
+        ),
+        judge(
+            "CPU of a call with an access token: at most 10 % more than with a key",
+            ratio(calls.get(rows.HUB_JWT.name, []), calls.get(rows.HUB_KEY.name, []), *ONE_CLIENT),
+            "{:.2f} times",
+            lambda times: times <= 1.1,
         ),
         judge(
             "every answer right",

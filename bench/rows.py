@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bench.identity import create_key, render_issuer, sign_token
 from bench.paths import (
     BENCH_PYTHON,
     FASTMCP_PYTHON,
@@ -114,8 +115,8 @@ def server_table(number: int, transport: str) -> str:
     return f'\n[[mcp_servers]]\nname = "up{number}"\n[mcp_servers.transport]\n{transport}\n'
 
 
-def write_hub_config(context: RowContext, transports: list[str]) -> None:
-    text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n'
+def write_hub_config(context: RowContext, transports: list[str], more: str = "") -> None:
+    text = f'[server]\nhost = "127.0.0.1"\nport = {context.port}\n{more}'
     text += '\n[mcp]\nstdio_expose = ["*"]\n'
     text += "".join(server_table(i, transport) for i, transport in enumerate(transports))
     write_home(context.home, text)
@@ -124,6 +125,20 @@ def write_hub_config(context: RowContext, transports: list[str]) -> None:
 def hub_over_http(context: RowContext) -> Command:
     write_hub_config(context, [f'type = "http"\nurl = "{url}"' for url in context.urls()])
     return [HUB, "up", "--home", context.home]
+
+
+def hub_with_tokens(context: RowContext) -> Command:
+    transports = [f'type = "http"\nurl = "{url}"' for url in context.urls()]
+    write_hub_config(context, transports, render_issuer())
+    return [HUB, "up", "--home", context.home]
+
+
+def with_key(context: RowContext) -> Dialect:
+    return replace(IN_HUB, authorization=f"Bearer {create_key(context.home)}")
+
+
+def with_token(context: RowContext) -> Dialect:
+    return replace(IN_HUB, authorization=f"Bearer {sign_token()}")
 
 
 def hub_over_stdio(context: RowContext) -> Command:
@@ -145,6 +160,10 @@ HUB_2025 = Row(
     hub_over_http,
     replace(SESSION_2025, tool="mcp_up0_echo"),
     ready="/healthz",
+)
+HUB_KEY = Row("Dragoman, with a key", hub_over_http, ready="/healthz", register=with_key)
+HUB_JWT = Row(
+    "Dragoman, with an access token (JWT)", hub_with_tokens, ready="/healthz", register=with_token
 )
 ASGI_POOL = Row("plain ASGI server + keep-alive pool", peer("asgi_proxy.py", "{up}", "pool"))
 ASGI_AIOHTTP = Row("plain ASGI server + aiohttp client", peer("asgi_proxy.py", "{up}", "aiohttp"))
@@ -176,6 +195,8 @@ OVER_HTTP = [
     ASGI_AIOHTTP,
     HUB_HTTP,
     HUB_2025,
+    HUB_KEY,
+    HUB_JWT,
     SDK,
     FASTMCP_KEPT,
     FASTMCP_FRESH,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.call import Call
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.kept_results import KeptResults
@@ -106,4 +107,14 @@ async def test_part_is_selected_in_characters_by_its_principal() -> None:
         await read("?" + "&".join(f"p{n}=1" for n in range(101)))
     with pytest.raises(NotFound):
         await read("", "two")
+    kept.close()
+
+
+async def test_kept_results_of_one_user_end_with_their_own_token() -> None:
+    kept = KeptResults(1, 600)
+    ann = [Principal("user", "ann", credential=name) for name in ("one", "two", "three")]
+    uris = [kept.keep(replace(call_of("x"), principal=who), "text", "text/plain") for who in ann]
+    why = {"one": "revoked", "two": TOKEN_EXPIRED}
+    kept.end_principals(lambda who: why.get(who.credential, ""))
+    assert [is_there(kept, uri) for uri in uris] == [False, True, True]
     kept.close()

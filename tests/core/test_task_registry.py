@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
 from dragoman.core.errors import (
     InvalidInput,
@@ -535,3 +536,23 @@ async def test_finished_call_is_stored_without_a_reader(tmp_path: Path) -> None:
     assert [(one.state, one.about) for one in store.load()] == [(COMPLETED, {"note": "of one"})]
     await tasks.close()
     store.close()
+
+
+# --- lost access
+
+
+@pytest.mark.promise("O1")
+async def test_tasks_of_one_user_end_with_the_token_that_made_them() -> None:
+    """Not when it merely expires: the client has another one by then."""
+    tasks = listed(MemoryTaskStore())
+    made = [
+        task
+        for name in ("one", "two", "three")
+        for task in kept(tasks, Principal("user", "ann", credential=name), name)
+    ]
+    why = {"one": "the access token was revoked", "two": TOKEN_EXPIRED}
+    tasks.end_principals(lambda who: why.get(who.credential, ""))
+    assert [task.finished for task in made] == [True, False, False]
+    tasks.end_principals(lambda who: "the hub accepts no more tokens of this user")
+    assert all(task.finished for task in made)
+    await tasks.close()

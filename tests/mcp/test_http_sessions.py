@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import can_answer
 from dragoman.core.tool_filter import EVERYTHING
@@ -268,3 +269,17 @@ def test_notification_without_a_stream_waits_where_resumable(
         for number in range(100):
             session.notify(b"%d" % number)
         assert len(session.unsent) == (module.MAX_UNSENT if kept else 0)
+
+
+def test_session_belongs_to_the_user_and_takes_the_newest_token() -> None:
+    sessions = made()
+    old, new = (Principal("user", "ann", roles=(one,), credential=one) for one in ("old", "new"))
+    session = sessions.begin(ClientState(old, "mcp-http", EVERYTHING, R2511))
+    other = sessions.begin(ClientState(old, "mcp-http", EVERYTHING, R2511))
+    assert sessions.find(session.id, new) is session
+    assert session.principal is new, "its roles are those of the request"
+    sessions.end_principals(lambda who: TOKEN_EXPIRED if who.credential == "old" else "")
+    assert len(sessions) == 2
+    sessions.end_principals(lambda who: "revoked" if who.credential == "old" else "")
+    assert sessions.find(session.id, new) is session and sessions.find(other.id, new) is None
+    assert sessions.find(session.id, Principal("user", "eve", credential="new")) is None

@@ -13,7 +13,13 @@ import pytest
 from tests.permissive_hub import build_permissive_hub
 from tests.web.test_listener import Plain
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import (
+    SETTINGS_CHANGED,
+    TOKEN_EXPIRED,
+    TokenRejected,
+    WhyEnded,
+    explain_lost_access,
+)
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import LOCAL, OWNER, Principal
@@ -22,7 +28,7 @@ from dragoman.web import access_watch
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import Mounted, TcpApp
-from dragoman.web.auth import API_KEY, AllowedNames, Authenticator
+from dragoman.web.auth import API_KEY, AllowedNames, Authenticator, Found
 from dragoman.web.http import http1
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
@@ -110,6 +116,98 @@ def test_request_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     for stranger in (BOB, API_KEY, Principal("key", "ann", "elsewhere"), Principal("new", "ann")):
         assert watch.explain_ended(stranger), stranger
     keys.close()
+
+
+# --- access tokens --------------------------------------------------------------------------------
+
+
+class Tokens:
+    """Some tokens of users, each with the reason why it is refused."""
+
+    version = 0
+
+    def __init__(self, **why: str) -> None:
+        self.why = why
+        self.expiry = float("inf")
+
+    def find(self, token: str) -> Found:
+        if token not in self.why:
+            return None
+        if self.why[token]:
+            raise TokenRejected(self.why[token])
+        return user(token)
+
+    def is_active(self) -> bool:
+        return True
+
+    def list_issuers(self, base: str) -> list[str]:
+        return ["https://login.example.com"]
+
+    def refresh(self) -> None:
+        pass
+
+    def find_next_expiry(self, now: float) -> float:
+        return self.expiry if self.expiry > now else float("inf")
+
+    def explain_invalid(self, principal: Principal) -> str | None:
+        return self.why.get(principal.credential)
+
+
+def user(credential: str, id: str = "ann") -> Principal:
+    return Principal("user", id, credential=credential)
+
+
+async def test_tokens_of_one_user_end_apart(tmp_path: Path) -> None:
+    """They are equal principals, and only one of them has ended."""
+    keys, tokens = KeyStore(tmp_path), Tokens(one="", two="")
+    told: list[dict[str, str]] = []
+    came = asyncio.Event()
+
+    class Asking:
+        def end_principals(self, why_ended: WhyEnded) -> None:
+            told.append({name: why_ended(user(name)) for name in ("one", "two", "one")})
+            came.set()
+
+    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys, [tokens]))
+    task = asyncio.create_task(watch.watch([Asking()]))
+    try:
+        tokens.why["one"] = TOKEN_EXPIRED
+        tokens.expiry = time.time() + 0.1  # no version changes: only time passes
+        await asyncio.wait_for(came.wait(), 10)
+        assert told[0] == {"one": TOKEN_EXPIRED, "two": ""}
+        tokens.why["two"] = "the access token was revoked"
+        tokens.version += 1
+        async with asyncio.timeout(10):
+            while not told[-1]["two"]:
+                came.clear()
+                await came.wait()
+    finally:
+        task.cancel()
+        watch.close()
+        keys.close()
+
+
+def test_user_of_no_finder_is_not_served(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path)
+    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys, [Tokens(a="")]))
+    assert watch.explain_ended(user("a")) == ""
+    assert "no more tokens" in watch.explain_ended(user("of another finder"))
+    assert watch.explain_ended(LOCAL), "a hub with tokens requires them"
+    without = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys))
+    assert "no more tokens" in without.explain_ended(user("a"))
+    assert without.explain_ended(LOCAL) == ""
+    keys.close()
+
+
+def test_what_outlives_a_request_ends_with_the_user_and_not_with_an_expired_token() -> None:
+    reasons = {"old": TOKEN_EXPIRED, "changed": SETTINGS_CHANGED, "stolen": "it was revoked"}
+
+    def why_ended(principal: Principal) -> str:
+        return reasons.get(principal.credential, "")
+
+    expected = {"old": "", "changed": "", "stolen": "it was revoked", "new": ""}
+    for credential, why in expected.items():
+        assert explain_lost_access(why_ended, user(credential)) == why
 
 
 # --- requests that do not end by themselves -------------------------------------------------------

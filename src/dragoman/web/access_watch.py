@@ -44,7 +44,8 @@ class AccessWatch:
         self._auth = auth
         self._parts: Sequence[ServesPrincipals] = ()
         self._versions = self._list_versions()
-        self._expiry = self._find_next_expiry(time.time())
+        self._checked = time.time()
+        self._expiry = self._find_next_expiry(self._checked)
         self._again: list[asyncio.TimerHandle] = []
         self._unreadable = False
 
@@ -92,10 +93,10 @@ class AccessWatch:
         for finder in self._auth.finders:
             finder.refresh()
         now, versions = time.time(), self._list_versions()
+        # A token that was verified since may expire before the others, or have expired already.
+        expiries = [one.find_next_expiry(self._checked) for one in self._auth.finders]
+        self._expiry, self._checked = min([self._expiry, *expiries]), now
         if versions == self._versions and now < self._expiry:
-            # A token that was verified since may expire before the others.
-            finders = self._auth.finders
-            self._expiry = min([self._expiry, *(one.find_next_expiry(now) for one in finders)])
             return
         self._versions, self._expiry = versions, self._find_next_expiry(now)
         self._end_revoked()

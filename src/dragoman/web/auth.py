@@ -49,7 +49,8 @@ class TokenFinder(Protocol):
         """Notices what other processes have changed."""
 
     def find_next_expiry(self, now: float) -> float:
-        """Returns when the next of the tokens in use expires; called several times a second."""
+        """Returns when the first of the tokens in use expires after `now`, which may be the past;
+        called several times a second."""
 
     def explain_invalid(self, principal: Principal) -> str | None:
         """Explains why the credential of a user is refused: one of `RENEWABLE`, or a reason that
