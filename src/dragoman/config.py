@@ -47,7 +47,9 @@ from dragoman.web.config import ServerSettings
 
 RESERVED = PATHS | {HUB, BUILTIN}
 """Names that no agent can have."""
-TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
+TAKEN_PATHS = frozenset(
+    {"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz", "/oauth"}
+)
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 

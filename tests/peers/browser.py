@@ -5,6 +5,7 @@ Follows no redirect by itself, runs no script, and sends the Origin of the hub w
 
 from __future__ import annotations
 
+import atexit
 import base64
 import hashlib
 import secrets
@@ -21,6 +22,7 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """One for all clients: to make one takes longer than a request."""
 HTTP = httpx.Client(verify=NO_TLS, timeout=20.0)
 """For requests without cookies."""
+atexit.register(HTTP.close)
 CALLBACK = "https://app.example/callback"
 PASSWORD = "correct horse battery"
 

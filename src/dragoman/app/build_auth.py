@@ -73,7 +73,8 @@ def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -
     finders: list[TokenFinder] = [jwt, introspected]
     if stores.users is not None:
         stores.users.grants.set_issuer(lambda: state.base)
-        finders.append(stores.users.grants)
+        # First: no token of the hub is sent to a provider for introspection.
+        finders.insert(0, stores.users.grants)
     authenticator = Authenticator(config.api_key, find_key, keys.has_keys, finders)
     state = RunState(mode, config.server.public_url, authenticator.requires_key)
     metadata = ResourceMetadata(

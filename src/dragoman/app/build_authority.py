@@ -79,7 +79,8 @@ def build_authority(
         auth.resolve_secret,
         _note_failures(stores),
     )
-    server = AuthorizationServer(settings, ports)
+    scopes = dict.fromkeys(("call", *live.config.auth.required_scopes))
+    server = AuthorizationServer(settings, ports, tuple(scopes))
     mounts = tuple(
         PathMount(path, server.serve, frozenset((path,)).__contains__, body_bytes=MAX_BODY)
         for path in server.paths

@@ -116,7 +116,7 @@ def add(name: str, ask: bool, oidc: bool, home: str | None, as_json: bool, **opt
             name,
             org=options["org"],
             roles=options["roles"],
-            scopes=options["scopes"] or ("call",),
+            scopes=options["scopes"] or _find_default_scopes(home),
             password=hashed,
             restore=options["restore"],
         )
@@ -320,6 +320,17 @@ def _find_url(home: str | None) -> str:
     if daemon is not None and daemon.url:
         return daemon.url
     return f"http://127.0.0.1:{server.port if server is not None else 50_051}"
+
+
+def _find_default_scopes(home: str | None) -> Sequence[str]:
+    """The scope of keys, and those that every token needs."""
+    from dragoman.config import load
+
+    try:
+        required = load(Path(resolve_home(home)) / "config.toml").auth.required_scopes
+    except HubError:
+        required = []
+    return tuple(dict.fromkeys(("call", *required)))
 
 
 def _warn_disabled(home: str | None) -> None:

@@ -12,7 +12,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -62,7 +62,9 @@ class OidcSignIn:
         resolve_secret: ResolveSecret,
         find_base: FindBase,
         note_failed: Callable[[str], None],
+        scopes: Sequence[str],
     ) -> None:
+        """`scopes` are those of users that are added."""
         self._settings = settings
         self._users = users
         self._browsers = browsers
@@ -71,6 +73,7 @@ class OidcSignIn:
         self._resolve_secret = resolve_secret
         self._find_base = find_base
         self._note_failed = note_failed
+        self._scopes = scopes
         self._logins: dict[str, _PendingLogin] = {}
         self._metadata: tuple[Mapping[str, Any], float] | None = None
         self._keys: tuple[list[Any], float] | None = None
@@ -271,6 +274,7 @@ class OidcSignIn:
                     name,
                     org=settings.org,
                     roles=[*settings.roles, *self._find_roles(claims)],
+                    scopes=self._scopes,
                     subject=subject,
                     by="oidc",
                 )

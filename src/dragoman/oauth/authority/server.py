@@ -70,7 +70,8 @@ class AuthorizationServer:
         scopes: tuple[str, ...] = ("call",),
         attempts: Attempts | None = None,
     ) -> None:
-        """Raises `ConfigError` if the extra is not installed."""
+        """`scopes` are those that new users have. Raises `ConfigError` if the extra is not
+        installed."""
         self._ports = ports
         attempts = attempts or Attempts()
         keys = passkeys.Passkeys(ports.users, ports.find_base)
@@ -95,7 +96,7 @@ class AuthorizationServer:
         if settings.oidc is not None and ports.oidc_http is not None:
             self._oidc = OidcSignIn(
                 settings.oidc, ports.users, ports.browsers, sign_in, ports.oidc_http,
-                ports.resolve_secret, ports.find_base, ports.note_failed,
+                ports.resolve_secret, ports.find_base, ports.note_failed, scopes,
             )  # fmt: skip
         self.paths: tuple[str, ...] = (*METADATA, *FOR_CLIENTS, *FOR_BROWSERS)
         """The paths that it serves, all without a key."""

@@ -100,7 +100,7 @@ class SignIn:
         reply_page(request, page, headers)
 
     async def serve_login(self, request: HttpRequest, address: str) -> None:
-        if request.method == "GET":
+        if request.method != "POST":
             next = parse_query(request.query.decode("latin-1")).get("next", ACCOUNT)
             return self.show(request, find_next(next))
         form = parse_form(request)
@@ -153,7 +153,7 @@ class SignIn:
         it up: programs preview links."""
         browser, headers = self._browsers.identify(request)
         token = self._browsers.build_form_token(browser, "enroll")
-        if request.method == "GET":
+        if request.method != "POST":
             code = parse_query(request.query.decode("latin-1")).get("code", "")
             user = self._users.find_enrolment(code)
             if user is None:
