@@ -73,7 +73,8 @@ from dragoman.config import Config
 async def main():
     app = build_app(Path(sys.argv[1]), Config(), "mcp")
     await app.parts.manifests.follow()
-    print(*(name for name in sys.modules if name.startswith("dragoman.")))
+    wanted = ("dragoman.", "jwt", "cryptography")
+    print(*(name for name in sys.modules if name.startswith(wanted)))
     await app.stop()
 
 asyncio.run(main())
@@ -102,3 +103,21 @@ def test_hub_without_agents_loads_nothing_of_them(short_tmp: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "agent.toml").write_text(MANIFEST, encoding="utf-8")
     assert "dragoman.agents.manifest" in list_loaded()
+
+
+ISSUER = """from dragoman.config import AuthSettings
+from dragoman.oauth.server.config import JwtIssuer, JwtSettings
+AUTH = AuthSettings(jwt=JwtSettings(issuers=[JwtIssuer(issuer="https://login.example.com")]))
+"""
+
+
+def test_hub_without_issuers_loads_no_cryptography(short_tmp: Path) -> None:
+    home.prepare(str(short_tmp))
+    for program, is_loaded in (
+        (HUB, False),
+        (ISSUER + HUB.replace("Config()", "Config(auth=AUTH)"), True),
+    ):
+        command = [sys.executable, "-c", program, str(short_tmp)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        loaded = run.stdout.splitlines()[-1].split()
+        assert ("jwt" in loaded, "cryptography" in loaded) == (is_loaded, is_loaded)

@@ -36,7 +36,7 @@ from tests.peers import wire
 from tests.peers.identity_provider import IdentityProvider, run_identity_provider
 from tests.peers.process import server_entry
 
-pytestmark = pytest.mark.promise("O1")
+pytestmark = pytest.mark.promise("O1", "U4")
 
 KEY = "the key of the configuration"
 CONFIG = """api_key = "{key}"
@@ -132,7 +132,7 @@ def fill(rig: Rig) -> None:
 # --- every operation, as a function of the ids ----------------------------------------------------
 
 Ask = Callable[[RunningHub, Mapping[str, str], Mapping[str, str]], Any]
-"""Takes the hub, the headers of the one who asks, and the ids; returns all that is answered."""
+"""Takes the hub, the headers of the user, and the ids; returns all that is answered."""
 
 
 def a2a(binding: DialectBinding, op: str, **params: str) -> Ask:

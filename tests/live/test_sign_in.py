@@ -28,7 +28,7 @@ from tests.peers.identity_provider import (
 )
 from tests.peers.process import server_entry
 
-pytestmark = pytest.mark.promise("O1")
+pytestmark = pytest.mark.promise("O1", "U4")
 
 KEY = "the key of the configuration"
 SOON = 20.0
@@ -334,3 +334,22 @@ def test_tokens_are_enough_to_listen_for_others(hub: Callable[..., RunningHub]) 
         rig = Rig(running, provider)
         assert rig.ask(rig.sign()).status == 200
         assert rig.challenge()[0] == 401
+
+
+def test_flood_of_invalid_tokens_is_refused_before_it_is_verified(
+    hub: Callable[..., RunningHub],
+) -> None:
+    """Known tokens and keys are served all the same."""
+    with run_identity_provider() as provider:
+        issuer = f'[[auth.jwt.issuers]]\nissuer = "{provider.issuer}"\n'
+        public = '[server]\npublic_url = "https://hub.example.com"\n'
+        rate = "[limits.rate]\naddress_per_minute = 1\naddress_burst = 5\n"
+        rig = Rig(hub(config=public + issuer + rate), provider)
+        known = rig.sign()
+        assert rig.ask(known).status == 200
+        forged = [rig.sign(jti=str(n), key=make_key("ES256", 7)) for n in range(7)]
+        assert [rig.challenge(one)[0] for one in forged] == [401] * 5 + [429] * 2
+        fetched = provider.count("/keys")
+        unseen = rig.ask(rig.sign(jti="unseen"))
+        assert unseen.status == 429 and unseen.headers.get("retry-after")
+        assert rig.ask(known).status == 200 and provider.count("/keys") == fetched

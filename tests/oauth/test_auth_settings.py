@@ -15,7 +15,7 @@ from dragoman.core.principal import Principal
 from dragoman.oauth.server.claims import MAX_ID, build_principal, find_claim, find_words
 from dragoman.oauth.server.config import JwtIssuer
 
-pytestmark = pytest.mark.promise("O1")
+pytestmark = pytest.mark.promise("O1", "U4")
 
 ISSUER = "https://login.example.com/realms/main"
 

@@ -199,14 +199,16 @@ class TcpApp:
             return response_from_error(error)
         if is_open:
             return None
+        has_issuers = self.metadata.has_issuers(request)
         if b"authorization" not in request.fields and request.path.startswith(NO_OAUTH):
-            return build_error(404, "the hub has no OAuth; send Authorization: Bearer KEY")
+            return build_error(404, NO_AUTHORIZATION_SERVER if has_issuers else NO_OAUTH_TEXT)
         if not self._auth.requires_key():
             return build_error(401, ANOTHER_USER, self.metadata.build_challenge(request))
         if _shows_key(request.fields):
             challenge = self.metadata.build_challenge(request, "invalid_token")
-            return build_error(401, WRONG_KEY, challenge)
-        return build_error(401, UNAUTHORIZED, self.metadata.build_challenge(request))
+            return build_error(401, WRONG_TOKEN if has_issuers else WRONG_KEY, challenge)
+        said = TOKEN_NEEDED if has_issuers else UNAUTHORIZED
+        return build_error(401, said, self.metadata.build_challenge(request))
 
     def _find_body_limit(self, path: str) -> int:
         """How large a body of a request without a principal may be at `path`."""
@@ -449,6 +451,19 @@ UNAUTHORIZED = "a key is needed: send Authorization: Bearer KEY; make one with d
 WRONG_KEY = (
     "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
     "shows those that are good, dragoman keys create NAME makes one"
+)
+TOKEN_NEEDED = (
+    "a key or an access token is needed: send Authorization: Bearer TOKEN; "
+    "/.well-known/oauth-protected-resource names the issuers whose tokens are accepted"
+)
+WRONG_TOKEN = (
+    "the key or access token is not accepted: a key is wrong, was revoked or has expired, and a "
+    "token is of none of the issuers that /.well-known/oauth-protected-resource names"
+)
+NO_OAUTH_TEXT = "the hub has no OAuth; send Authorization: Bearer KEY"
+NO_AUTHORIZATION_SERVER = (
+    "the hub is no authorization server; /.well-known/oauth-protected-resource names those whose "
+    "tokens it accepts"
 )
 ANOTHER_USER = (
     "while it has no keys the hub serves programs of its own user only, and this connection is "

@@ -43,6 +43,9 @@ class ResourceMetadata:
     def list_issuers(self, base: str) -> list[str]:
         return [issuer for finder in self._finders for issuer in finder.list_issuers(base)]
 
+    def has_issuers(self, request: HttpRequest) -> bool:
+        return bool(self.list_issuers(self._find_base(request)))
+
     def find_missing_scopes(self, principal: Principal) -> Sequence[str]:
         """Lists all required scopes if the token of a user lacks one."""
         required = self._list_required_scopes()

@@ -165,6 +165,7 @@ class LegacySseTransport:
         if client is None or client.principal != principal:
             refuse(request, 404, "session not found; open a new one with GET /sse")
             return
+        client.principal = principal  # its token and its roles may be others now
         message = parse_message(request, parse_accept(b"*/*"))
         if message is None:
             return

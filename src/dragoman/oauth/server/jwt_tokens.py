@@ -159,13 +159,15 @@ class JwtTokens:
 
     def _verify(self, token: str, digest: bytes) -> Callable[[], Awaitable[Principal]] | None:
         if not _SHAPE.fullmatch(token):
-            raise TokenRejected("the token cannot be read")
+            return None
         head, body, _ = token.split(".")
         header, claims = _parse_part(head), _parse_part(body)
-        iss = claims.get("iss")
+        iss = claims.get("iss") if claims is not None else None
         issuer = self._issuers.get(iss) if isinstance(iss, str) else None
-        if issuer is None:
+        if issuer is None:  # perhaps an opaque token, or one of another finder
             return None
+        if header is None:
+            raise TokenRejected("the token cannot be read")
         algorithm, id = check_header(header, issuer.rules)
         return partial(self._check_later, token, digest, issuer, algorithm, id)
 
@@ -267,11 +269,9 @@ def _explain(error: Exception) -> str:
     }.get(type(error).__name__, "the token is not valid")
 
 
-def _parse_part(part: str) -> dict[str, Any]:
+def _parse_part(part: str) -> dict[str, Any] | None:
     try:
         found = decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except (binascii.Error, ValueError, Malformed):
-        found = None
-    if not isinstance(found, dict):
-        raise TokenRejected("the token cannot be read")
-    return found
+        return None
+    return found if isinstance(found, dict) else None
