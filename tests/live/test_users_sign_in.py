@@ -472,6 +472,9 @@ def test_the_session_cookie_is_private_and_new_at_each_sign_in(team: Team) -> No
 
 def test_wrong_passwords_are_limited_from_one_address_only(team: Team, browser: Browser) -> None:
     name = team.add()
+    own = Browser(team.url)
+    account = own.sign_in(name)
+    own.submit(account, "/oauth/logout")
     page = browser.get("/oauth/login")
     for wrong in ("wrong", ""):
         answers = [
@@ -487,6 +490,8 @@ def test_wrong_passwords_are_limited_from_one_address_only(team: Team, browser: 
     assert codes.count(429) >= 2 and codes[-1] == 429
     other = browser.submit(page, "/oauth/login", user=team.add(), password=PASSWORD)
     assert other.status_code == 303  # other users are not affected
+    with own:  # and neither is the user in a browser of their own
+        assert name in own.sign_in(name).text
 
 
 # --- the end of access ----------------------------------------------------------------------------

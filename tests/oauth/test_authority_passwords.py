@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Literal
 
 import pytest
 from argon2 import PasswordHasher
 
-from dragoman.core.errors import InvalidInput, Overloaded, RateLimited
+from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, RateLimited
 from dragoman.core.rate_limiter import Rate
 from dragoman.oauth.authority.attempts import AttemptRates, Attempts
 from dragoman.oauth.authority.passwords import (
@@ -104,6 +105,10 @@ def test_attempts_from_elsewhere_do_not_lock_a_user_out() -> None:
         attempts.take_sign_in("192.0.2.1", "anna")
     assert refused.value.retry_after > 1
     attempts.take_sign_in("192.0.2.2", "anna")  # Anna herself
+    for _ in range(3):  # or in a browser that knows her, behind the same proxy
+        attempts.take_sign_in("192.0.2.1", "anna", "a-known-browser")
+    with pytest.raises(RateLimited):
+        attempts.take_sign_in("192.0.2.1", "anna", "a-known-browser")
     attempts.take_sign_in("192.0.2.1", "bob")
     attempts.take_sign_in("192.0.2.1", "carol")
     with pytest.raises(RateLimited):
@@ -112,3 +117,9 @@ def test_attempts_from_elsewhere_do_not_lock_a_user_out() -> None:
         attempts.take_sign_in(f"2001:db8::{number}", "anna")
     with pytest.raises(RateLimited):
         attempts.take_sign_in("2001:db8::9", "anna")
+
+
+def test_a_missing_extra_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "argon2", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install 'dragoman-hub\[auth\]'"):
+        build_hasher()

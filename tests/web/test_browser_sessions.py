@@ -31,7 +31,7 @@ def request(cookie: str = "") -> Any:
 def test_cookies_are_bound_to_the_host_over_https(users: UserStore) -> None:
     sessions = BrowserSessions(users, lambda: "https://hub.example.com", 60)
     anna = users.get("anna")
-    ((name, value),) = sessions.open(anna)
+    (name, value), (_, known) = sessions.open(request(), anna)
     cookie, *rest = value.decode().split("; ")
     assert name == b"set-cookie" and cookie.startswith("__Host-dragoman-session=")
     assert {"Secure", "HttpOnly", "SameSite=Lax", "Path=/", "Max-Age=60"} == set(rest)
@@ -43,6 +43,10 @@ def test_cookies_are_bound_to_the_host_over_https(users: UserStore) -> None:
     assert sessions.find(request(cookie.removeprefix("__Host-"))) is None
     assert sessions.find(request(f"{cookie}; {cookie}")) is None
     assert sessions.find(request(f"{cookie}x")) is None and sessions.find(request()) is None
+    remembered = known.decode().partition(";")[0]
+    assert sessions.find_known(request(remembered), "anna")
+    assert not sessions.find_known(request(remembered), "bob")
+    assert len(sessions.open(request(remembered), anna)) == 1  # known already
     cleared = sessions.close(request(cookie))
     assert all(b"Max-Age=0" in header for _, header in cleared)
     assert sessions.find(request(cookie)) is None
@@ -51,7 +55,7 @@ def test_cookies_are_bound_to_the_host_over_https(users: UserStore) -> None:
 def test_hubs_on_one_machine_have_cookies_of_their_own(users: UserStore) -> None:
     one = BrowserSessions(users, lambda: "http://127.0.0.1:5001", 60)
     two = BrowserSessions(users, lambda: "http://127.0.0.1:5002", 60)
-    cookie = one.open(users.get("anna"))[0][1].decode().partition(";")[0]
+    cookie = one.open(request(), users.get("anna"))[0][1].decode().partition(";")[0]
     assert "Secure" not in cookie and one.find(request(cookie)) is not None
     assert two.find(request(cookie)) is None
 

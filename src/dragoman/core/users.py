@@ -129,6 +129,11 @@ class BrowserSessionStore(Protocol):
 
     def close_session(self, id: str) -> None: ...
 
+    def remember_browser(self, user: str) -> str:
+        """Returns an id by which a browser is recognised that the user has signed in with."""
+
+    def is_known_browser(self, id: str, user: str) -> bool: ...
+
     def find(self, name: str) -> UserRecord | None: ...
 
 

@@ -57,6 +57,12 @@ MIGRATIONS = (
         expires_at REAL NOT NULL
     );
     CREATE INDEX sessions_by_user ON sessions (user, created_at);
+    CREATE TABLE known_browsers (
+        hash BLOB PRIMARY KEY,
+        user TEXT NOT NULL REFERENCES users (name),
+        at REAL NOT NULL
+    );
+    CREATE INDEX known_browsers_by_user ON known_browsers (user, at);
     CREATE TABLE clients (
         id TEXT PRIMARY KEY,
         metadata TEXT NOT NULL,
@@ -120,6 +126,8 @@ SIGN_IN, SIGN_OUT = "user.sign_in", "user.sign_out"
 MAX_USERS = 10_000
 MAX_SESSIONS = 50
 """Browser sessions of one user; a new one ends the oldest."""
+MAX_BROWSERS = 50
+"""Browsers of one user that are remembered; a new one replaces the oldest."""
 MAX_PASSKEYS = 20
 MAX_LISTED = 100
 """Roles, and scopes."""
@@ -319,6 +327,7 @@ class UserStore:
                 (time.time(), found.name),
             )
             db.execute("DELETE FROM passkeys WHERE user = ?", (found.name,))
+            db.execute("DELETE FROM known_browsers WHERE user = ?", (found.name,))
             _end_everything(db, found.name)
             note_change(db, REMOVE, found.name, {})
         self._base.note_revoked()
@@ -431,6 +440,24 @@ class UserStore:
             ).fetchone()
             if user:
                 note_change(db, SIGN_OUT, user[0], {})
+
+    def remember_browser(self, user: str) -> str:
+        """Returns an id by which a browser is recognised that the user has signed in with."""
+        id = secrets.token_urlsafe(32)
+        with self._base.transact() as db:
+            db.execute(
+                "INSERT INTO known_browsers VALUES (?, ?, ?)", (hash_secret(id), user, time.time())
+            )
+            db.execute(
+                "DELETE FROM known_browsers WHERE user = ? AND hash NOT IN (SELECT hash FROM "
+                "known_browsers WHERE user = ? ORDER BY at DESC LIMIT ?)",
+                (user, user, MAX_BROWSERS),
+            )
+        return id
+
+    def is_known_browser(self, id: str, user: str) -> bool:
+        rows = self._base.read("SELECT user FROM known_browsers WHERE hash = ?", (hash_secret(id),))
+        return bool(rows) and rows[0][0] == fold_name(user)
 
     # --- the record of changes -------------------------------------------------------------------
 

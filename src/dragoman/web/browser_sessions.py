@@ -18,6 +18,8 @@ from dragoman.wire.http import HttpRequest
 
 Header = tuple[bytes, bytes]
 
+KNOWN_SECONDS = 365 * 86_400.0
+"""How long a browser is recognised after a sign-in."""
 _ID = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 
 
@@ -46,11 +48,21 @@ class BrowserSessions:
         found = self.find(request)
         return found.user.build_principal() if found is not None else None
 
-    def open(self, user: UserRecord) -> list[Header]:
+    def open(self, request: HttpRequest, user: UserRecord) -> list[Header]:
         """Begins a session; returns the headers that tell the browser. An earlier id is not used
         again: a page may have planted it."""
         id = self._store.open_session(user.name, self._seconds)
-        return [self._set_cookie("session", id, self._seconds)]
+        headers = [self._set_cookie("session", id, self._seconds)]
+        if not self.find_known(request, user.name):
+            known = self._store.remember_browser(user.name)
+            headers.append(self._set_cookie("known", known, KNOWN_SECONDS))
+        return headers
+
+    def find_known(self, request: HttpRequest, user: str) -> str:
+        """Returns the id of a browser that the user has signed in with before; empty if this is
+        none."""
+        id = self._read_cookie(request, "known")
+        return id if id and self._store.is_known_browser(id, user) else ""
 
     def close(self, request: HttpRequest) -> list[Header]:
         """Ends the session of the browser, if it has one."""

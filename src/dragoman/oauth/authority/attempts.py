@@ -1,7 +1,8 @@
 """Limits how often an address may try to sign in, register a client or have a document fetched.
 
-The limit of sign-ins counts per address and per user at that address, so that a user cannot be
-locked out from elsewhere.
+The limit of sign-ins counts per address and per user at that address, and a browser that the user
+has signed in with before has a budget of its own: a user cannot be locked out from elsewhere, and
+not behind the same proxy either.
 """
 
 from __future__ import annotations
@@ -34,14 +35,22 @@ class Attempts:
         self._registrations = Budgets("registration", "", rates.registration, MAX_PLACES)
         self._documents = Budgets("document", "", rates.document, MAX_PLACES)
 
-    def take_sign_in(self, address: str, user: str) -> None:
-        """Charges a sign-in before its password is checked; raises `RateLimited`."""
+    def take_sign_in(self, address: str, user: str, known: str = "") -> None:
+        """Charges a sign-in before its password is checked; raises `RateLimited`. `known` is the id
+        of a browser that the user has signed in with before."""
         network, now = find_network(address), monotonic()
+        if known:
+            _take(self._users, f"{user}\0{known}", now, "too many sign-ins from this browser")
+            return
         _take(self._addresses, network, now, "too many sign-ins from here")
         wait = self._users.take(f"{user}\0{network}", 1, now)
         if wait:
             self._addresses.give_back(network, 1)
             _refuse("too many sign-ins of this user from here", wait)
+
+    def take_passkey(self, address: str) -> None:
+        """Charges a sign-in with a passkey, which cannot be guessed, to the address alone."""
+        _take(self._addresses, find_network(address), monotonic(), "too many sign-ins from here")
 
     def take_registration(self, address: str) -> None:
         network = find_network(address)

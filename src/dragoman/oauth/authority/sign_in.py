@@ -36,7 +36,9 @@ class Browsers(Protocol):
 
     def find(self, request: HttpRequest) -> BrowserSession | None: ...
 
-    def open(self, user: UserRecord) -> list[Header]: ...
+    def open(self, request: HttpRequest, user: UserRecord) -> list[Header]: ...
+
+    def find_known(self, request: HttpRequest, user: str) -> str: ...
 
     def close(self, request: HttpRequest) -> list[Header]: ...
 
@@ -110,7 +112,9 @@ class SignIn:
         if not self._browsers.is_form_token(form.get("token", ""), browser, "login"):
             return self.show(request, next, problem=STALE, user=name, status=403)
         try:
-            self._attempts.take_sign_in(address, name.strip().lower())
+            folded = name.strip().lower()
+            known = self._browsers.find_known(request, folded)
+            self._attempts.take_sign_in(address, folded, known)
             user = self._users.find(name)
             hashed = user.password if user is not None else ""
             right = await self._passwords.verify(hashed, form.get("password", ""))
@@ -130,7 +134,7 @@ class SignIn:
         if not self._browsers.is_form_token(form.get("token", ""), browser, "login"):
             return self.show(request, next, problem=STALE, status=403)
         try:
-            self._attempts.take_sign_in(address, "passkey")
+            self._attempts.take_passkey(address)
             user = self._passkeys.verify_sign_in(form.get("credential", ""), browser)
         except InvalidInput:
             self._note_failed(address)
@@ -144,7 +148,7 @@ class SignIn:
         """Opens a browser session for the user and goes on."""
         self._users.note_sign_in(user.name, how)
         self._browsers.close(request)  # the session of another user
-        reply_redirect(request, find_next(next), self._browsers.open(user))
+        reply_redirect(request, find_next(next), self._browsers.open(request, user))
 
     # --- enrolment -------------------------------------------------------------------------------
 
