@@ -134,6 +134,15 @@ async def test_documents_that_do_not_identify_a_public_client_are_refused(
     await net.close()
 
 
+async def test_redirects_that_are_not_allowed_here_are_left_out(server: DocumentServer) -> None:
+    net = OutboundHttp(resolve_here)
+    documents = ClientDocuments(net.open_public(allow_private=True), ["app.example"])
+    uris = ["https://evil.example/cb", "javascript:x", 1, "https://app.example/cb", "http://[::1]/"]
+    found = await documents.find(server.put("/many", {"redirect_uris": uris}), spend_nothing)
+    assert found.redirect_uris == ("https://app.example/cb", "http://[::1]/")
+    await net.close()
+
+
 async def test_a_document_on_a_private_address_is_not_fetched(server: DocumentServer) -> None:
     net = OutboundHttp(resolve_here)
     documents = ClientDocuments(net.open_public(allow_private=False), ())

@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 
 from dragoman.core.background import start_task
 from dragoman.core.errors import HubError
-from dragoman.oauth.authority.clients import InvalidClient, OAuthClient, parse_metadata
+from dragoman.oauth.authority.clients import (
+    MAX_REDIRECTS,
+    InvalidClient,
+    OAuthClient,
+    explain_redirect,
+    parse_metadata,
+)
 from dragoman.wire.http import HttpClient
 from dragoman.wire.json import Malformed, decode
 
@@ -106,7 +112,12 @@ class ClientDocuments:
             raise InvalidClient("invalid_client", "its metadata does not contain its own URL")
         if "client_secret" in raw or raw.get("token_endpoint_auth_method", "none") != "none":
             raise InvalidClient("invalid_client", "only public clients can be identified by a URL")
-        metadata = parse_metadata({**raw, "token_endpoint_auth_method": "none"}, self._hosts)
+        # A document serves many hubs: a redirect that is not allowed here is left out.
+        listed = raw.get("redirect_uris")
+        listed = listed if isinstance(listed, list) else []
+        uris = [uri for uri in listed if not explain_redirect(uri, self._hosts)]
+        usable = {"redirect_uris": uris[:MAX_REDIRECTS], "token_endpoint_auth_method": "none"}
+        metadata = parse_metadata({**raw, **usable}, self._hosts)
         host = urlsplit(id).hostname or ""
         client = OAuthClient(id, metadata.name or host, metadata.redirect_uris, host=host)
         return client, _find_lifetime(reply.headers.get("cache-control", ""))
