@@ -130,3 +130,10 @@ def test_secrets_of_identity_providers_leave_the_environment() -> None:
         'client_secret = "env:TWO"\n'
     )
     assert list_secret_variables(config, ["ONE", "TWO", "THREE"]) == ["ONE", "TWO"]
+
+
+def test_secret_of_introspection_is_a_secret_variable() -> None:
+    url = "https://login.example.com"
+    table = f'[auth.introspection]\nissuer = "{url}"\nurl = "{url}"\nclient_id = "hub"\n'
+    config = parse(table + 'client_secret = "env:HUB_SECRET"\n')
+    assert list_secret_variables(config, ["HUB_SECRET", "OTHER"]) == ["HUB_SECRET"]

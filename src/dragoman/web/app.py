@@ -87,10 +87,19 @@ class TcpApp:
 
     def admit(self, request: ServerRequest) -> bool | AdmitLater:
         """Authenticates the request. The body of one without a principal is not read."""
-        refusal, found = self._check_head(request), None
+        refusal = self._check_head(request)
+        found: Found = None
         if refusal is None:
             try:
-                found = self._find_principal(request)
+                if b"authorization" in request.fields:
+                    found = self._auth.authenticate(
+                        request.fields, lambda: request.find_peer(self.peers.identify_tcp)
+                    )
+                elif not self._auth.requires_key():
+                    peer = request.connection.peer
+                    found = (
+                        peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
+                    )
             except TokenRejected as problem:
                 refusal = self._refuse_token(request, str(problem))
             except HubError as error:
@@ -159,16 +168,6 @@ class TcpApp:
         if b"content-encoding" in fields and not _is_readable(fields):
             return _ENCODED
         return None
-
-    def _find_principal(self, request: ServerRequest) -> Found:
-        if b"authorization" in request.fields:
-            return self._auth.authenticate(
-                request.fields, lambda: request.find_peer(self.peers.identify_tcp)
-            )
-        if self._auth.requires_key():
-            return None
-        peer = request.connection.peer
-        return peer[0] if peer is not None else request.find_peer(self.peers.identify_tcp)
 
     def _refuse_token(self, request: ServerRequest, why: str) -> ApiResponse | None:
         """Charges the address of an invalid token; returns the response unless the path is open."""

@@ -87,7 +87,7 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 class HttpConnection(asyncio.Protocol):
     # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
     __slots__ = (
-        "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
+        "_admitting", "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
         "_input", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces", "_queue",
         "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size",
@@ -156,6 +156,8 @@ class HttpConnection(asyncio.Protocol):
         self._going_on = False
         self._paused = False
         self._pieces = 0
+        self._admitting = False
+        """Whether the request being received waits for its admission."""
         self._closing = False
         """Nothing more is parsed."""
         self._last = b""
@@ -256,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
             if self._pieces >= PIECES_A_TURN:
                 self._resume_soon()
                 break
-            if self._waiting or self._drained is not None or self._is_admitting:
+            if self._waiting or self._drained is not None or self._admitting:
                 break
             if len(self._queue) >= MAX_PIPELINED:
                 self._hold_input(len(data))
@@ -371,7 +373,7 @@ class HttpConnection(asyncio.Protocol):
             or self._input is not None
             or self._drained is not None
             or self._pausing is not None
-            or self._is_admitting
+            or self._admitting
         )
         if paused != self._paused and not self.lost:
             self._paused = paused
@@ -443,6 +445,7 @@ class HttpConnection(asyncio.Protocol):
             self._begin_body(request)
         else:
             self._reading = request
+            self._admitting = True
             self._due = NEVER  # the application has a timeout of its own
             request.admission = start_task(self._admit_later(request, admitted()), loop)
             self._adjust_reading()
@@ -475,6 +478,7 @@ class HttpConnection(asyncio.Protocol):
         request.admission = None
         if request is self._reading:
             self._reading = None
+            self._admitting = False
             self._begin_body(request)
         elif request in self._queue:  # with its body
             if self.is_stranger and request.principal is not None and not self._identify(request):
@@ -483,10 +487,6 @@ class HttpConnection(asyncio.Protocol):
             if not request.kept:
                 request.body = b""
         self._go_on()
-
-    @property
-    def _is_admitting(self) -> bool:
-        return self._reading is not None and self._reading.admission is not None
 
     def _identify(self, request: ServerRequest) -> bool:
         if self._register.identify(self, request.principal):
@@ -553,6 +553,7 @@ class HttpConnection(asyncio.Protocol):
             if request is not None and request.reserved:
                 self._release(request)
         self._reading = None
+        self._admitting = False
         self._body = b""
         self._queue.clear()
 
@@ -642,6 +643,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _ready(self, request: ServerRequest) -> None:
         self._reading = None
+        self._admitting = False
         self._due = NEVER
         is_next = self._current is None and not self._queue and self._drained is None
         if is_next and request.admission is None:
