@@ -38,6 +38,7 @@ from conformance.peers import run_peers
 from conformance.processes import run, stop_all
 from conformance.references import run_references
 from conformance.report import page
+from conformance.sign_in import run_sign_in
 from conformance.stories import run_stories
 from conformance.suites import SUITES, Outcome, run_suite
 from conformance.targets import DIRECT, FIXTURE, OWN, TARGETS, TASKS, standing
@@ -47,6 +48,7 @@ PARTS = (
     "lists",
     "client",
     "peers",
+    "sign-in",
     "references",
     "stories",
     "a2a-peers",
@@ -200,6 +202,7 @@ def plain_part(part: str, arguments: argparse.Namespace) -> Records:
     runners: dict[str, Callable[[Any], Iterable[object]]] = {
         "lists": lambda _: run_lists(),
         "peers": run_peers,
+        "sign-in": run_sign_in,
         "references": run_references,
         "stories": run_stories,
         "a2a-peers": run_counterparts,

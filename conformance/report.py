@@ -219,6 +219,9 @@ def page(results: dict[str, Any]) -> str:
                   client(results["client"])]  # fmt: skip
     if results.get("peers"):
         parts += ["## Other people's programs", plain(results["peers"])]
+    if results.get("sign-in"):
+        parts += ["## Sign-in at the hub", "The hub's own authorization server, with a scripted "
+                  "browser as the user.\n", plain(results["sign-in"])]  # fmt: skip
     if results.get("references"):
         parts += ["## Servers from an IDE", REFERENCES, compared(results["references"])]
     if results.get("stories"):

@@ -61,14 +61,17 @@ def child(command: Command, folder: Path = ROOT) -> str:
 
 
 @contextlib.contextmanager
-def hub(name: str, transport: str, *, prefix: str | None = "") -> Iterator[tuple[str, Path]]:
+def hub(
+    name: str, transport: str, *, prefix: str | None = "", settings: str = "", key: str = ""
+) -> Iterator[tuple[str, Path]]:
     """A hub with one server, connected: where it listens, and its home. It has the settings of a
-    first run, but for the port and for the names of the server, which the suite knows."""
+    first run, but for the port and for the names of the server, which the suite knows.
+    `settings` are added, and `key` is their api_key."""
     home = HOMES / name
     home.mkdir()
     shown = "" if prefix is None else f"prefix = {json.dumps(prefix)}\n"
     (home / "config.toml").write_text(
-        '[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n'
+        f'{settings}[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n'
         f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}\n'
         f"[mcp_servers.transport]\n{transport}",
         encoding="utf-8",
@@ -77,7 +80,9 @@ def hub(name: str, transport: str, *, prefix: str | None = "") -> Iterator[tuple
         base = str(json.loads(process.first_line())["url"])
 
         def connected() -> str:
-            with urllib.request.urlopen(f"{base}/api/mcp/servers", timeout=5) as answer:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            asked = urllib.request.Request(f"{base}/api/mcp/servers", headers=headers)
+            with urllib.request.urlopen(asked, timeout=5) as answer:
                 servers = json.load(answer)
             for server in servers["connected"]:
                 if server["name"] == SERVER and server["connected"]:

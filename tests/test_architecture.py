@@ -72,6 +72,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.a2a.protocol",
         "dragoman.agents",
         "dragoman.net.client",
+        "dragoman.oauth.authority.passwords",
         "dragoman.policy",
         "dragoman.stores",
         "dragoman.tools.manifest_schedules",
@@ -135,7 +136,6 @@ HOMES: dict[str, set[str]] = {
         "dragoman.web",
     },
     "argon2": {"dragoman.oauth.authority"},
-    "authlib": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
         "dragoman.oauth",

@@ -33,6 +33,7 @@ from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
+from dragoman.oauth.authority.config import AuthServerSettings
 from dragoman.oauth.server.config import (
     ClaimRules,
     IntrospectionSettings,
@@ -47,7 +48,11 @@ from dragoman.web.config import ServerSettings
 
 RESERVED = PATHS | {HUB, BUILTIN}
 """Names that no agent can have."""
-TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
+TAKEN_PATHS = frozenset(
+    {"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz", "/oauth"}
+)
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 SettingPath = tuple[Step, ...]
 
@@ -82,6 +87,8 @@ class LogSettings(Struct, frozen=True, kw_only=True):
 
 
 class AuthSettings(Struct, frozen=True, kw_only=True):
+    """`[auth]`: who may call the hub, besides the keys."""
+
     required_scopes: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!#-\[\]-~]+$")]],
         Meta(
@@ -91,6 +98,7 @@ class AuthSettings(Struct, frozen=True, kw_only=True):
     ] = []
     jwt: JwtSettings = JwtSettings()
     introspection: IntrospectionSettings | None = None
+    server: AuthServerSettings = AuthServerSettings()
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -192,6 +200,7 @@ def _parse(
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
     _check_key(config, source)
+    _check_auth_server(config, source)
     _check_issuers(config.auth, source)
     if config.tools.search_url is not None:
         where = source.locate(("tools", "search_url"))
@@ -414,6 +423,39 @@ def _check_key(config: Config, source: ConfigSource) -> None:
             "16 characters and could be guessed; create one with: "
             "python3 -c 'import secrets; print(secrets.token_urlsafe())'"
         )
+
+
+def _check_auth_server(config: Config, source: ConfigSource) -> None:
+    """Passwords and tokens must not cross a network in the clear, and the issuer is the hub's URL
+    without a path."""
+    settings, server = config.auth.server, config.server
+    if not settings.enabled:
+        return
+    url = server.public_url
+    if url is None:
+        if fold_host(server.host) not in LOOPBACK:
+            raise ConfigError(
+                f"{source.locate(('auth', 'server', 'enabled'))}: users sign in over https: set "
+                '[server] public_url = "https://…" to the URL of the proxy in front of the hub'
+            )
+        return
+    parts = urlsplit(url)
+    where = source.locate(("server", "public_url"))
+    if parts.scheme != "https" and (
+        parts.scheme != "http" or fold_host(parts.hostname or "") not in LOOPBACK
+    ):
+        raise ConfigError(
+            f"{where}: users of [auth.server] sign in over https: public_url must begin with "
+            "https://, except on loopback"
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ConfigError(
+            f"{where}: with [auth.server] public_url has a host and a port only, without a path"
+        )
+
+
+def fold_host(host: str) -> str:
+    return host.strip("[]").lower()
 
 
 def _check_issuers(auth: AuthSettings, source: ConfigSource) -> None:

@@ -74,6 +74,8 @@ class App:
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}
         under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
+        if parts.authority is not None:
+            under += parts.authority.mounts
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":
@@ -203,6 +205,8 @@ class App:
             parts.guards.watch_load(),
         ):
             self._loops.spawn(watch)
+        if parts.authority is not None:
+            self._loops.spawn(poll(parts.authority.record_changes))
 
     # --- stop ------------------------------------------------------------------------------------
 

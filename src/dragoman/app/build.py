@@ -25,6 +25,7 @@ from dragoman.app.build_agents import (
     load_function_agents,
 )
 from dragoman.app.build_auth import build_auth
+from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
@@ -80,9 +81,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = build_auth(mode, live, stores.keys, net)
+        auth = build_auth(mode, live, stores, net)
         access_watch = AccessWatch(stores.keys, auth.authenticator)
         state = auth.state
+        authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
@@ -138,7 +140,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, auth,
+        endpoints, skills, events, tools, routing, auth, authority,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
@@ -172,7 +174,8 @@ def _build_api(
 def _enroll(store_watch: StoreWatch, config: Config, skills: SkillTable) -> None:
     store_watch.record_servers(config.mcp_servers)
     store_watch.record_skills(skills.list_identities())
-    store_watch.enroll(api_key_set=config.api_key is not None)
+    closed = config.api_key is not None or config.auth.server.enabled
+    store_watch.enroll(api_key_set=closed)
 
 
 def _note_skills(

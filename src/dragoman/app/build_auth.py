@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
@@ -14,8 +16,7 @@ from dragoman.core.variables import find_variable
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.server.introspection import IntrospectedTokens
 from dragoman.oauth.server.jwt_tokens import JwtTokens
-from dragoman.stores.keys import KeyStore
-from dragoman.web.auth import Authenticator, list_own_hosts
+from dragoman.web.auth import Authenticator, TokenFinder, list_own_hosts
 from dragoman.web.resource_metadata import ResourceMetadata
 from dragoman.wire.http import HttpClient
 
@@ -27,6 +28,8 @@ class AuthParts:
     state: RunState
     jwt: JwtTokens
     introspected: IntrospectedTokens
+    resolve_secret: Callable[[str, str], Awaitable[str]]
+    """Reads the secret that a reference names, for an owner."""
 
     def apply(self, settings: AuthSettings) -> None:
         self.jwt.apply(settings.jwt)
@@ -37,8 +40,8 @@ class AuthParts:
         self.introspected.close()
 
 
-def build_auth(mode: str, live: LiveConfig, keys: KeyStore, net: OutboundHttp) -> AuthParts:
-    config = live.config
+def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -> AuthParts:
+    config, keys = live.config, stores.keys
 
     def find_key(key: str) -> Principal | None:
         record = keys.find(key)
@@ -67,7 +70,12 @@ def build_auth(mode: str, live: LiveConfig, keys: KeyStore, net: OutboundHttp) -
 
     jwt = JwtTokens(open_http, is_own)
     introspected = IntrospectedTokens(open_http, is_own, resolve_secret)
-    authenticator = Authenticator(config.api_key, find_key, keys.has_keys, (jwt, introspected))
+    finders: list[TokenFinder] = [jwt, introspected]
+    if stores.users is not None:
+        stores.users.grants.set_issuer(lambda: state.base)
+        # First: no token of the hub is sent to a provider for introspection.
+        finders.insert(0, stores.users.grants)
+    authenticator = Authenticator(config.api_key, find_key, keys.has_keys, finders)
     state = RunState(mode, config.server.public_url, authenticator.requires_key)
     metadata = ResourceMetadata(
         authenticator.finders,
@@ -75,6 +83,6 @@ def build_auth(mode: str, live: LiveConfig, keys: KeyStore, net: OutboundHttp) -
         lambda: live.config.auth.required_scopes,
         config.a2a.listen_path,
     )
-    parts = AuthParts(authenticator, metadata, state, jwt, introspected)
+    parts = AuthParts(authenticator, metadata, state, jwt, introspected, resolve_secret)
     parts.apply(config.auth)
     return parts

@@ -83,7 +83,13 @@ def build_guards(
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
-        home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
+        home,
+        live,
+        stores.keys,
+        catalogs.callable,
+        targets.find_facts,
+        flows.find_names,
+        stores.users.users if stores.users is not None else None,
     )
     authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended)
     chains = CallChains(

@@ -13,6 +13,7 @@ from dragoman.core.admin_audit import Tally
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.conversations import SqliteConversations
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import SqliteLabels
@@ -23,10 +24,20 @@ from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.store_inventory import HomeRecord, StoreInventory, survey_stores
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.stores.usage import SqliteUsage
+from dragoman.stores.users import UsersDatabase, UserStore
 
 log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = variable_from_path("api_key")
+
+
+@dataclass(frozen=True, slots=True)
+class UserStores:
+    """The stores of the hub's own authorization server."""
+
+    base: UsersDatabase
+    users: UserStore
+    grants: ClientGrantStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class Stores:
     registry: RegistryStore
     tasks: SqliteTaskStore | MemoryTaskStore
     conversations: SqliteConversations
+    users: UserStores | None
+    """None while `[auth.server]` is not enabled."""
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
@@ -52,6 +65,8 @@ class Stores:
                 store.close()
             except HubError as error:
                 log.error("%s", error)
+        if self.users is not None:
+            self.users.base.close()
         self.tally.flush(now=True)
         self.audit.close()
         if not self.audit.has_unsaved_entries and self.audit.sync():
@@ -79,19 +94,27 @@ def build_stores(home: Path, config: Config) -> Stores:
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
             tasks = SqliteTaskStore(home, durable=config.audit.durable)
+            undo.callback(tasks.close)
+        users = _open_users(home) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
     conversations = SqliteConversations(home, witness.register_stores)
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
-        conversations,
+        conversations, users,
     )  # fmt: skip
 
 
+def _open_users(home: Path) -> UserStores:
+    base = UsersDatabase(home, busy_seconds=LOOP_BUSY_SECONDS)
+    users = UserStore(base)
+    return UserStores(base, users, ClientGrantStore(base, users))
+
+
 def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
-    """Raises `ConfigError` for a home whose config.toml had an api_key and is missing or empty: to
-    take that for a file without a key would let everyone in. A key in the environment is as good as
-    one in the file. Reads the record of the stores if it is not given."""
+    """Raises `ConfigError` for a home whose config.toml had an api_key or `[auth.server]` and is
+    missing or empty: to take that for a file without a key would let everyone in. A key in the
+    environment is as good as one in the file. Reads the record of the stores if it is not given."""
     if read_environment().get(API_KEY_VARIABLE):
         return
     file = home / "config.toml"
@@ -101,7 +124,7 @@ def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
         problem = "is missing"
     if problem and (record or survey_stores(home, home / "policies").record).api_key_set:
         raise ConfigError(
-            f'the hub does not start: "{file}" {problem}, and it had an api_key: without it no '
-            "client would need a key. Restore it from a backup; to run without api_key, write a "
-            "config.toml with at least a comment in it"
+            f'the hub does not start: "{file}" {problem}, and it had an api_key or '
+            "[auth.server]: without them no client would need a key. Restore it from a backup; to "
+            "run without them, write a config.toml with at least a comment in it"
         )

@@ -10,6 +10,7 @@ from dragoman.agents.skills.skill_book import SkillBook
 from dragoman.app.agent_endpoints import AgentEndpoints
 from dragoman.app.build_agents import Agents
 from dragoman.app.build_auth import AuthParts
+from dragoman.app.build_authority import Authority
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
@@ -42,3 +43,5 @@ class HubParts:
     tools: LazyTools
     routing: LazyRouting
     auth: AuthParts
+    authority: Authority | None
+    """None while `[auth.server]` is not enabled."""

@@ -55,6 +55,9 @@ def _list_named(config: Config) -> Iterator[str]:
         yield from (name for name in server.env if not _is_ordinary(name))
         for _, value in parse_headers(getattr(server.transport, "headers", {})):
             yield from list_references(value)
+    for client in (config.auth.introspection, config.auth.server.oidc):
+        if client is not None and client.client_secret.startswith("env:"):
+            yield client.client_secret.removeprefix("env:")
 
 
 def _is_ordinary(name: str) -> bool:

@@ -47,6 +47,7 @@ COMMANDS = {
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
     "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
+    "users": ("users", "users", "Manage the users who sign in at the hub itself."),
     "audit": ("audit", "audit", "Read and verify the audit log."),
     "limits": ("limits", "limits", "Show rate and concurrency limits, and what is left."),
     "usage": ("usage", "usage", "Show the tokens, cost and time that agents have used."),

@@ -33,6 +33,7 @@ def stores() -> None:
     registry   registry.db    agents registered at run time
     tasks      tasks.db       A2A tasks and webhooks
     agents     agents.db      agents' memory, tasks, schedules and conversations
+    users      users.db       users, their browser sessions and tokens
     policies   policies/      your own policies
     home-key   hub.key        seals sessions and the inventory of the home
 

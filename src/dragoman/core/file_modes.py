@@ -20,6 +20,7 @@ WRITE, READ, SEARCH = 2, 4, 1
 GUARDED = (
     *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
     *("servers", "programs", "skills", "cache", "pins.db", "registry.db", "tasks.db", "agents.db"),
+    *("users.db",),
     *("audit.db", "children.json"),
 )
 """The files in a home that a hub trusts."""

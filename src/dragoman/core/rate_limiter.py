@@ -71,7 +71,7 @@ class RateBudget(Struct, frozen=True):
     """Seconds until it is full again."""
 
 
-class _Budgets:
+class Budgets:
     """The budgets that have one rate.
 
     An entry whose time has passed equals an absent one, and is dropped now and then. While the
@@ -162,10 +162,10 @@ class LocalRateLimiter:
     ) -> None:
         """`most` is the number of identities of each scope that have a budget of their own."""
         self._clock = clock
-        self._owners = _Budgets(OWNER_SCOPE, "owner_per_minute", rules.owner, most)
-        self._principals = _Budgets(PRINCIPAL_SCOPE, "per_minute", rules.principal, most)
-        self._orgs = _Budgets(ORG_SCOPE, "org_per_minute", rules.org, most)
-        self._addresses = _Budgets(ADDRESS_SCOPE, "address_per_minute", rules.address, most)
+        self._owners = Budgets(OWNER_SCOPE, "owner_per_minute", rules.owner, most)
+        self._principals = Budgets(PRINCIPAL_SCOPE, "per_minute", rules.principal, most)
+        self._orgs = Budgets(ORG_SCOPE, "org_per_minute", rules.org, most)
+        self._addresses = Budgets(ADDRESS_SCOPE, "address_per_minute", rules.address, most)
         self._set_rules(rules)
 
     def apply(self, rules: RateRules) -> None:
@@ -204,10 +204,10 @@ class LocalRateLimiter:
             raise _build_refusal(orgs, f'org "{principal.org}"', what, wait)
 
     def charge_address(self, address: str) -> float:
-        return self._addresses.take(_find_network(address), 1.0, self._clock())
+        return self._addresses.take(find_network(address), 1.0, self._clock())
 
     def find_address_wait(self, address: str) -> float:
-        return self._addresses.find_wait(_find_network(address), 1.0, self._clock())
+        return self._addresses.find_wait(find_network(address), 1.0, self._clock())
 
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
         now = self._clock()
@@ -250,7 +250,7 @@ def _find_share(budget: RateBudget) -> float:
     return budget.remaining / budget.rate.burst
 
 
-def _find_network(address: str) -> str:
+def find_network(address: str) -> str:
     """One IPv6 client can have every address of a /64 network, so these share one budget."""
     if ":" not in address:
         return address or "unknown"
@@ -289,7 +289,7 @@ def _refuse_address(wait: float, address: str) -> None:
         )
 
 
-def _build_refusal(budgets: _Budgets, who: str, what: str, wait: float) -> RateLimited:
+def _build_refusal(budgets: Budgets, who: str, what: str, wait: float) -> RateLimited:
     rate = budgets.rate
     seconds = _round_up(wait)
     return RateLimited(

@@ -27,7 +27,17 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
-from dragoman.stores import agents_db, dispatches, keys, pins, registry, routing, tasks, usage
+from dragoman.stores import (
+    agents_db,
+    dispatches,
+    keys,
+    pins,
+    registry,
+    routing,
+    tasks,
+    usage,
+    users,
+)
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -44,6 +54,7 @@ DATABASES: Mapping[str, str] = {
     "registry": registry.DATABASE,
     "tasks": tasks.DATABASE,
     "agents": agents_db.DATABASE,
+    "users": users.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
 calls."""
@@ -51,7 +62,10 @@ NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE, routing.DATABASE)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
-    for store in (keys, pins, chain, registry, tasks, agents_db, dispatches, usage, routing)
+    for store in (
+        *(keys, pins, chain, registry, tasks, agents_db, users),
+        *(dispatches, usage, routing),
+    )
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """The stores that every home has from its first start."""
@@ -62,6 +76,7 @@ MEANING: Mapping[str, str] = {
     "registry": "without it the registered agents are unknown",
     "tasks": "without it the A2A tasks and their webhooks are unknown",
     "agents": "without it the agents' memory, tasks, schedules and conversations are unknown",
+    "users": "without it users cannot sign in, and the names of removed users are unknown",
     POLICIES: "without it the default policies would apply, which permit more",
     HOME_KEY: "without it the hub's seals cannot be verified",
 }

@@ -46,6 +46,8 @@ class PathMount:
     is_open: Callable[[str], bool]
     is_rpc: Callable[[str], bool] = lambda path: False
     """Which of them speak JSON-RPC."""
+    body_bytes: int = 0
+    """How large a body of a request without a principal may be; 0: it is not read."""
 
     def has(self, path: str) -> bool:
         return path == self.prefix or path.startswith(f"{self.prefix}/")
@@ -58,7 +60,7 @@ NO_OAUTH = ("/.well-known/oauth-", "/.well-known/openid-configuration")
 """Where clients look for an authorization server before they ask for a key; the hub has none."""
 ONCE = frozenset(
     {
-        *(b"host", b"origin", b"authorization", b"content-type"),
+        *(b"host", b"origin", b"authorization", b"content-type", b"cookie"),
         *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
         *(b"last-event-id", b"a2a-version", b"idempotency-key"),
     }
@@ -130,8 +132,11 @@ class TcpApp:
         if principal is None:
             if refusal is None and request.path not in PROBES:
                 refusal = self._refuse_stranger(request)
+            limit = self._find_body_limit(request.path) if refusal is None else 0
+            if limit:
+                refusal = _refuse_body(request.fields, limit)
             request.refusal = refusal
-            return False
+            return refusal is None and limit > 0
         if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
             refusal = self._refuse_scopes(request, missing)
         request.refusal = refusal
@@ -203,6 +208,10 @@ class TcpApp:
             return build_error(401, WRONG_TOKEN if has_issuers else WRONG_KEY, challenge)
         said = TOKEN_NEEDED if has_issuers else UNAUTHORIZED
         return build_error(401, said, self.metadata.build_challenge(request))
+
+    def _find_body_limit(self, path: str) -> int:
+        """How large a body of a request without a principal may be at `path`."""
+        return max((one.body_bytes for one in self._under if one.has(path)), default=0)
 
     def _is_open(self, path: str) -> bool:
         return any(one.has(path) and one.is_open(path) for one in self._under)
@@ -410,6 +419,16 @@ def _build_rate_headers(limiter: RateLimiter, principal: Principal) -> Headers:
 def _shows_key(fields: Mapping[bytes, bytes]) -> bool:
     scheme, _, key = fields.get(b"authorization", b"").partition(b" ")
     return scheme.lower() == b"bearer" and bool(key.strip())
+
+
+def _refuse_body(fields: Mapping[bytes, bytes], limit: int) -> ApiResponse | None:
+    """Refuses the body of a request without a principal that is not small and plain."""
+    length = fields.get(b"content-length", b"0")
+    if b"content-encoding" in fields or b"transfer-encoding" in fields or not length.isdigit():
+        return build_error(411, "send the body as it is, with a Content-Length")
+    if int(length) > limit:
+        return build_error(413, f"the body is too large: at most {limit} bytes")
+    return None
 
 
 def _is_readable(fields: Mapping[bytes, bytes]) -> bool:

@@ -101,6 +101,10 @@ class HttpRequest(Protocol):
     body: bytes
 
     @property
+    def address(self) -> str:
+        """The client's IP address; empty if it has none."""
+
+    @property
     def loop(self) -> AbstractEventLoop:
         """The loop that serves it: `get_running_loop` costs a system call each time."""
 

@@ -6,7 +6,7 @@ Needs no hub: the command line checks policies with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import LOCAL, OWNER, USER, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import BUILTIN, HUB, fold_id
+from dragoman.core.users import UserRecord
 from dragoman.oauth.server.config import find_issuer_name
 from dragoman.policy.ids import id_from_tool, split_id
 from dragoman.policy.lint import EntityLookup
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
 from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
+from dragoman.stores.users import DATABASE as USERS
+from dragoman.stores.users import UsersDatabase, UserStore
 
 
 def principal_from_key(record: KeyRecord) -> Principal:
@@ -135,12 +138,18 @@ class LiveKnownIds:
     """The known ids of a running hub, collected again when something has changed."""
 
     def __init__(
-        self, home: Path, live: LiveConfig, keys: KeyStore, catalogs: Mapping[str, Catalog]
+        self,
+        home: Path,
+        live: LiveConfig,
+        keys: KeyStore,
+        catalogs: Mapping[str, Catalog],
+        users: UserStore | None = None,
     ) -> None:
         self._home = home
         self._live = live
         self._keys = keys
         self._catalogs = catalogs
+        self._users = users
         self._collected: list[tuple[Any, KnownIds]] = []
         """At most one, with the state that it was collected from."""
         self.refresh()
@@ -149,15 +158,20 @@ class LiveKnownIds:
         return find_user(self._live.config, label)
 
     def list_principals(self) -> list[Principal]:
-        return list_principals(self._live.config, self._keys.list(), time.time())
+        found = list_principals(self._live.config, self._keys.list(), time.time())
+        return found + [user.build_principal(user.scopes) for user in self._list_users()]
+
+    def _list_users(self) -> Sequence[UserRecord]:
+        return self._users.list() if self._users is not None else ()
 
     def refresh(self) -> EntityLookup:
         """Collects the ids if anything has changed. To be called on the event loop."""
-        config, records = self._live.config, self._keys.list()
+        config, records, users = self._live.config, self._keys.list(), self._list_users()
         catalogs = self._catalogs.values()
-        state = [catalog.version for catalog in catalogs], records, config
+        state = [catalog.version for catalog in catalogs], records, users, config
         if not self._collected or state != self._collected[0][0]:
             found = list_principals(config, records, time.time())
+            found += [user.build_principal() for user in users]
             ids = KnownIds(
                 config, found, list_registered_agents(self._home), list_skills(self._home)
             )
@@ -179,6 +193,9 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
         with closing(KeyStore(home)) as store:
             records = store.list()
     principals = list_principals(config, records, now)
+    if config.auth.server.enabled and (home / USERS).exists():
+        with closing(UsersDatabase(home)) as base:
+            principals += [user.build_principal() for user in UserStore(base).list()]
     registered, skills = list_registered_agents(home), list_skills(home)
     return KnownIds(config, principals, registered, skills).is_known
 

@@ -53,6 +53,7 @@ from dragoman.policy.loader import CheckedPolicies, PolicyError
 from dragoman.policy.policy_set import WARNING, PolicyFinding, PolicySet
 from dragoman.policy.reloader import PolicyReloader
 from dragoman.stores.keys import KeyStore
+from dragoman.stores.users import UserStore
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +82,12 @@ def load_policies(
     catalogs: Mapping[str, Catalog],
     find_facts: Callable[[str], TargetFacts | None],
     find_flows: FindFlows = find_declared_flows,
+    users: UserStore | None = None,
 ) -> LoadedPolicies:
     config = live.config
     folder = PolicyFolder(home / config.policy.folder)
     folder.clean()
-    known_ids = LiveKnownIds(home, live, keys, catalogs)
+    known_ids = LiveKnownIds(home, live, keys, catalogs, users)
     engine = PolicyEngine(
         loader.load_policies(folder.path, known_ids.is_known),
         facts=find_facts,

@@ -204,6 +204,8 @@ def check_keys(found: DoctorContext) -> Iterator[Finding]:
     host, auth = found.config.server.host, found.config.auth
     count = _count_active_keys(found.home)
     issuers = [find_issuer_name(one) for one in (*auth.jwt.issuers, auth.introspection) if one]
+    if auth.server.enabled:
+        issuers.append("this hub (dragoman users)")
     if issuers:
         said = f"HTTP clients need a key or an access token of: {', '.join(issuers)}"
         yield Finding("keys", "ok", said)

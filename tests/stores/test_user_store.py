@@ -1,0 +1,273 @@
+"""Users, browser sessions, clients and tokens in `users.db`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.access import TOKEN_EXPIRED, TokenRejected
+from dragoman.core.errors import InvalidInput, NotFound, RateLimited, StorageFailed
+from dragoman.core.principal import Principal
+from dragoman.core.users import GrantRecord, IssuedTokens, render_subject
+from dragoman.stores.client_grants import ClientGrantStore, GrantLimits
+from dragoman.stores.store_inventory import StoreInventory, survey_stores
+from dragoman.stores.users import MAX_SESSIONS, UsersDatabase, UserStore
+
+pytestmark = pytest.mark.promise("U4")
+
+HOUR = 3600.0
+
+
+class Stores:
+    def __init__(self, home: Path, limits: GrantLimits | None = None) -> None:
+        self.base = UsersDatabase(home)
+        self.users = UserStore(self.base)
+        self.grants = ClientGrantStore(self.base, self.users, limits)
+
+    def open_grant(self, user: str = "anna", client: str = "app") -> GrantRecord:
+        code = self.grants.open_grant(user, client, "App", ["call"], "http://hub", "uri", "pkce")
+        taken = self.grants.take_code(code)
+        assert taken is not None
+        return taken.grant
+
+    def issue(self, user: str = "anna", seconds: float = HOUR) -> IssuedTokens:
+        return self.grants.issue_tokens(self.open_grant(user), seconds, HOUR)
+
+    def is_valid(self, token: str) -> bool:
+        try:
+            return self.grants.find(token) is not None
+        except TokenRejected:
+            return False
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    made = Stores(tmp_path)
+    made.users.add("anna", roles=["editor"], scopes=["call", "metrics"], org="sales")
+    yield made
+    made.base.close()
+
+
+def test_names_are_folded_and_checked(stores: Stores) -> None:
+    found = stores.users.find(" ANNA ")
+    assert found is not None and found.roles == ("editor",) and found.org == "sales"
+    for bad in ("", "-a", "a b", "a/b", "a" * 65, "ä", "a\nb"):
+        with pytest.raises(InvalidInput):
+            stores.users.add(bad or " ")
+    with pytest.raises(InvalidInput, match="already exists"):
+        stores.users.add("Anna")
+    with pytest.raises(NotFound, match='did you mean "anna"'):
+        stores.users.get("ana")
+    for bad_role in ("a b", "", "é"):
+        with pytest.raises(InvalidInput, match="role"):
+            stores.users.add("bob", roles=[bad_role])
+
+
+def test_the_name_of_a_removed_user_is_not_given_away(stores: Stores) -> None:
+    stores.users.remove("anna")
+    assert stores.users.find("anna") is None and stores.users.list() == ()
+    with pytest.raises(InvalidInput, match="--restore"):
+        stores.users.add("anna")
+    assert stores.users.add("anna", restore=True).roles == ()
+    with pytest.raises(InvalidInput, match="already exists"):
+        stores.users.add("anna", restore=True)  # she is there
+
+
+def test_secrets_are_stored_as_hashes(stores: Stores, tmp_path: Path) -> None:
+    tokens = stores.issue()
+    session = stores.users.open_session("anna", HOUR)
+    code = stores.users.open_enrolment("anna", HOUR)
+    client = stores.grants.register_client({}, "a-client-secret-that-is-random")
+    grant_code = stores.grants.open_grant("anna", client.id, "", [], "", "", "")
+    stores.base.close()
+    data = b"".join(file.read_bytes() for file in tmp_path.glob("users.db*"))
+    assert b"anna" in data
+    for secret in (tokens.access, tokens.refresh, session, code, grant_code, "a-client-secret"):
+        assert secret.encode() not in data
+    for token in (tokens.access, tokens.refresh):
+        assert token.split("_", 2)[2].encode() not in data
+    assert (tmp_path / "users.db").stat().st_mode & 0o777 == 0o600
+    assert tokens.access not in repr(tokens)
+
+
+def test_a_token_is_its_users_with_the_scopes_of_both(stores: Stores) -> None:
+    tokens = stores.issue()
+    found = stores.grants.find(tokens.access)
+    assert found == Principal("user", "anna", "sales")
+    assert found is not None and found.roles == ("editor",) and found.scopes == ("call",)
+    assert found.credential.startswith(tokens.grant.id) and found.behalf == "anna"
+    assert stores.grants.explain_invalid(found) == ""
+    assert stores.grants.find("dgm_a_key") is None  # of another origin
+    assert stores.grants.explain_invalid(Principal("user", "issuer/anna")) is None
+    last = "A" if tokens.access[-1] != "A" else "B"
+    for wrong in (
+        tokens.refresh,
+        tokens.access[:-1] + last,
+        tokens.access + "x",
+        "dgt_",
+        "dgt_x_y",
+    ):
+        assert not stores.is_valid(wrong), wrong
+    assert stores.is_valid(tokens.access)
+
+
+def test_expiry_and_revocation_have_different_reasons(stores: Stores) -> None:
+    now = time.time()
+    kept = stores.issue(seconds=100)
+    assert now + 90 < stores.grants.find_next_expiry(now) < now + 110
+    assert stores.grants.find_next_expiry(now + 200) == float("inf")
+    found = stores.grants.find(kept.access)
+    assert found is not None
+    with stores.base.transact() as db:
+        db.execute("UPDATE tokens SET expires_at = 0 WHERE kind = 'access'")
+    assert stores.grants.explain_invalid(found) == TOKEN_EXPIRED
+    stores.base.note_revoked()  # what was found is found again
+    with pytest.raises(TokenRejected, match=TOKEN_EXPIRED):
+        stores.grants.find(kept.access)
+    stores.grants.revoke(kept.grant.id)
+    assert "revoked" in (stores.grants.explain_invalid(found) or "")
+    stores.users.remove("anna")
+    assert "removed" in (stores.grants.explain_invalid(found) or "")
+    assert "removed" in (stores.grants.explain_invalid(Principal("user", "anna", "sales")) or "")
+
+
+def test_changes_by_another_process_are_noticed(stores: Stores, tmp_path: Path) -> None:
+    tokens = [stores.issue() for _ in range(3)]
+    assert all(stores.is_valid(one.access) for one in tokens)
+    other = Stores(tmp_path)
+    version = stores.grants.version
+    other.grants.revoke(tokens[0].grant.id)
+    stores.grants.refresh()
+    assert stores.grants.version != version
+    assert [stores.is_valid(one.access) for one in tokens] == [False, True, True]
+    other.users.set_password("anna", "hash")
+    stores.grants.refresh()
+    assert not any(stores.is_valid(one.access) for one in tokens)
+    other.base.close()
+    (tmp_path / "users.db").rename(tmp_path / "moved.db")
+    with pytest.raises(StorageFailed, match="removed while the hub runs"):
+        stores.grants.refresh()
+
+
+def test_refresh_tokens_rotate_and_a_reused_one_ends_the_grant(tmp_path: Path) -> None:
+    stores = Stores(tmp_path, GrantLimits(leeway_seconds=0.0))
+    stores.users.add("anna")
+    first = stores.issue()
+    assert stores.grants.rotate(first.refresh, "another", HOUR, HOUR) is None
+    assert stores.grants.rotate(first.access, "app", HOUR, HOUR) is None
+    second = stores.grants.rotate(first.refresh, "app", HOUR, HOUR)
+    assert second is not None and stores.is_valid(first.access) and stores.is_valid(second.access)
+    assert stores.grants.rotate(first.refresh, "app", HOUR, HOUR) is None
+    assert not stores.is_valid(second.access) and not stores.is_valid(first.access)
+    assert stores.grants.rotate(second.refresh, "app", HOUR, HOUR) is None
+    assert stores.grants.list("anna") == []
+    stores.base.close()
+
+
+def test_a_lost_response_can_be_repeated_for_a_moment(stores: Stores) -> None:
+    first = stores.issue()
+    twice = [stores.grants.rotate(first.refresh, "app", HOUR, HOUR) for _ in range(2)]
+    assert all(one is not None and stores.is_valid(one.access) for one in twice)
+
+
+def test_a_code_works_once_and_not_late(tmp_path: Path) -> None:
+    stores = Stores(tmp_path, GrantLimits(code_seconds=0.0))
+    stores.users.add("anna")
+    code = stores.grants.open_grant("anna", "app", "App", [], "", "uri", "pkce")
+    assert stores.grants.take_code(code) is None  # expired
+    assert stores.grants.take_code("unknown") is None
+    stores.base.close()
+
+
+def test_a_flood_of_registrations_is_bounded(tmp_path: Path) -> None:
+    stores = Stores(tmp_path)
+    stores.users.add("anna")
+    used = stores.grants.register_client({"client_name": "used"}, "")
+    stores.grants.open_grant("anna", used.id, "used", [], "", "uri", "pkce")
+    refused = 0
+    for _ in range(10_000):
+        try:
+            stores.grants.register_client({"client_name": "flood"}, "")
+        except RateLimited:
+            refused += 1
+    assert refused == 9_500
+    count = stores.base.read("SELECT count(*) FROM clients")[0][0]
+    assert count == 501 and stores.grants.find_client(used.id) is not None
+    with stores.base.transact() as db:  # an hour later
+        db.execute("UPDATE clients SET created_at = created_at - 3601")
+    fresh = stores.grants.register_client({}, "")
+    assert stores.base.read("SELECT count(*) FROM clients")[0][0] == 2
+    assert stores.grants.find_client(fresh.id) and stores.grants.find_client(used.id)
+    stores.base.close()
+
+
+def test_sessions_grants_and_tokens_of_a_user_are_bounded(tmp_path: Path) -> None:
+    stores = Stores(tmp_path, GrantLimits(grants=3, access_tokens=2, used_tokens=4))
+    stores.users.add("anna")
+    ids = [stores.users.open_session("anna", HOUR) for _ in range(MAX_SESSIONS + 5)]
+    assert [stores.users.find_session(id) is None for id in ids[:6]] == [True] * 5 + [False]
+    grants = [stores.issue() for _ in range(5)]
+    assert [stores.is_valid(one.access) for one in grants] == [False, False, True, True, True]
+    tokens = grants[-1]
+    for _ in range(10):
+        rotated = stores.grants.rotate(tokens.refresh, "app", HOUR, HOUR)
+        assert rotated is not None
+        tokens = rotated
+    kinds = stores.base.read(
+        "SELECT kind, count(*) FROM tokens WHERE grant_id = ? GROUP BY kind", (tokens.grant.id,)
+    )
+    assert dict(kinds) == {"access": 2, "refresh": 5}
+    stores.base.close()
+
+
+def test_an_expired_session_and_a_closed_one_are_not_found(stores: Stores) -> None:
+    assert stores.users.find_session(stores.users.open_session("anna", 0.0)) is None
+    id = stores.users.open_session("anna", HOUR)
+    assert stores.users.find_session(id) is not None and stores.users.find_session(id + "x") is None
+    stores.users.close_session(id)
+    assert stores.users.find_session(id) is None
+
+
+def test_only_a_user_without_another_way_in_is_bound_to_an_identity(stores: Stores) -> None:
+    subject = render_subject("https://login.example", "42")
+    stores.users.add("with-password", password="hash")
+    stores.users.add("with-link")
+    stores.users.open_enrolment("with-link", HOUR)
+    for name in ("with-password", "with-link", "unknown"):
+        with pytest.raises(InvalidInput):
+            stores.users.bind_subject(name, subject)
+    stores.users.bind_subject("anna", subject)
+    with pytest.raises(InvalidInput):
+        stores.users.bind_subject("anna", render_subject("https://login.example", "43"))
+    found = stores.users.find_by_subject(subject)
+    assert found is not None and found.name == "anna"
+
+
+def test_changes_wait_until_they_are_recorded(stores: Stores) -> None:
+    stores.issue()
+    changes = stores.users.take_changes(10)
+    assert [(verb, name) for _, verb, name, _ in changes] == [
+        ("user.add", "anna"),
+        ("token.grant", "anna"),
+    ]
+    stores.users.forget_changes(changes[0][0])
+    assert [verb for _, verb, _, _ in stores.users.take_changes(10)] == ["token.grant"]
+
+
+async def test_a_lost_database_is_noticed(tmp_path: Path) -> None:
+    policies = tmp_path / "policies"
+    for store in ("hub", "pins", "audit", "registry"):
+        (tmp_path / f"{store}.db").touch()
+    base = UsersDatabase(tmp_path)
+    base.close()
+    for store in ("hub", "pins", "audit", "registry"):
+        (tmp_path / f"{store}.db").unlink()
+    witness = StoreInventory(tmp_path, policies)
+    witness.register_stores()
+    assert [loss.name for loss in survey_stores(tmp_path, policies).losses] == []
+    (tmp_path / "users.db").unlink()
+    losses = survey_stores(tmp_path, policies).losses
+    assert "users" in [loss.name for loss in losses]
