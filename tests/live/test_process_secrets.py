@@ -120,3 +120,10 @@ def test_package_without_a_version_is_reported(short_tmp: Path) -> None:
     findings = dragoman("doctor").stdout
     assert findings.count("any published version") == 1
     assert "write the version that you have checked: some-package@VERSION" in findings
+
+
+def test_secret_of_introspection_is_a_secret_variable() -> None:
+    url = "https://login.example.com"
+    table = f'[auth.introspection]\nissuer = "{url}"\nurl = "{url}"\nclient_id = "hub"\n'
+    config = parse(table + 'client_secret = "env:HUB_SECRET"\n')
+    assert list_secret_variables(config, ["HUB_SECRET", "OTHER"]) == ["HUB_SECRET"]

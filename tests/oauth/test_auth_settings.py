@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dragoman.app.policy_admin.known_ids import KnownIds, find_user
 from dragoman.app.policy_admin.queries import find_principal
+from dragoman.cli.doctor.checks import check_keys
 from dragoman.config import find_frozen_changes, parse
 from dragoman.core.access import TokenRejected
 from dragoman.core.errors import ConfigError, NotFound
@@ -161,3 +164,10 @@ def test_questions_about_policies_find_users() -> None:
     assert ask("ci", ("dev",)) == Principal("key", "ci") == ask("key:ci", ())
     with pytest.raises(NotFound):
         ask("user:other/ann")
+
+
+def test_doctor_names_the_issuers(tmp_path: Path) -> None:
+    config = parse('[server]\nhost = "0.0.0.0"\n' + issuers('name = "corp"'))
+    found: Any = SimpleNamespace(config=config, home=tmp_path)
+    (finding,) = check_keys(found)
+    assert finding.level == "ok" and "corp" in finding.said

@@ -78,6 +78,10 @@ result_chars = 100000      # longer texts are truncated; the rest can be read fo
 # name = "research-agent"
 # url = "https://research.example.com"
 # token = "env:RESEARCH_TOKEN"             # an environment variable, or a line in the file env
+#
+# [[auth.jwt.issuers]]                     # tokens of your identity provider: docs sign-in
+# name = "corp"
+# issuer = "https://sso.example.com/realms/main"
 """
 
 
