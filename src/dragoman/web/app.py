@@ -138,6 +138,9 @@ class TcpApp:
             request.refusal = refusal
             return refusal is None and limit > 0
         if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
+            if refusal is None and (request.path in PROBES or self._is_open(request.path)):
+                request.principal = None  # sees what everyone sees
+                return False
             refusal = self._refuse_scopes(request, missing)
         request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
