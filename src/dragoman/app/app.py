@@ -74,6 +74,7 @@ class App:
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}
         under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
+        under += parts.logins.mounts
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":
@@ -209,6 +210,7 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
+        await _wait(STOP_SECONDS, parts.logins.desk.close())
         DESCENDANTS.kill_all()
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))

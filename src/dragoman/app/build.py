@@ -25,6 +25,7 @@ from dragoman.app.build_agents import (
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
+from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
@@ -33,6 +34,7 @@ from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
+from dragoman.app.login_admin import LoginAdmin
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
@@ -45,6 +47,7 @@ from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
+from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
@@ -57,6 +60,7 @@ from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_limits import LimitsApi
 from dragoman.web.api_local_agents import LocalAgentsApi
+from dragoman.web.api_logins import LoginsApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
@@ -82,14 +86,21 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
-        upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
+        logins = build_logins(
+            home, live, state, net, bus,
+            lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
+            lambda account, holder: targets.note_login(account.name, holder),
+        )  # fmt: skip
+        upstreams = build_upstreams(
+            home, live, net, catalogs, bus, clients, logins.open_server_account
+        )
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles = AgentProfiles()
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
-            home, live, stores, bus, catalogs, targets, upstreams, profiles, access
+            home, live, stores, bus, catalogs, targets, upstreams, profiles, access, logins.desk
         )
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -112,6 +123,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             registered,
             review_card,
             touch,
+            logins.open_agent_account,
         ).build()
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
@@ -127,7 +139,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
     bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools,
+        endpoints, skills, events, tools, logins,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
@@ -149,6 +161,7 @@ def _build_api(
         LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
         DispatchesApi(hub, parts.events.dispatches),
         ServersApi(applier),
+        LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents), stores.audit),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),

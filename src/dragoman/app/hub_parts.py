@@ -12,6 +12,7 @@ from dragoman.app.build_agents import Agents
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
+from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
@@ -38,3 +39,4 @@ class HubParts:
     skills: SkillBook
     events: Events
     tools: LazyTools
+    logins: LoginParts

@@ -132,6 +132,12 @@ SCHEMAS: Mapping[str, Schema] = {
         name={"type": ["string", "null"], "description": "Absent: the name in its card."},
         **_AGENT,
     ),
+    "Login": _build_object(
+        (),
+        scopes={"type": "array", "items": TEXT, "maxItems": 100},
+        device={"type": "boolean", "description": "Enter a code on another device."},
+        shared={"type": "boolean", "description": "For all users; needs admin."},
+    ),
     "AgentChange": {**_build_object((), **_AGENT), "minProperties": 1},
     "PolicyFile": _build_object(
         ("name", "text"), name=_QUESTION, text={"type": "string", "maxLength": 262_144}, force=FLAG

@@ -118,6 +118,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     hub_errors.BadReply: INVALID_AGENT_RESPONSE,
     hub_errors.NeedsInput: UNSUPPORTED_OPERATION,
     hub_errors.Declined: UNSUPPORTED_OPERATION,
+    hub_errors.LoginRequired: PERMISSION_DENIED,
 }
 
 
@@ -130,6 +131,8 @@ def error_from_hub(error: HubError) -> A2aError:
     if error.trace:
         metadata["trace"] = error.trace
         words = f"{words} (trace {error.trace[:8]})"
+    if isinstance(error, hub_errors.LoginRequired) and error.url:
+        metadata["url"] = error.url
     if isinstance(error, hub_errors.RateLimited):
         metadata["retryAfter"] = f"{error.retry_after:g}"
         limited = A2aError(reason, words, metadata=metadata)

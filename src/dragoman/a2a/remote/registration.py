@@ -44,12 +44,13 @@ _CHOICES = {
     "pin": ("strict", "first", "off"),
     "additions": ("show", "hold"),
     "wire": ("auto", WIRE_SKILL_ONLY),
+    "credentials": ("shared", "user"),
 }
 _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
 """The names in rendered registrations, accepted in requests too."""
 CHANGEABLE = (
     *("trust", "enabled", "token", "headers", "pin", "additions", "wire"),
-    *("allow_private", "timeout_secs", "public"),
+    *("allow_private", "timeout_secs", "public", "credentials"),
 )
 
 

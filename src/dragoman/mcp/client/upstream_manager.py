@@ -131,6 +131,16 @@ class UpstreamManager:
                 names |= upstream.lists.list_client_only_names(kind)
         return names
 
+    # --- logins --------------------------------------------------------------------------------
+
+    def list_needing_login(self, viewer: Viewer) -> frozenset[str]:
+        """Lists the servers at which such a client's calls need a login first."""
+        found: frozenset[str] = frozenset()
+        for upstream in self._running.values():  # no generators: every list request runs this
+            if upstream.clients is not None and upstream.needs_login(viewer):
+                found |= {upstream.name}
+        return found
+
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 
     def is_stale(self, kind: str) -> bool:

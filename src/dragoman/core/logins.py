@@ -1,0 +1,53 @@
+"""Logins at servers and agents, as the pipeline sees them: the link that a caller is given.
+
+The link leads to a page of the hub, never to the authorization server itself: the page says for
+whom the login is, and ties it to the browser that has opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from dragoman.core.call import Call
+from dragoman.core.errors import LoginRequired
+from dragoman.core.ports import Viewer
+from dragoman.core.structs import Struct
+
+
+class LoginLink(Struct, frozen=True):
+    """Where a person logs in, once and for a while."""
+
+    id: str
+    url: str
+    done: asyncio.Future[str]
+    """Done when the holder of the call has logged in, by this link or otherwise, with an empty
+    text; or when the login has failed, with the reason."""
+
+
+class LoginDesk(Protocol):
+    """Hands out links to people who have to log in."""
+
+    def open_link(self, call: Call, error: LoginRequired) -> LoginLink | None:
+        """Returns the link for the person who started the call; None if that person may not log in
+        for it, or the hub has no page that a browser can reach."""
+
+    def find_link(self, id: str) -> LoginLink | None:
+        """Finds a link that has not expired."""
+
+
+class LoginNeeds(Protocol):
+    """Which targets need a login before they can be called."""
+
+    def list_needed(self, viewer: Viewer) -> frozenset[str]:
+        """Lists the names of the targets that the client's calls will fail at until its user, or an
+        administrator, has logged in there."""
+
+
+NO_LOGINS: frozenset[str] = frozenset()
+
+
+def explain_login(error: LoginRequired, url: str) -> LoginRequired:
+    """Builds the error with the link, for a client that cannot be asked to open it."""
+    message = f"{error}; open this page in a browser, log in, and make the call again: {url}"
+    return LoginRequired(message, server=error.server, scopes=error.scopes, url=url)

@@ -1,0 +1,271 @@
+"""The account of the hub at one server or agent: an HTTP client for each holder of a credential.
+
+A server that is not known to need a login gets requests without a token, until it answers one with
+a challenge (HTTP 401). The OAuth client is loaded only then, or where a credential or settings are
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from dragoman.core.errors import LoginRequired, Unreachable
+from dragoman.core.holders import SHARED
+from dragoman.core.ports import CredentialStore
+from dragoman.oauth.config import OAuthSettings
+from dragoman.wire.http import NO_HEADERS, AddressFinder, HttpClient, HttpReply
+
+if TYPE_CHECKING:
+    from dragoman.oauth.client.http import OAuthHttpClient
+    from dragoman.oauth.client.records import CredentialStatus, ResolveSecret
+    from dragoman.oauth.client.tokens import TokenManager
+
+SERVER, AGENT = "server", "agent"
+PEOPLE_GRANTS = frozenset({"authorization_code", "device_code"})
+"""Grants that need a person; the others get tokens by the hub's own credentials."""
+MAX_CLIENTS = 10_000
+"""Holders whose clients are kept."""
+COMMANDS = {SERVER: "dragoman servers login", AGENT: "dragoman agents login"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountSpec:
+    name: str
+    kind: str
+    """SERVER or AGENT."""
+    url: str
+    allow_private: bool = False
+    settings: OAuthSettings | None = None
+    is_per_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthServices:
+    """What all accounts need of the hub."""
+
+    open_http: Callable[[str, bool, bool], HttpClient]
+    """Opens a client for a URL: whether it may lead to private addresses, whether it follows
+    redirects."""
+    open_store: Callable[[], CredentialStore]
+    has_store: Callable[[], bool]
+    """Whether any credential was ever stored."""
+    resolve_secret: ResolveSecret
+    redirect_uri: Callable[[], str]
+    client_metadata_url: Callable[[], str]
+
+
+class LoginAccount:
+    """Implements `wire.http.HolderClients`."""
+
+    def __init__(self, spec: AccountSpec, services: OAuthServices) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.is_per_user = spec.is_per_user
+        self.http = services.open_http(spec.url, spec.allow_private, True)
+        self._services = services
+        self._tokens: TokenManager | None = None
+        self._clients: dict[str, AccountClient] = {}
+        self._challenged: set[str] = set()
+        """Holders whose requests without a token were rejected."""
+        grant = spec.settings.grant if spec.settings is not None else "authorization_code"
+        self.is_machine = grant not in PEOPLE_GRANTS
+
+    @property
+    def tokens(self) -> TokenManager:
+        if self._tokens is None:
+            # Imported here: most hubs have no server that needs a login.
+            from dragoman.oauth.client.tokens import TokenManager
+
+            spec, services = self.spec, self._services
+            self._tokens = TokenManager(
+                spec.url,
+                spec.settings or OAuthSettings(),
+                services.open_http(spec.url, spec.allow_private, False),
+                services.open_store(),
+                services.resolve_secret,
+                services.redirect_uri,
+                services.client_metadata_url,
+                spec.name,
+            )
+        return self._tokens
+
+    @property
+    def label(self) -> str:
+        return f'{self.spec.kind} "{self.name}"'
+
+    # --- whose credential ------------------------------------------------------------------------
+
+    def get_client(self, holder: str) -> AccountClient:
+        client = self._clients.get(holder)
+        if client is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._clients.clear()
+            client = self._clients[holder] = AccountClient(self, holder)
+        return client
+
+    def get_list_client(self) -> HttpClient:
+        return ListClient(self)
+
+    def find_list_holder(self) -> str:
+        if not self.is_per_user or self.is_machine or not self._has_credentials():
+            return SHARED
+        holders = sorted(self.tokens.list_holders(), key=lambda holder: holder != SHARED)
+        return next((one for one in holders if self.has_login(one)), SHARED)
+
+    def has_login(self, holder: str) -> bool:
+        if not self.needs_token(holder):
+            return True
+        if self.is_machine and holder == SHARED:
+            return self.get_status(holder).state != "needs_login"
+        return self.get_status(holder).state in ("valid", "expired")
+
+    def get_status(self, holder: str) -> CredentialStatus:
+        return self.tokens.get_status(holder)
+
+    def list_holders(self) -> list[str]:
+        return self.tokens.list_holders() if self._has_credentials() else []
+
+    def needs_token(self, holder: str) -> bool:
+        """Whether requests of the holder need a token, as far as known."""
+        if self.is_per_user and holder != SHARED:
+            return True
+        if holder in self._challenged or self.is_machine:
+            return True
+        if self.spec.settings is not None and not self.is_per_user:
+            return True
+        return holder in self.list_holders()
+
+    def _has_credentials(self) -> bool:
+        return self._tokens is not None or self._services.has_store()
+
+    def note_challenged(self, holder: str) -> None:
+        self._challenged.add(holder)
+
+    async def forget(self, holder: str) -> bool:
+        """Deletes and revokes a credential; returns whether there was one."""
+        return await self.tokens.forget(holder) if self._has_credentials() else False
+
+    async def close(self) -> None:
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def explain(self, error: LoginRequired) -> LoginRequired:
+        """Returns the error with the command that helps."""
+        command = f"{COMMANDS[self.spec.kind]} {_quote(self.name)}"
+        message = str(error)
+        if command not in message:
+            message = f"{message.rstrip('.')} (run: {command})"
+        return LoginRequired(message, server=self.name, scopes=error.scopes)
+
+
+class AccountClient:
+    """Implements `wire.http.HttpClient` for one holder."""
+
+    def __init__(self, account: LoginAccount, holder: str) -> None:
+        self._account = account
+        self._holder = holder
+        self._client: OAuthHttpClient | None = None
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> HttpReply:
+        account, client = self._account, self._client
+        if client is None:
+            if not account.needs_token(self._holder):
+                reply = await account.http.request(
+                    method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+                )
+                challenge = reply.headers.get("www-authenticate", "")
+                if reply.status != 401 or not _is_bearer(challenge):
+                    return reply
+                reply.body.close()  # it was not executed
+                account.note_challenged(self._holder)
+                await self._note_rejected(challenge)
+            client = self._client = self._build_client()
+        try:
+            return await client.request(
+                method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+            )
+        except LoginRequired as error:
+            raise account.explain(error) from error
+
+    async def _note_rejected(self, challenge: str) -> None:
+        """Has the challenge remembered: it says where to log in and which scopes to ask for."""
+        try:
+            await self._account.tokens.note_rejected(self._holder, None, challenge)
+        except LoginRequired as error:
+            raise self._account.explain(error) from error
+
+    def _build_client(self) -> OAuthHttpClient:
+        from dragoman.oauth.client.http import OAuthHttpClient
+
+        return OAuthHttpClient(self._account.http, self._account.tokens, self._holder)
+
+    # --- gRPC (wire.http.AddressFinder) ----------------------------------------------------------
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        http = self._account.http
+        if not isinstance(http, AddressFinder):
+            raise Unreachable("this client supports no gRPC", sent=False)
+        return await http.find_addresses(url, timeout)
+
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """gRPC has a port of its own: there the host must be the same, as for fixed tokens."""
+        account = self._account
+        if not account.needs_token(self._holder) or not _is_same_host(url, account.spec.url):
+            return dict(headers)
+        try:
+            token = await account.tokens.find_token(self._holder)
+        except LoginRequired as error:
+            raise account.explain(error) from error
+        return {**headers, "authorization": token.header}
+
+
+class ListClient:
+    """Implements `wire.http.HttpClient`: sends the credential that lists are read with."""
+
+    def __init__(self, account: LoginAccount) -> None:
+        self._account = account
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> HttpReply:
+        client = self._account.get_client(self._account.find_list_holder())
+        return await client.request(
+            method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+        )
+
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def _is_same_host(url: str, own: str) -> bool:
+    other, mine = urlsplit(url), urlsplit(own)
+    if other.hostname in _LOOPBACK and mine.hostname in _LOOPBACK:
+        return True
+    return other.hostname == mine.hostname and other.scheme == mine.scheme == "https"
+
+
+def _is_bearer(challenge: str) -> bool:
+    return "bearer" in challenge.lower()
+
+
+def _quote(name: str) -> str:
+    return name if all(one.isalnum() or one in "_-" for one in name) else f"'{name}'"
