@@ -27,7 +27,7 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
-from dragoman.stores import agents_db, dispatches, keys, pins, registry, tasks, usage
+from dragoman.stores import agents_db, credentials, dispatches, keys, pins, registry, tasks, usage
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -46,12 +46,12 @@ DATABASES: Mapping[str, str] = {
     "agents": agents_db.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
-calls."""
+calls. Not `credentials.db`: without it people log in again."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
-FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE)
+FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE, credentials.DATABASE)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
-    for store in (keys, pins, chain, registry, tasks, agents_db, dispatches, usage)
+    for store in (keys, pins, chain, registry, tasks, agents_db, dispatches, usage, credentials)
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """The stores that every home has from its first start."""

@@ -29,7 +29,7 @@ ENV_PREFIX = "DRAGOMAN_AGENT_"
 TOKENS = "tokens"
 """The folder of the home whose files are reserved for agents."""
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+_HUB_FILES = frozenset({"hub.key", "credentials.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are never an agent's credential."""
 
 

@@ -73,6 +73,15 @@ class Grant(Struct, frozen=True):
     can_refresh: bool
 
 
+class ForgottenLogin(Struct, frozen=True):
+    """What a logout has done. `problem` says why the authorization server may still accept the
+    tokens."""
+
+    found: bool
+    is_revoked: bool
+    problem: str = ""
+
+
 class CredentialStatus(Struct, frozen=True):
     """`expired`: it will be refreshed at the next use. `problem` is a sentence, empty if none."""
 

@@ -1,20 +1,137 @@
-"""The tokens for one server or agent, one per holder: obtained, kept, refreshed, revoked."""
+"""The tokens for one server or agent, one per holder: obtained, kept, refreshed, revoked.
+
+A token is refreshed before it expires, by one request however many callers wait. A refresh token
+that the authorization server rejects ends in one state, *needs login*; failures that pass leave the
+tokens as they are. A new refresh token is on the disk before the access token beside it is used.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Mapping
+from typing import Literal
+from urllib.parse import urlencode
 
-from dragoman.core.ports import CredentialStore
+import msgspec
+
+from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff, add_jitter
+from dragoman.core.errors import (
+    BadReply,
+    ConfigError,
+    Declined,
+    HubError,
+    InvalidInput,
+    LoginRequired,
+    StorageFailed,
+    TargetFailed,
+    Unreachable,
+)
+from dragoman.core.ports import CredentialId, CredentialStore
+from dragoman.core.urls import render_origin
+from dragoman.oauth.client.challenges import (
+    NO_CHALLENGE,
+    BearerChallenge,
+    join_scopes,
+    parse_challenge,
+)
+from dragoman.oauth.client.client_auth import ClientIdentity
+from dragoman.oauth.client.discovery import (
+    OFFLINE,
+    S256,
+    Discovered,
+    Discovery,
+    ServerMetadata,
+)
+from dragoman.oauth.client.exchanges import EndpointRefused, quote_text
+from dragoman.oauth.client.grants import FindSubject, IssuedToken, StoredToken, TokenEndpoint
+from dragoman.oauth.client.limits import LIMITS, OAuthLimits
+from dragoman.oauth.client.logins import (
+    PendingDevice,
+    PendingLogin,
+    PendingLogins,
+    make_verifier,
+)
 from dragoman.oauth.client.records import (
     AccessToken,
     CredentialStatus,
     DeviceLogin,
+    ForgottenLogin,
     Grant,
     LoginRequest,
     ResolveSecret,
 )
+from dragoman.oauth.client.registration import DEVICE_CODE, ClientRegistration
+from dragoman.oauth.client.urls import add_query, check_url
 from dragoman.oauth.config import OAuthSettings
 from dragoman.wire.http import HttpClient
+
+log = logging.getLogger(__name__)
+
+NO_LOGIN = "there was no login yet"
+INTERACTIVE = frozenset({"authorization_code", "device_code"})
+_DEAD = frozenset(
+    (
+        "invalid_grant", "invalid_client", "unauthorized_client", "unsupported_grant_type",
+        "invalid_scope", "invalid_target", "access_denied", "login_required",
+        "interaction_required", "consent_required",
+    )
+)  # fmt: skip
+"""Errors of a token endpoint that trying again does not change."""
+_UNKNOWN_CLIENT = frozenset(("invalid_client", "unauthorized_client"))
+_PROBE = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+_MAX_STEP_UPS = 32
+
+Notify = Callable[[str, CredentialStatus], None]
+"""Gets a holder and its new status."""
+
+
+class _Slot:
+    """A holder's token in memory."""
+
+    __slots__ = (
+        "backoff",
+        "blocked_until",
+        "failure",
+        "flight",
+        "forced_at",
+        "generation",
+        "holder",
+        "refresh_at",
+        "retry_at",
+        "step_ups",
+        "stored",
+        "token",
+        "wanted",
+    )
+
+    def __init__(self, holder: str, limits: OAuthLimits) -> None:
+        self.holder = holder
+        self.stored: StoredToken | None = None
+        self.token: AccessToken | None = None
+        self.refresh_at = 0.0
+        """Until then the token is used without further checks."""
+        self.flight: asyncio.Task[None] | None = None
+        self.failure: tuple[Literal["login", "passing"], str] | None = None
+        """How the last refresh failed."""
+        self.retry_at = 0.0
+        self.backoff = Backoff(limits.retry_first, limits.retry_longest)
+        self.forced_at = float("-inf")
+        """When the token replaced a rejected one."""
+        self.blocked_until = 0.0
+        """The server rejects what the authorization server issues."""
+        self.generation = 0
+        """Changes with each login and logout: a refresh that began before is void."""
+        self.wanted: tuple[str, ...] = ()
+        """Scopes that the server has asked for since."""
+        self.step_ups: dict[frozenset[str], int] = {}
+        """How often each set of missing scopes was asked for and then logged in for."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.flight is None and not self.wanted
 
 
 class TokenManager:
@@ -30,57 +147,709 @@ class TokenManager:
         redirect_uri: Callable[[], str],
         client_metadata_url: Callable[[], str],
         name: str,
+        *,
+        notify: Notify | None = None,
+        find_subject: FindSubject | None = None,
+        limits: OAuthLimits = LIMITS,
     ) -> None:
         """`http` must not follow redirects, and reaches no address that the server itself may not
         have: `OutboundHttp.open_configured(url, allow_private=..., follow=False)`. `redirect_uri`
         and `client_metadata_url` are asked at each login, since the port of a hub is known after
-        its start; the latter is empty unless the hub has a public https URL."""
+        its start; the latter is empty unless the hub has a public https URL. Raises `ConfigError`
+        for a server that tokens would reach unencrypted."""
+        try:
+            check_url(resource_url.partition("#")[0], "the URL", allow_loopback=True)
+        except BadReply as problem:
+            raise ConfigError(f'"{name}" cannot use OAuth: {problem}') from None
         self.name = name
         self.resource_url = resource_url
+        self.settings = settings
+        self._http = http
+        self._store = store
+        self._redirect_uri = redirect_uri
+        self._document_url = client_metadata_url
+        self._notify = notify
+        self._limits = limits
+        self._discovery = Discovery(http, resource_url, limits)
+        self._registration = ClientRegistration(name, settings, http, store, limits)
+        self._endpoint = TokenEndpoint(
+            name, settings, http, resolve_secret, self._discovery, limits, find_subject
+        )
+        self._challenge: BearerChallenge | None = None
+        """The last one of the server; None before it was asked."""
+        self._found: tuple[float, Discovered] | None = None
+        self._slots: dict[str, _Slot] = {}
+        self._logins: PendingLogins[PendingLogin] = PendingLogins(limits)
+        self._devices: PendingLogins[PendingDevice] = PendingLogins(limits)
+        self._background = Background(f'tokens of "{name}"')
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a person has to log in."""
+        return self.settings.grant in INTERACTIVE
+
+    # --- tokens ----------------------------------------------------------------------------------
 
     def peek(self, holder: str) -> AccessToken | None:
         """Returns the token if it can be used without waiting."""
-        raise NotImplementedError
+        slot = self._slots.get(holder)
+        return slot.token if slot is not None and time.time() < slot.refresh_at else None
 
     async def find_token(self, holder: str) -> AccessToken:
-        """Returns a valid token, refreshed if necessary. Raises `LoginRequired`, or `Unreachable`
-        while the authorization server does not answer."""
-        raise NotImplementedError
+        """Returns a valid token, refreshed if necessary. Raises `LoginRequired`, `Declined` where a
+        login cannot help, or `Unreachable` while the authorization server does not answer."""
+        slot = self._find_slot(holder)
+        now = time.time()
+        if slot.token is not None and now < slot.refresh_at:
+            return slot.token
+        if now < slot.blocked_until:
+            raise self._build_error(slot)
+        if slot.token is not None and now < self._get_last_use(slot.token):
+            if self._can_renew(slot) and now >= slot.retry_at:
+                self._start_flight(slot, None)
+            return slot.token
+        if not self._can_renew(slot):
+            raise self._build_error(slot)
+        return await self._renew(slot, None)
 
     async def note_rejected(
         self, holder: str, token: AccessToken | None, www_authenticate: str
     ) -> AccessToken:
         """Returns another token after the server has rejected this one. Raises `LoginRequired` if
         only a login can help; its `scopes` are those that the login will ask for."""
-        raise NotImplementedError
+        challenge = parse_challenge(www_authenticate)
+        slot = self._find_slot(holder)
+        now = time.time()
+        current = slot.token
+        is_usable = current is not None and slot.blocked_until <= now < self._get_last_use(current)
+        if current is not None and is_usable and (token is None or token.value != current.value):
+            return current  # replaced while the request was running
+        if challenge.lacks_scope:
+            return await self._step_up(slot, challenge)
+        self._note_challenge(challenge)
+        if not self._can_renew(slot):
+            if slot.stored is not None and not slot.stored.problem:
+                self._end(slot, "the server rejected the token, and it cannot be refreshed")
+            raise self._build_error(slot)
+        if now - slot.forced_at < self._limits.fresh_seconds:
+            slot.blocked_until = now + self._limits.fresh_seconds
+            slot.refresh_at = 0.0
+            slot.failure = ("login", "the server rejects the tokens that were issued for it")
+            self._report(slot)
+            raise self._build_error(slot)
+        slot.refresh_at = 0.0
+        return await self._renew(
+            slot, challenge if www_authenticate else BearerChallenge(error="?")
+        )
+
+    async def _step_up(self, slot: _Slot, challenge: BearerChallenge) -> AccessToken:
+        """The server needs more scopes: the union of those asked for before and these."""
+        missing = frozenset(challenge.scopes)
+        had = slot.stored.wanted if slot.stored is not None else ()
+        tried = slot.step_ups.get(missing, 0)
+        shown = quote_text(" ".join(challenge.scopes)) or "it does not say which"
+        if tried >= self._limits.step_ups:
+            raise Declined(
+                f'"{self.name}" needs scopes that its authorization server does not give '
+                f"({shown}), although they were asked for"
+            )
+        if len(slot.step_ups) >= _MAX_STEP_UPS:
+            slot.step_ups.clear()
+        slot.step_ups.setdefault(missing, 0)
+        slot.wanted = join_scopes(had, slot.wanted, challenge.scopes)
+        if self.is_interactive:
+            raise LoginRequired(
+                f'"{self.name}" needs a login with more scopes ({shown})',
+                server=self.name,
+                scopes=slot.wanted,
+            )
+        slot.step_ups[missing] = tried + 1
+        slot.refresh_at = 0.0
+        return await self._renew(slot, challenge)
+
+    def _can_renew(self, slot: _Slot) -> bool:
+        if not self.is_interactive:
+            return True
+        stored = slot.stored
+        return stored is not None and bool(stored.refresh_token) and not stored.problem
+
+    def _get_last_use(self, token: AccessToken) -> float:
+        life = max(token.expires_at - token.issued_at, 0.0)
+        return token.expires_at - min(self._limits.leeway_seconds, life / 10)
+
+    # --- refreshing ------------------------------------------------------------------------------
+
+    async def _renew(self, slot: _Slot, challenge: BearerChallenge | None) -> AccessToken:
+        """Waits for a new token, together with all others who need it. The challenge is that of a
+        server which has rejected the old one."""
+        if slot.flight is None and time.time() < slot.retry_at:
+            raise self._build_error(slot)
+        await asyncio.shield(self._start_flight(slot, challenge))
+        if slot.failure is not None or slot.token is None:
+            raise self._build_error(slot)
+        return slot.token
+
+    def _start_flight(self, slot: _Slot, challenge: BearerChallenge | None) -> asyncio.Task[None]:
+        if slot.flight is None:
+            slot.flight = self._background.spawn(self._fly(slot, challenge))
+        return slot.flight
+
+    async def _fly(self, slot: _Slot, challenge: BearerChallenge | None) -> None:
+        generation, was = slot.generation, slot.stored
+        try:
+            if self.is_interactive:
+                await self._refresh(slot, challenge, generation)
+            else:
+                await self._obtain(slot, challenge, generation)
+        except EndpointRefused as error:
+            if generation != slot.generation:
+                return
+            if error.code in _DEAD:
+                self._end_refused(slot, was, error)
+            else:
+                self._postpone(slot, f"its authorization server answered with {error}")
+        except HubError as error:
+            if generation == slot.generation:
+                self._postpone(slot, str(error))
+        finally:
+            slot.flight = None
+
+    async def _refresh(
+        self, slot: _Slot, challenge: BearerChallenge | None, generation: int
+    ) -> None:
+        stored = slot.stored
+        assert stored is not None
+        if challenge is not None and not await self._is_still_accepted(stored, challenge):
+            if generation == slot.generation:
+                self._end(slot, "the server now accepts tokens of another authorization server")
+            return
+        try:
+            issued = await self._endpoint.refresh(stored)
+        except BadReply:
+            moved = await self._find_new_endpoint(stored)
+            if moved is None:
+                raise
+            stored = moved
+            issued = await self._endpoint.refresh(stored)
+        renewed = msgspec.structs.replace(
+            stored,
+            access_token=issued.access_token,
+            refresh_token=issued.refresh_token or stored.refresh_token,
+            expires_at=_finite(issued.expires_at),
+            issued_at=time.time(),
+            scopes=stored.scopes if issued.scopes is None else issued.scopes,
+        )
+        if generation != slot.generation:  # logged out, or in again, meanwhile
+            await self._revoke(renewed)
+            return
+        self._keep(slot, renewed)
+        if challenge is not None:
+            slot.forced_at = time.time()
+
+    async def _find_new_endpoint(self, stored: StoredToken) -> StoredToken | None:
+        """After an answer that is not OAuth: the endpoints of the issuer may have moved."""
+        try:
+            server = await self._discovery.find_server(stored.issuer)
+        except HubError:
+            return None
+        if server.token_endpoint == stored.token_endpoint:
+            return None
+        return msgspec.structs.replace(
+            stored,
+            token_endpoint=server.token_endpoint,
+            revocation_endpoint=server.revocation_endpoint,
+        )
+
+    async def _is_still_accepted(self, stored: StoredToken, challenge: BearerChallenge) -> bool:
+        """Whether the resource still names the issuer of a token that it has rejected."""
+        try:
+            resource = await self._discovery.find_resource(challenge)
+        except HubError:
+            return True  # the authorization server decides
+        return not resource.servers or stored.issuer in resource.servers
+
+    async def _obtain(
+        self, slot: _Slot, challenge: BearerChallenge | None, generation: int
+    ) -> None:
+        found = await self._discover()
+        if self.settings.client_id:
+            self._registration.check_issuer(found.server.issuer)
+        scopes = join_scopes(self._choose_scopes(found), slot.wanted)
+        client, issued = await self._endpoint.obtain(found, slot.holder, scopes)
+        self._registration.bind_issuer(found.server.issuer)
+        if generation == slot.generation:
+            token = _build_token(found.server, found.resource.resource, client, issued, scopes)
+            self._keep(slot, token, store=False)
+            if challenge is not None:
+                slot.forced_at = time.time()
+
+    def _keep(self, slot: _Slot, stored: StoredToken, *, store: bool = True) -> None:
+        """Stores tokens, then uses them. Those of machines are obtained again after a restart."""
+        if store:
+            try:
+                self._store.save(self._build_id(slot.holder, stored), msgspec.json.encode(stored))
+            except StorageFailed as error:
+                # The old refresh token may be void already: memory has the only valid one.
+                log.error('the new tokens of "%s" were not stored: %s', self.name, error)
+        has_changed = slot.failure is not None or slot.token is None or bool(stored.problem)
+        self._use(slot, stored)
+        if has_changed:
+            self._report(slot)
+
+    def _use(self, slot: _Slot, stored: StoredToken) -> None:
+        slot.stored = stored
+        slot.failure = ("login", stored.problem) if stored.problem else None
+        slot.retry_at = slot.blocked_until = 0.0
+        slot.backoff.reset()
+        if stored.problem:
+            slot.token, slot.refresh_at = None, 0.0
+            return
+        expiry = stored.expiry
+        slot.token = AccessToken(stored.access_token, expiry, stored.scopes, stored.issued_at)
+        margin = min(self._limits.margin_seconds, max(expiry - stored.issued_at, 0.0) / 5)
+        # The jitter keeps the tokens of many users from being refreshed at once.
+        slot.refresh_at = min(expiry - add_jitter(margin), self._get_last_use(slot.token))
+
+    def _end_refused(self, slot: _Slot, was: StoredToken | None, error: EndpointRefused) -> None:
+        if was is not None and self.is_interactive:
+            # Another manager of the same server (a hub that reloads its configuration) may have
+            # refreshed it in between.
+            now = self._load(slot.holder)
+            if now is not None and not now.problem and now.refresh_token != was.refresh_token:
+                self._use(slot, now)
+                return
+            if error.code in _UNKNOWN_CLIENT and was.client.source == "registered":
+                self._registration.forget_client(was.issuer, was.client)
+        self._end(slot, f"its authorization server refused to issue a token ({error})")
+
+    def _end(self, slot: _Slot, problem: str) -> None:
+        """Marks the credential as unusable, in the store too, without its tokens."""
+        log.warning('"%s" needs a login: %s', self.name, problem)
+        stored = slot.stored
+        if stored is not None and self.is_interactive:
+            dead = msgspec.structs.replace(
+                stored, access_token="", refresh_token="", problem=problem
+            )
+            self._keep(slot, dead)
+            return
+        slot.token, slot.refresh_at = None, 0.0
+        slot.failure = ("login", problem)
+        slot.retry_at = time.time() + slot.backoff.next_delay()
+        self._report(slot)
+
+    def _postpone(self, slot: _Slot, problem: str) -> None:
+        """Keeps the tokens after a failure that may pass."""
+        slot.retry_at = time.time() + slot.backoff.next_delay()
+        slot.failure = ("passing", problem)
+        log.warning('the token of "%s" was not refreshed: %s', self.name, problem)
+
+    def _build_error(self, slot: _Slot) -> TargetFailed:
+        """Builds a new error for each caller."""
+        kind, problem = slot.failure or ("login", self._explain_missing(slot))
+        if kind == "passing":
+            return Unreachable(f'no token for "{self.name}": {problem}', sent=False)
+        if not self.is_interactive:
+            return Declined(f'no token for "{self.name}": {problem}')
+        stored = slot.stored
+        scopes = join_scopes(stored.wanted if stored is not None else (), slot.wanted)
+        return LoginRequired(
+            f'"{self.name}" needs a login: {problem}', server=self.name, scopes=scopes
+        )
+
+    def _explain_missing(self, slot: _Slot) -> str:
+        if slot.stored is None:
+            return NO_LOGIN
+        return "the last login has expired and cannot be refreshed"
+
+    # --- logging in ------------------------------------------------------------------------------
 
     async def begin_login(self, holder: str, scopes: tuple[str, ...] = ()) -> LoginRequest:
         """Starts an authorization code flow; `scopes` are asked for besides the usual ones."""
-        raise NotImplementedError
+        found = await self._discover()
+        server = found.server
+        if not server.authorization_endpoint:
+            raise BadReply(
+                f'the authorization server of "{self.name}" has no authorization endpoint'
+            )
+        if S256 not in server.challenge_methods:
+            raise BadReply(
+                f'the authorization server "{render_origin(server.issuer)}" of "{self.name}" does '
+                "not support PKCE with S256, without which a code could be stolen; no login is made"
+            )
+        wanted = self._collect_scopes(holder, found, scopes)
+        redirect_uri = self._redirect_uri()
+        client = await self._registration.find_client(
+            found, redirect_uri, self._document_url(), wanted
+        )
+        verifier, challenge = make_verifier()
+        expires_at = time.time() + self._limits.login_seconds
+        pending = PendingLogin(
+            holder, server, client, found.resource.resource, wanted, redirect_uri, verifier,
+            expires_at,
+        )  # fmt: skip
+        state = self._logins.add(pending)
+        query = {
+            "response_type": "code",
+            "client_id": client.client_id,
+            "redirect_uri": redirect_uri,
+            "code_challenge": challenge,
+            "code_challenge_method": S256,
+            "state": state,
+            "resource": pending.resource,
+        }
+        if wanted:
+            query["scope"] = " ".join(wanted)
+        if OFFLINE in wanted:
+            query["prompt"] = "consent"  # OpenID Connect Core, section 11
+        if self.settings.audience:
+            query["audience"] = self.settings.audience
+        self._registration.note_begun(client)
+        url = add_query(server.authorization_endpoint, urlencode(query))
+        return LoginRequest(url, state, expires_at, server.issuer, wanted)
 
     async def finish_login(self, state: str, query: Mapping[str, str]) -> Grant:
         """Ends it with the query of the redirect. Raises `InvalidInput` for an unknown, used or
         expired `state`, `Declined` if consent was denied, `BadReply` for anything suspicious."""
-        raise NotImplementedError
+        pending = self._logins.take(state)
+        server = pending.server
+        if query.get("state") != state:
+            raise InvalidInput("the redirect has another state; start the login again")
+        self._check_response_issuer(server, query.get("iss"))
+        self._registration.note_returned(pending.client)
+        if "error" in query:
+            raise self._build_denial(query)
+        code = query.get("code", "")
+        if not code or len(code) > 8192:
+            raise BadReply(f'the login for "{self.name}" returned without a code; start it again')
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": pending.redirect_uri,
+            "code_verifier": pending.verifier,
+            "resource": pending.resource,
+        }
+        return await self._redeem(pending, form)
+
+    def _check_response_issuer(self, server: ServerMetadata, iss: str | None) -> None:
+        """RFC 9207, section 2.4: byte for byte, and before anything else in the answer is used."""
+        if iss is None and not server.sends_issuer:
+            return
+        if iss != server.issuer:
+            how = "does not say which" if iss is None else "names another"
+            raise BadReply(
+                f'the login for "{self.name}" was refused: its answer {how} authorization server; '
+                "no code was sent. Start the login again"
+            )
+
+    def _build_denial(self, query: Mapping[str, str]) -> HubError:
+        code = quote_text(query["error"], 64)
+        said = quote_text(query.get("error_description"))
+        why = f"{code}: {said}" if said else code
+        if code == "access_denied":
+            return Declined(f'the login for "{self.name}" was declined ({why})')
+        return Declined(f'the authorization server of "{self.name}" refused the login ({why})')
+
+    async def _redeem(self, pending: PendingLogin | PendingDevice, form: dict[str, str]) -> Grant:
+        server, client = pending.server, pending.client
+        slot = self._find_slot(pending.holder)
+        try:
+            issued = await self._endpoint.request(
+                server.token_endpoint, server.issuer, client, form
+            )
+        except EndpointRefused as error:
+            if error.code in _UNKNOWN_CLIENT and client.source == "registered":
+                self._registration.forget_client(server.issuer, client)
+            if isinstance(pending, PendingDevice):
+                raise
+            raise Declined(
+                f'the authorization server of "{self.name}" issued no token ({error}); start the '
+                "login again"
+            ) from None
+        self._registration.bind_issuer(server.issuer)
+        stored = _build_token(server, pending.resource, client, issued, pending.scopes)
+        slot.generation += 1
+        slot.forced_at = float("-inf")
+        # Only the newest login counts: the issuer may be another one than before.
+        self._delete_others(pending.holder, stored)
+        for missing in slot.step_ups:
+            slot.step_ups[missing] += missing <= set(pending.scopes)
+        slot.wanted = ()
+        self._keep(slot, stored)
+        return Grant(
+            pending.holder, server.issuer, stored.scopes, stored.expiry, bool(issued.refresh_token)
+        )
 
     async def begin_device_login(self, holder: str, scopes: tuple[str, ...] = ()) -> DeviceLogin:
         """Starts a device flow (RFC 8628)."""
-        raise NotImplementedError
+        found = await self._discover()
+        server = found.server
+        if not server.device_endpoint:
+            raise Declined(
+                f'the authorization server of "{self.name}" has no login by code; log in with a '
+                "browser"
+            )
+        wanted = self._collect_scopes(holder, found, scopes)
+        client = await self._registration.find_client(
+            found, self._redirect_uri(), self._document_url(), wanted
+        )
+        form = {"client_id": client.client_id, "resource": found.resource.resource}
+        if wanted:
+            form["scope"] = " ".join(wanted)
+        if self.settings.audience:
+            form["audience"] = self.settings.audience
+        try:
+            answer = await self._endpoint.post(server.device_endpoint, server.issuer, client, form)
+        except EndpointRefused as error:
+            if error.code in _UNKNOWN_CLIENT and client.source == "registered":
+                self._registration.forget_client(server.issuer, client)
+            raise Declined(
+                f'the authorization server of "{self.name}" refused a login by code ({error})'
+            ) from None
+        code, user_code = answer.get("device_code"), answer.get("user_code")
+        if not isinstance(code, str) or not isinstance(user_code, str) or not code or not user_code:
+            raise BadReply(f'the authorization server of "{self.name}" sent no device code')
+        uri = self._discovery.check(answer.get("verification_uri"), "the verification_uri")
+        complete = answer.get("verification_uri_complete")
+        if complete is not None:
+            complete = self._discovery.check(complete, "the verification_uri_complete")
+        now = time.time()
+        life = min(_read_number(answer.get("expires_in"), 600.0), 3600.0)
+        least = self._limits.poll_seconds
+        interval = min(max(_read_number(answer.get("interval"), 5.0), least), 60.0)
+        pending = PendingDevice(
+            holder, server, client, found.resource.resource, wanted, code, now + life, interval,
+            now + interval,
+        )  # fmt: skip
+        id = self._devices.add(pending)
+        return DeviceLogin(
+            id, quote_text(user_code, 64), uri, complete or "", now + life, interval,
+            server.issuer, wanted,
+        )  # fmt: skip
 
     async def poll_device_login(self, id: str) -> Grant | None:
-        """Asks once; None while the person has not decided. At most once per interval."""
-        raise NotImplementedError
+        """Asks once; None while the person has not decided. Before the interval is over, nothing is
+        asked."""
+        pending = self._devices.take(id)
+        now = time.time()
+        if now < pending.next_at:
+            self._devices.put_back(id, pending)
+            return None
+        form = {
+            "grant_type": DEVICE_CODE,
+            "device_code": pending.device_code,
+            "resource": pending.resource,
+        }
+        try:
+            return await self._redeem(pending, form)
+        except EndpointRefused as error:
+            if error.code == "slow_down":
+                pending.interval += 5.0
+            elif error.code != "authorization_pending":
+                raise Declined(f'the login for "{self.name}" was declined ({error})') from None
+        except Unreachable:
+            pending.interval *= 2  # RFC 8628, section 3.5
+        pending.next_at = time.time() + pending.interval
+        self._devices.put_back(id, pending)
+        return None
 
-    async def forget(self, holder: str) -> bool:
-        """Deletes the holder's tokens and revokes them at the authorization server; returns whether
-        there were any."""
-        raise NotImplementedError
+    def _collect_scopes(
+        self, holder: str, found: Discovered, more: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """The scopes of a login: what the server asks for, what it asked for later, and what an
+        earlier login at the same issuer had."""
+        slot = self._find_slot(holder)
+        stored = slot.stored
+        had = stored.wanted if stored is not None and stored.issuer == found.server.issuer else ()
+        scopes = join_scopes(self._choose_scopes(found), had, slot.wanted, more)
+        if scopes and OFFLINE in found.server.scopes:
+            scopes = join_scopes(scopes, (OFFLINE,))
+        return scopes
+
+    def _choose_scopes(self, found: Discovered) -> tuple[str, ...]:
+        if self.settings.scopes:
+            return tuple(self.settings.scopes)
+        if self._challenge is not None and self._challenge.scopes:
+            return self._challenge.scopes
+        return found.resource.scopes
+
+    async def _discover(self) -> Discovered:
+        now = time.time()
+        if self._found is not None and 0 <= now - self._found[0] < self._limits.metadata_seconds:
+            return self._found[1]
+        if self._challenge is None:
+            self._challenge = await self._probe()
+        found = await self._discovery.discover(self._challenge, self.settings.issuer)
+        self._found = (now, found)
+        return found
+
+    async def _probe(self) -> BearerChallenge:
+        """Asks the server for its challenge, which has the scopes, with a request that does
+        nothing."""
+        headers = {"accept": "application/json, text/event-stream"}
+        with_type = {**headers, "content-type": "application/json"}
+        for method, sent, body in (("POST", with_type, _PROBE), ("GET", headers, b"")):
+            reply = await self._http.request(
+                method, self.resource_url, sent, body, timeout=self._limits.request_seconds
+            )
+            reply.body.close()
+            if reply.status == 401:
+                return parse_challenge(reply.headers.get("www-authenticate", ""))
+        return NO_CHALLENGE
+
+    def _note_challenge(self, challenge: BearerChallenge) -> None:
+        self._challenge = challenge
+        self._found = None  # the authorization server may have changed
+
+    # --- logging out -----------------------------------------------------------------------------
+
+    async def forget(self, holder: str) -> ForgottenLogin:
+        """Deletes the holder's tokens, and revokes them at the authorization server."""
+        slot = self._find_slot(holder)
+        stored = slot.stored
+        slot.generation += 1
+        self._logins.drop(holder)
+        self._devices.drop(holder)
+        for id in self._store.list("token", self.name):
+            if id.holder == holder:
+                self._store.delete(id)
+        del self._slots[holder]
+        if stored is None:
+            return ForgottenLogin(False, False)
+        self._report(self._find_slot(holder))
+        problem = await self._revoke(stored)
+        return ForgottenLogin(True, not problem, problem)
+
+    async def _revoke(self, stored: StoredToken) -> str:
+        """Revokes tokens (RFC 7009); returns what went wrong."""
+        origin = render_origin(stored.issuer)
+        if not stored.access_token and not stored.refresh_token:
+            return ""
+        if not stored.revocation_endpoint:
+            return f'the authorization server "{origin}" has no revocation'
+        # A server that revokes the refresh token should revoke its access tokens; not all do.
+        tokens = {"refresh_token": stored.refresh_token, "access_token": stored.access_token}
+        for hint, token in tokens.items():
+            if not token:
+                continue
+            form = {"token": token, "token_type_hint": hint}
+            try:
+                await self._endpoint.post(
+                    stored.revocation_endpoint, stored.issuer, stored.client, form
+                )
+            except EndpointRefused as error:
+                if error.code != "unsupported_token_type":
+                    return f'the authorization server "{origin}" did not revoke it ({error})'
+            except HubError as error:
+                return f'the authorization server "{origin}" did not revoke it ({error})'
+        return ""
+
+    # --- status ----------------------------------------------------------------------------------
 
     def get_status(self, holder: str) -> CredentialStatus:
-        raise NotImplementedError
+        slot = self._find_slot(holder)
+        stored, now = slot.stored, time.time()
+        problem = slot.failure[1] if slot.failure is not None else ""
+        issuer = stored.issuer if stored is not None else ""
+        if slot.failure is not None and slot.failure[0] == "login":
+            scopes = stored.wanted if stored is not None else ()
+            return CredentialStatus("needs_login", scopes, 0.0, problem, issuer)
+        if stored is None or slot.token is None:
+            return CredentialStatus("none", problem=problem)
+        scopes, expiry = stored.scopes, stored.expiry
+        if now < self._get_last_use(slot.token):
+            return CredentialStatus("valid", scopes, expiry, problem, issuer)
+        if self._can_renew(slot):
+            return CredentialStatus("expired", scopes, expiry, problem, issuer)
+        why = self._explain_missing(slot)
+        return CredentialStatus("needs_login", stored.wanted, expiry, why, issuer)
 
     def list_holders(self) -> list[str]:
         """Lists the holders that have a stored credential."""
-        raise NotImplementedError
+        return list(dict.fromkeys(id.holder for id in self._store.list("token", self.name)))
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Waits for running refreshes: their answers may have the only valid refresh tokens."""
+        await self._background.close(grace=self._limits.request_seconds)
+
+    def _report(self, slot: _Slot) -> None:
+        if self._notify is not None:
+            self._notify(slot.holder, self.get_status(slot.holder))
+
+    # --- stored tokens ---------------------------------------------------------------------------
+
+    def _find_slot(self, holder: str) -> _Slot:
+        slot = self._slots.get(holder)
+        if slot is None:
+            if len(self._slots) >= self._limits.max_holders:
+                self._evict()
+            slot = _Slot(holder, self._limits)
+            if self.is_interactive and (stored := self._load(holder)) is not None:
+                self._use(slot, stored)
+            self._slots[holder] = slot
+        return slot
+
+    def _evict(self) -> None:
+        idle = [holder for holder, slot in self._slots.items() if slot.is_idle]
+        for holder in idle[: max(len(idle) // 10, 1)]:
+            del self._slots[holder]
+
+    def _load(self, holder: str) -> StoredToken | None:
+        for id, value in self._store.find("token", self.name, holder):
+            if value is None:
+                return _build_unreadable(id)
+            try:
+                stored = msgspec.json.decode(value, type=StoredToken)
+            except msgspec.DecodeError:
+                return _build_unreadable(id)
+            configured = self.settings.client_id
+            if stored.client.source == "configured" and stored.client.client_id != configured:
+                return msgspec.structs.replace(
+                    stored, access_token="", refresh_token="", problem="its client_id has changed"
+                )
+            return stored
+        return None
+
+    def _delete_others(self, holder: str, stored: StoredToken) -> None:
+        kept = self._build_id(holder, stored)
+        for id in self._store.list("token", self.name):
+            if id.holder == holder and id != kept:
+                self._store.delete(id)
+
+    def _build_id(self, holder: str, stored: StoredToken) -> CredentialId:
+        return CredentialId("token", self.name, holder, stored.issuer, stored.resource)
+
+
+def _build_token(
+    server: ServerMetadata,
+    resource: str,
+    client: ClientIdentity,
+    issued: IssuedToken,
+    wanted: tuple[str, ...],
+) -> StoredToken:
+    return StoredToken(
+        issued.access_token,
+        issued.refresh_token,
+        _finite(issued.expires_at),
+        time.time(),
+        wanted if issued.scopes is None else issued.scopes,
+        wanted,
+        server.issuer,
+        resource,
+        server.token_endpoint,
+        server.revocation_endpoint,
+        client,
+    )
+
+
+def _build_unreadable(id: CredentialId) -> StoredToken:
+    problem = "the stored login cannot be decrypted; the key of the credentials has changed"
+    client = ClientIdentity("", source="document")
+    return StoredToken("", "", None, 0.0, (), (), id.issuer, id.resource, "", "", client, problem)
+
+
+def _finite(at: float) -> float | None:
+    return None if at == float("inf") else at
+
+
+def _read_number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else default
