@@ -32,6 +32,7 @@ from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
+from dragoman.oauth.config import OAuthHubSettings
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
@@ -95,6 +96,7 @@ class Config(Struct, frozen=True, kw_only=True):
     bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
     tools: ToolSettings = ToolSettings()
+    oauth: OAuthHubSettings = OAuthHubSettings()
 
 
 class ConfigSource:

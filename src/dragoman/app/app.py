@@ -210,7 +210,7 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
-        await _wait(STOP_SECONDS, parts.logins.desk.close())
+        await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))

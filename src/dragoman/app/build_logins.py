@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.app.config_watch import LiveConfig
@@ -28,6 +29,9 @@ from dragoman.oauth.logins.pages import CALLBACK, CLIENT, CONNECT, LoginPages
 from dragoman.web.app import PathMount
 from dragoman.wire.http import HttpClient
 
+if TYPE_CHECKING:
+    from dragoman.stores.credentials import SqliteCredentials
+
 AUTHORIZATION = "authorization"
 
 
@@ -36,6 +40,13 @@ class LoginParts:
     desk: HubLoginDesk
     pages: LoginPages
     services: OAuthServices
+    stores: list[SqliteCredentials]
+    """The store of credentials, once it is open."""
+
+    async def close(self) -> None:
+        await self.desk.close()
+        for store in self.stores:
+            store.close()
 
     @property
     def mounts(self) -> list[PathMount]:
@@ -77,7 +88,7 @@ class LoginParts:
         )
 
     def _add(self, spec: AccountSpec) -> LoginAccount:
-        account = LoginAccount(spec, self.services)
+        account = LoginAccount(spec, self.services, self.desk.note_status)
         self.desk.add_account(account)
         return account
 
@@ -91,14 +102,16 @@ def build_logins(
     may_administer: Callable[[Principal], bool],
     note_login: Callable[[LoginAccount, str], None],
 ) -> LoginParts:
-    stores: list[CredentialStore] = []
+    stores: list[SqliteCredentials] = []
 
     def open_store() -> CredentialStore:
         if not stores:
             # Imported here: most hubs have no server that needs a login.
+            from dragoman.stores.credential_key import find_key
             from dragoman.stores.credentials import SqliteCredentials
 
-            stores.append(SqliteCredentials(home))
+            key = find_key(home, live.config.oauth.credential_key, live.variables)
+            stores.append(SqliteCredentials(home, key))
         return stores[0]
 
     def open_http(url: str, allow_private: bool, follow: bool) -> HttpClient:
@@ -135,7 +148,7 @@ def build_logins(
         return build_client_document(build_client_url(), build_redirect_uri())
 
     desk = HubLoginDesk(bus, find_base, may_administer, note_login)
-    return LoginParts(desk, LoginPages(desk, build_client_document), services)
+    return LoginParts(desk, LoginPages(desk, build_client_document), services, stores)
 
 
 def _has_authorization(headers: dict[str, str] | list[str]) -> bool:

@@ -74,8 +74,8 @@ class LoginAdmin:
             holders = [known[holder]] if holder in known else []
         else:
             holders = [self._desk.find_holder(account, by)]
-        removed = [one for one in holders if await self._desk.forget(account, one)]
-        return {"name": account.name, "removed": [render_holder(one) for one in removed]}
+        removed = [await self._desk.forget(account, one) for one in holders]
+        return {"name": account.name, "removed": [one for one in removed if one is not None]}
 
     def _find(self, kind: str, name: str) -> LoginAccount:
         if kind == AGENT:

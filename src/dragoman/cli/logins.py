@@ -80,7 +80,9 @@ def log_out(kind: str, name: str, home: str | None, as_json: bool, **options: An
     if as_json:
         print_json(found)
     elif found["removed"]:
-        print(clean(f'logged out at {kind} "{name}": {", ".join(found["removed"])}'))
+        for one in found["removed"]:
+            problem = f"; {one['problem']}" if one["problem"] else ", revoked"
+            print(clean(f'logged out at {kind} "{name}": {one["holder"]}{problem}'))
     else:
         print(clean(f'there was no login at {kind} "{name}"'))
 

@@ -122,8 +122,8 @@ class LoginNeeded(Event, frozen=True):
 
 
 class LoginChanged(Event, frozen=True):
-    """The credential of `holder` at a server or agent has changed: `action` is `login` or
-    `logout`."""
+    """The credential of `holder` at a server or agent has changed: `action` is `login`, `logout` or
+    `expired`, when it can no longer be refreshed."""
 
     target: str
     holder: str

@@ -20,7 +20,7 @@ from dragoman.wire.http import NO_HEADERS, AddressFinder, HttpClient, HttpReply
 
 if TYPE_CHECKING:
     from dragoman.oauth.client.http import OAuthHttpClient
-    from dragoman.oauth.client.records import CredentialStatus, ResolveSecret
+    from dragoman.oauth.client.records import CredentialStatus, ForgottenLogin, ResolveSecret
     from dragoman.oauth.client.tokens import TokenManager
 
 SERVER, AGENT = "server", "agent"
@@ -60,8 +60,15 @@ class OAuthServices:
 class LoginAccount:
     """Implements `wire.http.HolderClients`."""
 
-    def __init__(self, spec: AccountSpec, services: OAuthServices) -> None:
+    def __init__(
+        self,
+        spec: AccountSpec,
+        services: OAuthServices,
+        note_status: Callable[[LoginAccount, str, CredentialStatus], None],
+    ) -> None:
+        """`note_status` gets the new status of a holder's credential."""
         self.spec = spec
+        self._note_status = note_status
         self.name = spec.name
         self.is_per_user = spec.is_per_user
         self.http = services.open_http(spec.url, spec.allow_private, True)
@@ -89,6 +96,7 @@ class LoginAccount:
                 services.redirect_uri,
                 services.client_metadata_url,
                 spec.name,
+                notify=lambda holder, status: self._note_status(self, holder, status),
             )
         return self._tokens
 
@@ -144,9 +152,12 @@ class LoginAccount:
     def note_challenged(self, holder: str) -> None:
         self._challenged.add(holder)
 
-    async def forget(self, holder: str) -> bool:
-        """Deletes and revokes a credential; returns whether there was one."""
-        return await self.tokens.forget(holder) if self._has_credentials() else False
+    async def forget(self, holder: str) -> ForgottenLogin | None:
+        """Deletes and revokes a credential; None if there was none."""
+        if not self._has_credentials():
+            return None
+        forgotten = await self.tokens.forget(holder)
+        return forgotten if forgotten.found else None
 
     async def close(self) -> None:
         if self._tokens is not None:

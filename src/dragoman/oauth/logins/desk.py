@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.bus import Bus
@@ -33,6 +33,9 @@ from dragoman.core.holders import SHARED, find_holder_of, find_root, render_hold
 from dragoman.core.logins import LoginLink
 from dragoman.core.principal import Principal
 from dragoman.oauth.logins.accounts import LoginAccount
+
+if TYPE_CHECKING:
+    from dragoman.oauth.client.records import CredentialStatus
 
 log = logging.getLogger(__name__)
 
@@ -301,13 +304,22 @@ class HubLoginDesk:
 
     # --- logging out -----------------------------------------------------------------------------
 
-    async def forget(self, account: LoginAccount, holder: str) -> bool:
-        had = await account.forget(holder)
+    async def forget(self, account: LoginAccount, holder: str) -> dict[str, Any] | None:
+        """Removes a login; returns what was done, None if there was none."""
+        forgotten = await account.forget(holder)
         self._note_login(account, holder)
-        if had:
-            log.info("%s: the login of %s was removed", account.label, render_holder(holder))
-            self._bus.emit(LoginChanged(account.name, render_holder(holder), "logout"))
-        return had
+        if forgotten is None:
+            return None
+        who = render_holder(holder)
+        log.info("%s: the login of %s was removed", account.label, who)
+        self._bus.emit(LoginChanged(account.name, who, "logout"))
+        return {"holder": who, "revoked": forgotten.is_revoked, "problem": forgotten.problem}
+
+    def note_status(self, account: LoginAccount, holder: str, status: CredentialStatus) -> None:
+        """A credential can no longer be refreshed: what used it fails from here on."""
+        if status.state == "needs_login" and self._accounts.get(account.name) is account:
+            self._note_login(account, holder)
+            self._bus.emit(LoginChanged(account.name, render_holder(holder), "expired"))
 
     def describe(self, account: LoginAccount, holder: str) -> dict[str, Any]:
         """Describes the login of a holder, without any token."""
