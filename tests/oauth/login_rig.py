@@ -28,7 +28,7 @@ from dragoman.app.build import build_app
 from dragoman.config import load
 from dragoman.stores.keys import KeyStore
 
-URL_CLIENT = {"elicitation": {"form": {}, "url": {}}}
+URL_CLIENT: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 CLIENT_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 

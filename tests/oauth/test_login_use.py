@@ -1,4 +1,4 @@
-"""Logins as callers see them: the link, the page, the call that continues, and whose token it has."""
+"""Logins as callers see them: link, page, the call that continues, and whose token it has."""
 
 from __future__ import annotations
 
