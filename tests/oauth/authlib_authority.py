@@ -7,6 +7,7 @@ authlib ships no binding for ASGI, so requests and responses are adapted here.
 # mypy: disable-error-code="misc, import-untyped"
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -62,7 +63,7 @@ class Client(ClientMixin):
         return redirect_uri in self.redirect_uris
 
     def check_client_secret(self, client_secret: str) -> bool:
-        return secrets.compare_digest(self.secret, client_secret)
+        return secrets.compare_digest(self.secret.encode(), client_secret.encode())
 
     def check_endpoint_auth_method(self, method: str, endpoint: str) -> bool:
         return method == self.method
@@ -358,6 +359,11 @@ class AuthlibAuthority:
     registrations: int = 0
     fails_with: int = 0
     """An HTTP status that the token endpoint answers with instead."""
+    echoes: bool = False
+    """Whether the token endpoint refuses and repeats what it was sent."""
+    hold: asyncio.Event | None = None
+    """Token requests wait for it; `arrived` is set when one does."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
     token_requests: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
 
@@ -377,7 +383,9 @@ class AuthlibAuthority:
             "/.well-known/oauth-authorization-server",
             "/.well-known/openid-configuration",
         )
-        names = [f"/tenant{openid}"] if self.has_openid_only else [f"{oauth}/tenant"]
+        names = (
+            [f"/tenant{openid}"] if self.has_openid_only else [f"{oauth}/tenant", f"{oauth}/other"]
+        )
         return Starlette(
             routes=[
                 *(Route(name, self._describe) for name in names),
@@ -478,6 +486,12 @@ class AuthlibAuthority:
     async def _token(self, request: Request) -> Response:
         made = await self._post(request)
         self.token_requests.append(made.values)
+        if self.hold is not None:
+            self.arrived.set()
+            await self.hold.wait()
+        if self.echoes:
+            said = {"error": "invalid_grant", "error_description": f"rejected {made.values}"}
+            return JSONResponse(said, 400)
         if self.fails_with:
             return Response("unavailable", self.fails_with)
         response: Response = self.server.create_token_response(made)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.errors import BadReply, ConfigError
 from dragoman.core.urls import render_origin
@@ -71,6 +72,10 @@ class StoredToken(Struct, frozen=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         return f"<StoredToken of {render_origin(self.issuer)}>"
+
+    def end(self, problem: str) -> StoredToken:
+        """The record that only a login can replace, without the tokens."""
+        return replace(self, access_token="", refresh_token="", problem=problem)
 
     @property
     def expiry(self) -> float:
@@ -259,3 +264,31 @@ def _read_expiry(value: object) -> float:
     except ValueError:
         return float("inf")
     return time.time() + seconds if 0 <= seconds <= LONGEST_SECONDS else float("inf")
+
+
+def build_token(
+    server: ServerMetadata,
+    resource: str,
+    client: ClientIdentity,
+    issued: IssuedToken,
+    wanted: tuple[str, ...],
+) -> StoredToken:
+    """Builds the record of tokens that were just issued."""
+    return StoredToken(
+        issued.access_token,
+        issued.refresh_token,
+        finite_expiry(issued.expires_at),
+        time.time(),
+        wanted if issued.scopes is None else issued.scopes,
+        wanted,
+        server.issuer,
+        resource,
+        server.token_endpoint,
+        server.revocation_endpoint,
+        client,
+    )
+
+
+def finite_expiry(at: float) -> float | None:
+    """JSON has no infinity."""
+    return None if at == float("inf") else at

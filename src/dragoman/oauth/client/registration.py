@@ -30,6 +30,8 @@ from dragoman.wire.json import encode
 
 CLIENT_NAME = "Dragoman"
 DEVICE_CODE = "urn:ietf:params:oauth:grant-type:device_code"
+UNKNOWN_CLIENT = frozenset(("invalid_client", "unauthorized_client"))
+"""Errors of an authorization server that does not know the client any more."""
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
 
 

@@ -12,9 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal
-from urllib.parse import urlencode
 
-import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.background import Background
 from dragoman.core.backoff import Backoff, add_jitter
@@ -23,37 +22,25 @@ from dragoman.core.errors import (
     ConfigError,
     Declined,
     HubError,
-    InvalidInput,
     LoginRequired,
     StorageFailed,
     TargetFailed,
     Unreachable,
 )
-from dragoman.core.ports import CredentialId, CredentialStore
+from dragoman.core.ports import CredentialStore
 from dragoman.core.urls import render_origin
-from dragoman.oauth.client.challenges import (
-    NO_CHALLENGE,
-    BearerChallenge,
-    join_scopes,
-    parse_challenge,
-)
-from dragoman.oauth.client.client_auth import ClientIdentity
-from dragoman.oauth.client.discovery import (
-    OFFLINE,
-    S256,
-    Discovered,
-    Discovery,
-    ServerMetadata,
-)
+from dragoman.oauth.client.challenges import BearerChallenge, join_scopes, parse_challenge
+from dragoman.oauth.client.discovery import Discovery
 from dragoman.oauth.client.exchanges import EndpointRefused, quote_text
-from dragoman.oauth.client.grants import FindSubject, IssuedToken, StoredToken, TokenEndpoint
-from dragoman.oauth.client.limits import LIMITS, OAuthLimits
-from dragoman.oauth.client.logins import (
-    PendingDevice,
-    PendingLogin,
-    PendingLogins,
-    make_verifier,
+from dragoman.oauth.client.grants import (
+    FindSubject,
+    StoredToken,
+    TokenEndpoint,
+    build_token,
+    finite_expiry,
 )
+from dragoman.oauth.client.limits import LIMITS, OAuthLimits
+from dragoman.oauth.client.login_flows import LoginFlows
 from dragoman.oauth.client.records import (
     AccessToken,
     CredentialStatus,
@@ -63,8 +50,10 @@ from dragoman.oauth.client.records import (
     LoginRequest,
     ResolveSecret,
 )
-from dragoman.oauth.client.registration import DEVICE_CODE, ClientRegistration
-from dragoman.oauth.client.urls import add_query, check_url
+from dragoman.oauth.client.registration import UNKNOWN_CLIENT, ClientRegistration
+from dragoman.oauth.client.server_finder import ServerFinder
+from dragoman.oauth.client.token_vault import TokenVault
+from dragoman.oauth.client.urls import check_url
 from dragoman.oauth.config import OAuthSettings
 from dragoman.wire.http import HttpClient
 
@@ -80,8 +69,6 @@ _DEAD = frozenset(
     )
 )  # fmt: skip
 """Errors of a token endpoint that trying again does not change."""
-_UNKNOWN_CLIENT = frozenset(("invalid_client", "unauthorized_client"))
-_PROBE = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 _MAX_STEP_UPS = 32
 
 Notify = Callable[[str, CredentialStatus], None]
@@ -164,23 +151,29 @@ class TokenManager:
         self.name = name
         self.resource_url = resource_url
         self.settings = settings
-        self._http = http
-        self._store = store
-        self._redirect_uri = redirect_uri
-        self._document_url = client_metadata_url
         self._notify = notify
         self._limits = limits
+        self._vault = TokenVault(name, settings, store)
         self._discovery = Discovery(http, resource_url, limits)
+        self._finder = ServerFinder(resource_url, settings, http, self._discovery, limits)
         self._registration = ClientRegistration(name, settings, http, store, limits)
         self._endpoint = TokenEndpoint(
             name, settings, http, resolve_secret, self._discovery, limits, find_subject
         )
-        self._challenge: BearerChallenge | None = None
-        """The last one of the server; None before it was asked."""
-        self._found: tuple[float, Discovered] | None = None
+        self._flows = LoginFlows(
+            name,
+            settings,
+            self._discovery,
+            self._finder,
+            self._registration,
+            self._endpoint,
+            redirect_uri,
+            client_metadata_url,
+            limits,
+            self._keep_login,
+            self._list_wanted,
+        )
         self._slots: dict[str, _Slot] = {}
-        self._logins: PendingLogins[PendingLogin] = PendingLogins(limits)
-        self._devices: PendingLogins[PendingDevice] = PendingLogins(limits)
         self._background = Background(f'tokens of "{name}"')
 
     @property
@@ -226,7 +219,7 @@ class TokenManager:
             return current  # replaced while the request was running
         if challenge.lacks_scope:
             return await self._step_up(slot, challenge)
-        self._note_challenge(challenge)
+        self._finder.note_challenge(challenge)
         if not self._can_renew(slot):
             if slot.stored is not None and not slot.stored.problem:
                 self._end(slot, "the server rejected the token, and it cannot be refreshed")
@@ -238,9 +231,7 @@ class TokenManager:
             self._report(slot)
             raise self._build_error(slot)
         slot.refresh_at = 0.0
-        return await self._renew(
-            slot, challenge if www_authenticate else BearerChallenge(error="?")
-        )
+        return await self._renew(slot, challenge)
 
     async def _step_up(self, slot: _Slot, challenge: BearerChallenge) -> AccessToken:
         """The server needs more scopes: the union of those asked for before and these."""
@@ -331,11 +322,11 @@ class TokenManager:
                 raise
             stored = moved
             issued = await self._endpoint.refresh(stored)
-        renewed = msgspec.structs.replace(
+        renewed = replace(
             stored,
             access_token=issued.access_token,
             refresh_token=issued.refresh_token or stored.refresh_token,
-            expires_at=_finite(issued.expires_at),
+            expires_at=finite_expiry(issued.expires_at),
             issued_at=time.time(),
             scopes=stored.scopes if issued.scopes is None else issued.scopes,
         )
@@ -344,7 +335,7 @@ class TokenManager:
             return
         self._keep(slot, renewed)
         if challenge is not None:
-            slot.forced_at = time.time()
+            slot.forced_at = renewed.issued_at
 
     async def _find_new_endpoint(self, stored: StoredToken) -> StoredToken | None:
         """After an answer that is not OAuth: the endpoints of the issuer may have moved."""
@@ -354,7 +345,7 @@ class TokenManager:
             return None
         if server.token_endpoint == stored.token_endpoint:
             return None
-        return msgspec.structs.replace(
+        return replace(
             stored,
             token_endpoint=server.token_endpoint,
             revocation_endpoint=server.revocation_endpoint,
@@ -371,23 +362,23 @@ class TokenManager:
     async def _obtain(
         self, slot: _Slot, challenge: BearerChallenge | None, generation: int
     ) -> None:
-        found = await self._discover()
+        found = await self._finder.find()
         if self.settings.client_id:
             self._registration.check_issuer(found.server.issuer)
-        scopes = join_scopes(self._choose_scopes(found), slot.wanted)
+        scopes = join_scopes(self._finder.choose_scopes(found), slot.wanted)
         client, issued = await self._endpoint.obtain(found, slot.holder, scopes)
         self._registration.bind_issuer(found.server.issuer)
         if generation == slot.generation:
-            token = _build_token(found.server, found.resource.resource, client, issued, scopes)
+            token = build_token(found.server, found.resource.resource, client, issued, scopes)
             self._keep(slot, token, store=False)
-            if challenge is not None:
-                slot.forced_at = time.time()
+            if challenge is not None and not challenge.lacks_scope:
+                slot.forced_at = token.issued_at
 
     def _keep(self, slot: _Slot, stored: StoredToken, *, store: bool = True) -> None:
         """Stores tokens, then uses them. Those of machines are obtained again after a restart."""
         if store:
             try:
-                self._store.save(self._build_id(slot.holder, stored), msgspec.json.encode(stored))
+                self._vault.save(slot.holder, stored)
             except StorageFailed as error:
                 # The old refresh token may be void already: memory has the only valid one.
                 log.error('the new tokens of "%s" were not stored: %s', self.name, error)
@@ -414,11 +405,11 @@ class TokenManager:
         if was is not None and self.is_interactive:
             # Another manager of the same server (a hub that reloads its configuration) may have
             # refreshed it in between.
-            now = self._load(slot.holder)
+            now = self._vault.load(slot.holder)
             if now is not None and not now.problem and now.refresh_token != was.refresh_token:
                 self._use(slot, now)
                 return
-            if error.code in _UNKNOWN_CLIENT and was.client.source == "registered":
+            if error.code in UNKNOWN_CLIENT and was.client.source == "registered":
                 self._registration.forget_client(was.issuer, was.client)
         self._end(slot, f"its authorization server refused to issue a token ({error})")
 
@@ -427,10 +418,7 @@ class TokenManager:
         log.warning('"%s" needs a login: %s', self.name, problem)
         stored = slot.stored
         if stored is not None and self.is_interactive:
-            dead = msgspec.structs.replace(
-                stored, access_token="", refresh_token="", problem=problem
-            )
-            self._keep(slot, dead)
+            self._keep(slot, stored.end(problem))
             return
         slot.token, slot.refresh_at = None, 0.0
         slot.failure = ("login", problem)
@@ -461,257 +449,53 @@ class TokenManager:
             return NO_LOGIN
         return "the last login has expired and cannot be refreshed"
 
-    # --- logging in ------------------------------------------------------------------------------
+    # --- logging in and out -----------------------------------------------------------------------
 
     async def begin_login(self, holder: str, scopes: tuple[str, ...] = ()) -> LoginRequest:
         """Starts an authorization code flow; `scopes` are asked for besides the usual ones."""
-        found = await self._discover()
-        server = found.server
-        if not server.authorization_endpoint:
-            raise BadReply(
-                f'the authorization server of "{self.name}" has no authorization endpoint'
-            )
-        if S256 not in server.challenge_methods:
-            raise BadReply(
-                f'the authorization server "{render_origin(server.issuer)}" of "{self.name}" does '
-                "not support PKCE with S256, without which a code could be stolen; no login is made"
-            )
-        wanted = self._collect_scopes(holder, found, scopes)
-        redirect_uri = self._redirect_uri()
-        client = await self._registration.find_client(
-            found, redirect_uri, self._document_url(), wanted
-        )
-        verifier, challenge = make_verifier()
-        expires_at = time.time() + self._limits.login_seconds
-        pending = PendingLogin(
-            holder, server, client, found.resource.resource, wanted, redirect_uri, verifier,
-            expires_at,
-        )  # fmt: skip
-        state = self._logins.add(pending)
-        query = {
-            "response_type": "code",
-            "client_id": client.client_id,
-            "redirect_uri": redirect_uri,
-            "code_challenge": challenge,
-            "code_challenge_method": S256,
-            "state": state,
-            "resource": pending.resource,
-        }
-        if wanted:
-            query["scope"] = " ".join(wanted)
-        if OFFLINE in wanted:
-            query["prompt"] = "consent"  # OpenID Connect Core, section 11
-        if self.settings.audience:
-            query["audience"] = self.settings.audience
-        self._registration.note_begun(client)
-        url = add_query(server.authorization_endpoint, urlencode(query))
-        return LoginRequest(url, state, expires_at, server.issuer, wanted)
+        return await self._flows.begin(holder, scopes)
 
     async def finish_login(self, state: str, query: Mapping[str, str]) -> Grant:
         """Ends it with the query of the redirect. Raises `InvalidInput` for an unknown, used or
         expired `state`, `Declined` if consent was denied, `BadReply` for anything suspicious."""
-        pending = self._logins.take(state)
-        server = pending.server
-        if query.get("state") != state:
-            raise InvalidInput("the redirect has another state; start the login again")
-        self._check_response_issuer(server, query.get("iss"))
-        self._registration.note_returned(pending.client)
-        if "error" in query:
-            raise self._build_denial(query)
-        code = query.get("code", "")
-        if not code or len(code) > 8192:
-            raise BadReply(f'the login for "{self.name}" returned without a code; start it again')
-        form = {
-            "grant_type": "authorization_code",
-            "code": code,
-            "redirect_uri": pending.redirect_uri,
-            "code_verifier": pending.verifier,
-            "resource": pending.resource,
-        }
-        return await self._redeem(pending, form)
-
-    def _check_response_issuer(self, server: ServerMetadata, iss: str | None) -> None:
-        """RFC 9207, section 2.4: byte for byte, and before anything else in the answer is used."""
-        if iss is None and not server.sends_issuer:
-            return
-        if iss != server.issuer:
-            how = "does not say which" if iss is None else "names another"
-            raise BadReply(
-                f'the login for "{self.name}" was refused: its answer {how} authorization server; '
-                "no code was sent. Start the login again"
-            )
-
-    def _build_denial(self, query: Mapping[str, str]) -> HubError:
-        code = quote_text(query["error"], 64)
-        said = quote_text(query.get("error_description"))
-        why = f"{code}: {said}" if said else code
-        if code == "access_denied":
-            return Declined(f'the login for "{self.name}" was declined ({why})')
-        return Declined(f'the authorization server of "{self.name}" refused the login ({why})')
-
-    async def _redeem(self, pending: PendingLogin | PendingDevice, form: dict[str, str]) -> Grant:
-        server, client = pending.server, pending.client
-        slot = self._find_slot(pending.holder)
-        try:
-            issued = await self._endpoint.request(
-                server.token_endpoint, server.issuer, client, form
-            )
-        except EndpointRefused as error:
-            if error.code in _UNKNOWN_CLIENT and client.source == "registered":
-                self._registration.forget_client(server.issuer, client)
-            if isinstance(pending, PendingDevice):
-                raise
-            raise Declined(
-                f'the authorization server of "{self.name}" issued no token ({error}); start the '
-                "login again"
-            ) from None
-        self._registration.bind_issuer(server.issuer)
-        stored = _build_token(server, pending.resource, client, issued, pending.scopes)
-        slot.generation += 1
-        slot.forced_at = float("-inf")
-        # Only the newest login counts: the issuer may be another one than before.
-        self._delete_others(pending.holder, stored)
-        for missing in slot.step_ups:
-            slot.step_ups[missing] += missing <= set(pending.scopes)
-        slot.wanted = ()
-        self._keep(slot, stored)
-        return Grant(
-            pending.holder, server.issuer, stored.scopes, stored.expiry, bool(issued.refresh_token)
-        )
+        return await self._flows.finish(state, query)
 
     async def begin_device_login(self, holder: str, scopes: tuple[str, ...] = ()) -> DeviceLogin:
         """Starts a device flow (RFC 8628)."""
-        found = await self._discover()
-        server = found.server
-        if not server.device_endpoint:
-            raise Declined(
-                f'the authorization server of "{self.name}" has no login by code; log in with a '
-                "browser"
-            )
-        wanted = self._collect_scopes(holder, found, scopes)
-        client = await self._registration.find_client(
-            found, self._redirect_uri(), self._document_url(), wanted
-        )
-        form = {"client_id": client.client_id, "resource": found.resource.resource}
-        if wanted:
-            form["scope"] = " ".join(wanted)
-        if self.settings.audience:
-            form["audience"] = self.settings.audience
-        try:
-            answer = await self._endpoint.post(server.device_endpoint, server.issuer, client, form)
-        except EndpointRefused as error:
-            if error.code in _UNKNOWN_CLIENT and client.source == "registered":
-                self._registration.forget_client(server.issuer, client)
-            raise Declined(
-                f'the authorization server of "{self.name}" refused a login by code ({error})'
-            ) from None
-        code, user_code = answer.get("device_code"), answer.get("user_code")
-        if not isinstance(code, str) or not isinstance(user_code, str) or not code or not user_code:
-            raise BadReply(f'the authorization server of "{self.name}" sent no device code')
-        uri = self._discovery.check(answer.get("verification_uri"), "the verification_uri")
-        complete = answer.get("verification_uri_complete")
-        if complete is not None:
-            complete = self._discovery.check(complete, "the verification_uri_complete")
-        now = time.time()
-        life = min(_read_number(answer.get("expires_in"), 600.0), 3600.0)
-        least = self._limits.poll_seconds
-        interval = min(max(_read_number(answer.get("interval"), 5.0), least), 60.0)
-        pending = PendingDevice(
-            holder, server, client, found.resource.resource, wanted, code, now + life, interval,
-            now + interval,
-        )  # fmt: skip
-        id = self._devices.add(pending)
-        return DeviceLogin(
-            id, quote_text(user_code, 64), uri, complete or "", now + life, interval,
-            server.issuer, wanted,
-        )  # fmt: skip
+        return await self._flows.begin_device(holder, scopes)
 
     async def poll_device_login(self, id: str) -> Grant | None:
         """Asks once; None while the person has not decided. Before the interval is over, nothing is
         asked."""
-        pending = self._devices.take(id)
-        now = time.time()
-        if now < pending.next_at:
-            self._devices.put_back(id, pending)
-            return None
-        form = {
-            "grant_type": DEVICE_CODE,
-            "device_code": pending.device_code,
-            "resource": pending.resource,
-        }
-        try:
-            return await self._redeem(pending, form)
-        except EndpointRefused as error:
-            if error.code == "slow_down":
-                pending.interval += 5.0
-            elif error.code != "authorization_pending":
-                raise Declined(f'the login for "{self.name}" was declined ({error})') from None
-        except Unreachable:
-            pending.interval *= 2  # RFC 8628, section 3.5
-        pending.next_at = time.time() + pending.interval
-        self._devices.put_back(id, pending)
-        return None
+        return await self._flows.poll_device(id)
 
-    def _collect_scopes(
-        self, holder: str, found: Discovered, more: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        """The scopes of a login: what the server asks for, what it asked for later, and what an
-        earlier login at the same issuer had."""
+    def _keep_login(self, holder: str, stored: StoredToken) -> None:
+        slot = self._find_slot(holder)
+        slot.generation += 1
+        slot.forced_at = float("-inf")
+        for missing in slot.step_ups:
+            slot.step_ups[missing] += missing <= set(stored.wanted)
+        slot.wanted = ()
+        self._vault.save(holder, stored)
+        self._keep(slot, stored, store=False)
+        # Only the newest login counts: its issuer may be another one than before.
+        self._vault.delete(holder, but=stored)
+
+    def _list_wanted(self, holder: str, issuer: str) -> tuple[str, ...]:
         slot = self._find_slot(holder)
         stored = slot.stored
-        had = stored.wanted if stored is not None and stored.issuer == found.server.issuer else ()
-        scopes = join_scopes(self._choose_scopes(found), had, slot.wanted, more)
-        if scopes and OFFLINE in found.server.scopes:
-            scopes = join_scopes(scopes, (OFFLINE,))
-        return scopes
-
-    def _choose_scopes(self, found: Discovered) -> tuple[str, ...]:
-        if self.settings.scopes:
-            return tuple(self.settings.scopes)
-        if self._challenge is not None and self._challenge.scopes:
-            return self._challenge.scopes
-        return found.resource.scopes
-
-    async def _discover(self) -> Discovered:
-        now = time.time()
-        if self._found is not None and 0 <= now - self._found[0] < self._limits.metadata_seconds:
-            return self._found[1]
-        if self._challenge is None:
-            self._challenge = await self._probe()
-        found = await self._discovery.discover(self._challenge, self.settings.issuer)
-        self._found = (now, found)
-        return found
-
-    async def _probe(self) -> BearerChallenge:
-        """Asks the server for its challenge, which has the scopes, with a request that does
-        nothing."""
-        headers = {"accept": "application/json, text/event-stream"}
-        with_type = {**headers, "content-type": "application/json"}
-        for method, sent, body in (("POST", with_type, _PROBE), ("GET", headers, b"")):
-            reply = await self._http.request(
-                method, self.resource_url, sent, body, timeout=self._limits.request_seconds
-            )
-            reply.body.close()
-            if reply.status == 401:
-                return parse_challenge(reply.headers.get("www-authenticate", ""))
-        return NO_CHALLENGE
-
-    def _note_challenge(self, challenge: BearerChallenge) -> None:
-        self._challenge = challenge
-        self._found = None  # the authorization server may have changed
-
-    # --- logging out -----------------------------------------------------------------------------
+        had = stored.wanted if stored is not None and stored.issuer == issuer else ()
+        return join_scopes(had, slot.wanted)
 
     async def forget(self, holder: str) -> ForgottenLogin:
         """Deletes the holder's tokens, and revokes them at the authorization server."""
         slot = self._find_slot(holder)
         stored = slot.stored
         slot.generation += 1
-        self._logins.drop(holder)
-        self._devices.drop(holder)
-        for id in self._store.list("token", self.name):
-            if id.holder == holder:
-                self._store.delete(id)
+        slot.stored = slot.token = None
+        slot.refresh_at = 0.0
+        self._flows.drop(holder)
+        self._vault.delete(holder)
         del self._slots[holder]
         if stored is None:
             return ForgottenLogin(False, False)
@@ -765,7 +549,7 @@ class TokenManager:
 
     def list_holders(self) -> list[str]:
         """Lists the holders that have a stored credential."""
-        return list(dict.fromkeys(id.holder for id in self._store.list("token", self.name)))
+        return self._vault.list_holders()
 
     async def close(self) -> None:
         """Waits for running refreshes: their answers may have the only valid refresh tokens."""
@@ -783,7 +567,7 @@ class TokenManager:
             if len(self._slots) >= self._limits.max_holders:
                 self._evict()
             slot = _Slot(holder, self._limits)
-            if self.is_interactive and (stored := self._load(holder)) is not None:
+            if self.is_interactive and (stored := self._vault.load(holder)) is not None:
                 self._use(slot, stored)
             self._slots[holder] = slot
         return slot
@@ -792,64 +576,3 @@ class TokenManager:
         idle = [holder for holder, slot in self._slots.items() if slot.is_idle]
         for holder in idle[: max(len(idle) // 10, 1)]:
             del self._slots[holder]
-
-    def _load(self, holder: str) -> StoredToken | None:
-        for id, value in self._store.find("token", self.name, holder):
-            if value is None:
-                return _build_unreadable(id)
-            try:
-                stored = msgspec.json.decode(value, type=StoredToken)
-            except msgspec.DecodeError:
-                return _build_unreadable(id)
-            configured = self.settings.client_id
-            if stored.client.source == "configured" and stored.client.client_id != configured:
-                return msgspec.structs.replace(
-                    stored, access_token="", refresh_token="", problem="its client_id has changed"
-                )
-            return stored
-        return None
-
-    def _delete_others(self, holder: str, stored: StoredToken) -> None:
-        kept = self._build_id(holder, stored)
-        for id in self._store.list("token", self.name):
-            if id.holder == holder and id != kept:
-                self._store.delete(id)
-
-    def _build_id(self, holder: str, stored: StoredToken) -> CredentialId:
-        return CredentialId("token", self.name, holder, stored.issuer, stored.resource)
-
-
-def _build_token(
-    server: ServerMetadata,
-    resource: str,
-    client: ClientIdentity,
-    issued: IssuedToken,
-    wanted: tuple[str, ...],
-) -> StoredToken:
-    return StoredToken(
-        issued.access_token,
-        issued.refresh_token,
-        _finite(issued.expires_at),
-        time.time(),
-        wanted if issued.scopes is None else issued.scopes,
-        wanted,
-        server.issuer,
-        resource,
-        server.token_endpoint,
-        server.revocation_endpoint,
-        client,
-    )
-
-
-def _build_unreadable(id: CredentialId) -> StoredToken:
-    problem = "the stored login cannot be decrypted; the key of the credentials has changed"
-    client = ClientIdentity("", source="document")
-    return StoredToken("", "", None, 0.0, (), (), id.issuer, id.resource, "", "", client, problem)
-
-
-def _finite(at: float) -> float | None:
-    return None if at == float("inf") else at
-
-
-def _read_number(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else default
