@@ -100,7 +100,7 @@ def visit(url: str) -> str:
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     try:
         with browser.open(url, timeout=SECONDS) as page:
-            text = page.read().decode()
+            text = str(page.read().decode())
         form = re.search(r'<form method="post" action="([^"]+)"', text)
         if form is None:
             return text

@@ -109,7 +109,8 @@ async def test_grpc_gets_the_token_too(authlib_world: World) -> None:
     await authlib_world.log_in(tokens)
     assert await client.find_addresses(authlib_world.resource.url, 5) == ["127.0.0.1"]
     token = await tokens.find_token(SHARED)
-    assert client.fill({"x": "y"}) == {"x": "y", "authorization": token.header}
+    filled = await client.fill(authlib_world.resource.url, {"x": "y"})
+    assert filled == {"x": "y", "authorization": token.header}
 
 
 async def test_no_secret_appears_in_logs_errors_or_the_database(

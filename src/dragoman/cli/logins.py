@@ -63,7 +63,7 @@ def log_in(kind: str, name: str, home: str | None, as_json: bool, **options: Any
         _show_link(login["url"], is_opened=not options["no_browser"])
     ended = _wait(hub, login["id"], name, options["timeout"])
     if ended["state"] != "done":
-        problem = ended["problem"] or "nobody has logged in in time"
+        problem = ended["problem"] or "the login was not finished in time"
         fail(f'not logged in at {kind} "{name}": {problem}', TARGET_FAILED)
     if as_json:
         return print_json(ended)

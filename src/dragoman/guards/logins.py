@@ -76,7 +76,7 @@ class LoginQuestions:
             seconds = FOLLOW_SECONDS if is_following else self._seconds
             await asyncio.wait([link.done], timeout=seconds)
             if not link.done.done() and is_following:
-                raise TimedOut(f'nobody has logged in at "{call.tool.target.name}" in time')
+                raise TimedOut(f'the login at "{call.tool.target.name}" was not finished in time')
             if not link.done.done():
                 name = call.tool.target.name
                 return self._build_question(link, f'"{name}" still waits for your login', held)

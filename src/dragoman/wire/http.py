@@ -97,7 +97,7 @@ class HolderClients(Protocol):
         user with one."""
 
     def get_list_client(self) -> HttpClient:
-        """Returns a client that sends the credential of `find_list_holder`, whoever that is."""
+        """Returns a client that sends the credential of `find_list_holder` at each request."""
 
     def has_login(self, holder: str) -> bool:
         """Whether the holder has a credential, or the server is not known to need one."""

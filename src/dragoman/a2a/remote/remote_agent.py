@@ -249,7 +249,7 @@ class RemoteAgent:
     # --- logins -----------------------------------------------------------------------------------
 
     def needs_login(self, viewer: Call | Viewer) -> bool:
-        """Whether calls of such a client will fail until somebody logs in."""
+        """Whether calls of such a client will fail until its user, or an administrator, logs in."""
         if self.clients is None:
             return False
         if not self.is_per_user:

@@ -142,7 +142,7 @@ class UpstreamConnection:
         return LoginRequired(str(error), server=error.server, scopes=error.scopes)
 
     def note_login(self) -> None:
-        """Somebody has logged in, or a credential was removed: connects anew if that matters."""
+        """A user has logged in, or a credential was removed: connects anew if that matters."""
         if self.login is not None:
             self.login = None
             if self._settled.done():

@@ -179,7 +179,7 @@ class Upstream:
         self.connection.note_login()
 
     def needs_login(self, viewer: Call | Viewer) -> bool:
-        """Whether calls of such a client will fail until somebody logs in."""
+        """Whether calls of such a client will fail until its user, or an administrator, logs in."""
         if self.connection.login is not None:
             return True
         if self.clients is None or not self.is_per_user:

@@ -107,11 +107,9 @@ class OAuthHttpClient:
             await self._tokens.find_token(self._holder)
         return await self._http.find_addresses(url, timeout)
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Adds the token, for a connection to the resource itself."""
-        token = self._tokens.peek(self._holder)
-        if token is None:
-            raise Unreachable(f'the token of "{self._tokens.name}" is being refreshed', sent=False)
+        token = await self._tokens.find_token(self._holder)
         return {**_without(headers), HEADER: token.header}
 
 

@@ -300,7 +300,7 @@ class HubLoginDesk:
             if grant is not None:
                 self._succeed(login, grant.scopes)
                 return
-        self._fail(login, "nobody has entered the code in time")
+        self._fail(login, "the code was not entered in time")
 
     # --- logging out -----------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 A page says where, for whom and with which scopes a person is about to log in, and needs a click.
 The click sets a cookie for the browser; the redirect of the authorization server is accepted from
-that browser alone, so that no link makes a person log in for somebody else unnoticed. Pages have no
+that browser alone, so that no link makes a person log in for another user unnoticed. Pages have no
 script, load nothing and cannot be framed.
 """
 
