@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -216,3 +217,21 @@ async def test_only_administrators_log_in_for_all(short_tmp: Path) -> None:
         assert forbidden.status_code == 403
         absent = await rig.api("POST", "/api/mcp/servers/none/login", "root", {})
         assert absent.status_code == 404
+
+
+async def test_a_server_that_was_never_connected_is_listed_with_what_to_do(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, credentials="user") as rig:
+        await rig.until_state("needs_login")
+        listed = (await rig.rpc("anna", "tools/list"))["result"]
+        assert [tool["name"] for tool in listed["tools"]] == ["mcp_files_login"]
+        assert listed["_meta"]["dragoman.hub/logins"] == ["files"]
+        for name in ("mcp_files_login", "files.mark"):
+            params: dict[str, Any] = {"name": name, "arguments": {}}
+            answer = (await rig.rpc("anna", "tools/call", params, features=URL_CLIENT))["result"]
+            assert answer["isError"] and answer["_meta"][NEEDS]["kind"] == "LoginRequired"
+        browser = LoginBrowser("anna")
+        await browser.visit(answer["_meta"][NEEDS]["url"])
+        await browser.close()
+        await rig.until_state("connected")
+        listed = (await rig.rpc("anna", "tools/list"))["result"]
+        assert [tool["name"] for tool in listed["tools"]] == ["mcp_files_mark"]

@@ -11,7 +11,7 @@ from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
 from dragoman.core.ports import Viewer
-from dragoman.core.tool import Target, TargetFacts
+from dragoman.core.tool import Target, TargetFacts, Tool
 from dragoman.core.tool_identity import BUILTIN
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.protocol.tool_names import build_canonical_name
@@ -79,6 +79,9 @@ class Targets:
         """Implements `core.logins.LoginNeeds`."""
         needing = self._upstreams.list_needing_login(viewer)
         return needing | self._registered.list_needing_login(viewer)
+
+    def list_login_tools(self) -> list[Tool]:
+        return self._upstreams.list_login_tools()
 
     def note_login(self, name: str, holder: str) -> None:
         """The credential of a holder at a server or agent is new, or was removed."""

@@ -7,12 +7,16 @@ whom the login is, and ties it to the browser that has opened it.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dragoman.core.call import Call
 from dragoman.core.errors import LoginRequired
 from dragoman.core.ports import Viewer
 from dragoman.core.structs import Struct
+
+if TYPE_CHECKING:
+    from dragoman.core.tool import Tool
 
 
 class LoginLink(Struct, frozen=True):
@@ -42,6 +46,18 @@ class LoginNeeds(Protocol):
     def list_needed(self, viewer: Viewer) -> frozenset[str]:
         """Lists the names of the targets that the client's calls will fail at until its user, or an
         administrator, has logged in there."""
+
+    def list_login_tools(self) -> Sequence[Tool]:
+        """Lists one tool for each target whose tools are unknown until a login: it stands for them
+        in lists, and a call of it, or of any other tool of that target, gives the link."""
+
+
+@runtime_checkable
+class NeedsLogin(Protocol):
+    """A target that may need a login before it is connected."""
+
+    def find_login_problem(self) -> LoginRequired | None:
+        """Returns a new error if it needs one."""
 
 
 NO_LOGINS: frozenset[str] = frozenset()

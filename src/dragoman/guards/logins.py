@@ -18,6 +18,7 @@ from dragoman.core.errors import LoginRequired, TimedOut
 from dragoman.core.logins import LoginDesk, LoginLink, explain_login
 from dragoman.core.question_handles import can_answer
 from dragoman.core.structs import replace
+from dragoman.core.tool import Nowhere
 
 LOGIN = "login:"
 """How the handle of such a question begins."""
@@ -43,7 +44,8 @@ class LoginQuestions:
         link = self._desk.open_link(call, error) if self._desk is not None else None
         if link is None:
             raise error
-        if not can_answer(URL, call.features):
+        is_known = not isinstance(call.tool.target, Nowhere)  # else it will be another tool
+        if not is_known or not can_answer(URL, call.features):
             raise explain_login(error, link.url) from error
         return self._build_question(link, str(error), self._hold(call))
 

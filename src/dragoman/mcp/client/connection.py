@@ -113,8 +113,8 @@ class UpstreamConnection:
             return session
         if self.state == "stopped":
             raise self._build_unreachable()
-        if self.login is not None:
-            raise self._build_login_required(self.login)
+        if (problem := self.build_login_problem()) is not None:
+            raise problem
         if self.state == "failed" and monotonic() - self._failed_at < FRESH_FAILURE:
             raise self._build_unreachable()
         if self._settled.done():
@@ -131,14 +131,15 @@ class UpstreamConnection:
                 f"dragoman servers logs {name}"
             ) from None
         session = self.session
-        if session is None and self.login is not None:
-            raise self._build_login_required(self.login)
         if session is None:
-            raise self._build_unreachable()
+            raise self.build_login_problem() or self._build_unreachable()
         return session
 
-    def _build_login_required(self, error: LoginRequired) -> LoginRequired:
-        """One instance for each call, which adds its trace."""
+    def build_login_problem(self) -> LoginRequired | None:
+        """Builds the error if a login is needed: one for each call, which adds its trace."""
+        error = self.login
+        if error is None:
+            return None
         return LoginRequired(str(error), server=error.server, scopes=error.scopes)
 
     def note_login(self) -> None:

@@ -34,6 +34,7 @@ from dragoman.core.tool import (
     Nowhere,
     TargetFacts,
     TargetTraits,
+    Tool,
 )
 from dragoman.mcp.client import client_sessions, remote_tasks
 from dragoman.mcp.client.catalog_sync import KINDS, CatalogSync, find_changed_kinds
@@ -57,6 +58,7 @@ from dragoman.mcp.protocol.revisions import REVISIONS, is_modern, unwrap_result
 from dragoman.mcp.protocol.translate import (
     METHODS,
     NO_COMPLETIONS,
+    build_names,
     build_unknown_result_error,
     request_from_call,
     result_from_mcp,
@@ -186,6 +188,33 @@ class Upstream:
             return False
         holder = find_holder(viewer)
         return holder is not None and not self.clients.has_login(holder)
+
+    def find_login_problem(self) -> errors.LoginRequired | None:
+        """Implements `core.logins.NeedsLogin`."""
+        return self.connection.build_login_problem()
+
+    @property
+    def login_tool(self) -> Tool | None:
+        """Stands for the tools of a server that has not been connected since the start, since it
+        needs a login."""
+        if self.connection.login is None or self.connection.restarts >= 0:
+            return None
+        definition: dict[str, Any] = {
+            "name": "login",
+            "description": f'Server "{self.name}" needs a login, and its tools are unknown until '
+            "then. Call this tool to get the link, and list the tools again afterwards.",
+            "inputSchema": {"type": "object", "properties": {}},
+        }
+        names = build_names(self, "login", (), self.entry.prefix)
+        return Tool(
+            name=names[0],
+            alias=names[1],
+            other_names=names[2],
+            remote_name="login",
+            description=definition["description"],
+            definition=definition,
+            target=self,
+        )
 
     def drop_client(self, client: str) -> None:
         """Forgets a client that has disconnected."""

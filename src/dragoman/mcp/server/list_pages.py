@@ -18,7 +18,7 @@ from typing import Any
 from dragoman.core.hub import Hub
 from dragoman.core.logins import NO_LOGINS
 from dragoman.core.principal import Principal
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.revisions import (
     Revision,
@@ -109,6 +109,8 @@ class ListPages:
         found = kept.get(key)
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
+            if logins and kind == TOOL:
+                tools = self._add_login_tools(tools, caller, view, door)
             entries = [
                 (tool.name, encode(self._render_definition(tool, name, kind, revision, logins)))
                 for tool in tools
@@ -131,6 +133,19 @@ class ListPages:
             return None
         return next((page for last, page in pages if last > after), pages[-1][1])
 
+    def _add_login_tools(
+        self, tools: list[Tool], caller: Principal, view: View, door: str
+    ) -> list[Tool]:
+        """Adds what stands for the tools of servers that need a login first."""
+        assert self._hub.logins is not None
+        sees = self._hub.authorizer.can_see
+        found = [
+            tool
+            for tool in self._hub.logins.list_login_tools()
+            if view.includes(tool) and sees(caller, tool, door)
+        ]
+        return sorted([*tools, *found], key=lambda tool: tool.name)
+
     def _version(self, kind: str) -> Hashable:
         """Returns the version of all that a list depends on. The address of a tool's user interface
         depends on the resources, but most hubs have no such tool."""
@@ -150,7 +165,10 @@ class ListPages:
         return before != tuple(tool.name for tool in tools)
 
     def _list_names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
-        shown = self._hub.catalogs[kind].listed_name(tool, style)
+        catalog = self._hub.catalogs[kind]
+        shown = catalog.listed_name(tool, style)
+        if shown == tool.name and isinstance(catalog.find(shown).target, Nowhere):
+            shown = tool.other_names.get(style, tool.alias)  # it stands for others
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
