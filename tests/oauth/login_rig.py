@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import (
+    create_agent_card_routes,
+    create_jsonrpc_routes,
+    create_rest_routes,
+)
+from a2a.server.tasks import InMemoryTaskStore
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.auth import OAuthToken
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tests.live.conftest import RunningHub
 from tests.oauth.sdk_authority import SdkAuthority
 from tests.oauth.served import bind, serve
-from tests.peers import wire
+from tests.peers import a2a_sdk_agent, wire
 
 from dragoman import home as home_files
 from dragoman.app.app import App
@@ -28,6 +37,7 @@ from dragoman.app.build import build_app
 from dragoman.config import load
 from dragoman.stores.keys import KeyStore
 
+CARDS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 URL_CLIENT: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 CLIENT_KEY = "io.modelcontextprotocol/clientCapabilities"
 
@@ -93,7 +103,8 @@ class ProtectedServer:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         request = Request(scope, receive)
-        base = self.url.removesuffix(request.url.path) if request.url.path != "/" else self.url
+        if request.url.path in CARDS:
+            return await self.app(scope, receive, send)
         if request.url.path.startswith("/.well-known/oauth-protected-resource"):
             about = {"resource": self.url, "authorization_servers": [self.authority.issuer]}
             body = json.dumps({**about, "scopes_supported": ["read"]})
@@ -107,7 +118,8 @@ class ProtectedServer:
         is_open = self.opens_lists and message.get("method") != "tools/call"
         if not is_open and (found is None or not found["active"] or found["resource"] != self.url):
             base = "/".join(self.url.split("/")[:3])
-            where = f"{base}/.well-known/oauth-protected-resource/mcp"
+            path = "/".join(self.url.split("/")[3:])
+            where = f"{base}/.well-known/oauth-protected-resource/{path}"
             challenge = f'Bearer resource_metadata="{where}"'
             refusal = Response(status_code=401, headers={"www-authenticate": challenge})
             return await refusal(scope, receive, send)
@@ -119,8 +131,11 @@ class ProtectedServer:
         self.requests.append((user, method))
         if session := headers.get("mcp-session-id"):
             self.sessions.setdefault(session, set()).add(user)
+        said = message.get("params", message).get("message", {})
         if method == "tools/call":
             self.calls.append((user, message["params"]["arguments"].get("text", "")))
+        elif parts := said.get("parts") or said.get("content"):
+            self.calls.append((user, parts[0].get("text", "")))
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -146,6 +161,23 @@ def build_server(transport: str) -> Any:
         return text
 
     return server.sse_app() if transport == "sse" else server.streamable_http_app()
+
+
+def build_agent(base: str, declared: list[str]) -> Starlette:
+    """The agent of the A2A SDK, whose card is public."""
+    described = a2a_sdk_agent.card(base, declared, True)
+    handler = DefaultRequestHandler(
+        agent_executor=a2a_sdk_agent.Agent(lambda **entry: None),
+        task_store=InMemoryTaskStore(),
+        agent_card=described,
+    )
+    return Starlette(
+        routes=[
+            *create_agent_card_routes(described),
+            *create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=True),
+            *create_rest_routes(handler, path_prefix="/rest", enable_v0_3_compat=True),
+        ]
+    )
 
 
 class LoginBrowser:
@@ -185,15 +217,14 @@ class LoginBrowser:
 @dataclass
 class LoginRig:
     home: Path
-    app: App
+    url: str
+    app: App | None
+    """The hub in this process."""
     authority: ManyUsersAuthority
     server: ProtectedServer
     keys: dict[str, str]
     http: httpx.AsyncClient
-
-    @property
-    def url(self) -> str:
-        return str(self.app.parts.state.url)
+    agent: ProtectedServer | None = None
 
     def _headers(self, user: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys[user]}"} if user else {}
@@ -227,9 +258,11 @@ class LoginRig:
         answer = await self.rpc(user, "tools/call", params, features=features)
         return dict(answer.get("result") or answer)
 
-    async def log_in(self, user: str, *, press: str = "approve", **body: Any) -> httpx.Response:
+    async def log_in(
+        self, user: str, *, press: str = "approve", at: str = "mcp/servers/files", **body: Any
+    ) -> httpx.Response:
         """Logs in as the command line does; returns the last page."""
-        begun = await self.api("POST", "/api/mcp/servers/files/login", user, body)
+        begun = await self.api("POST", f"/api/{at}/login", user, body)
         assert begun.status_code == 200, begun.text
         browser = LoginBrowser(user, press)
         try:
@@ -265,6 +298,8 @@ async def build_login_rig(
     lifetime: int = 3600,
     more: str = "",
     opens_lists: bool = False,
+    agent: list[str] | None = None,
+    own_process: bool = False,
     users: tuple[str, ...] = ("anna", "bob"),
 ) -> AsyncIterator[LoginRig]:
     async with AsyncExitStack() as stack:
@@ -277,6 +312,20 @@ async def build_login_rig(
         url = f"{base}/sse" if transport == "sse" else f"{base}/mcp"
         server = ProtectedServer(url, authority, inner, opens_lists=opens_lists)
         await stack.enter_async_context(serve(server, listener))
+        protected: ProtectedServer | None = None
+        if agent is not None:
+            listener, base = bind()
+            protected = ProtectedServer(base, authority, build_agent(base, agent))
+            await stack.enter_async_context(serve(protected, listener))
+            more += f"""
+[a2a]
+enabled = true
+[[a2a.external_agents]]
+name = "helper"
+url = "{base}"
+credentials = "{credentials}"
+allow_private = true
+"""
         home_files.prepare(str(home))
         (home / "config.toml").write_text(
             f"""
@@ -305,11 +354,20 @@ transport = {{ type = "{transport}", url = "{url}", allow_private = true }}
             "root", owner="root", expires_at=None, scopes=[], roles=["owner"]
         )
         store.close()
-        app = build_app(home, load(home / "config.toml"), "daemon")
-        await app.start()
-        stack.push_async_callback(app.stop)
+        app: App | None = None
+        if own_process:
+            running = await asyncio.to_thread(RunningHub, home, [], {})
+            stack.push_async_callback(asyncio.to_thread, running.finish)
+            url = running.url
+        else:
+            app = build_app(home, load(home / "config.toml"), "daemon")
+            await app.start()
+            stack.push_async_callback(app.stop)
+            url = str(app.parts.state.url)
         http = await stack.enter_async_context(
             httpx.AsyncClient(limits=httpx.Limits(max_connections=200))
         )
-        await app.parts.upstreams.wait_settled()
-        yield LoginRig(home, app, authority, server, keys, http)
+        if app is not None:
+            await app.parts.upstreams.wait_settled()
+            await app.parts.agents.registry.wait_until_checked()
+        yield LoginRig(home, url, app, authority, server, keys, http, protected)

@@ -75,7 +75,7 @@ class LoginsApi:
                 )
             )
 
-    @route("GET /api/logins/{id}", "How a login that you began goes", (404,))
+    @route("GET /api/logins/{name}", "How a login that you began goes", (404,))
     async def _get_login(self, request: ApiRequest) -> ApiResponse:
         return build_response(self._source.get_login(request.names[0], request.caller))
 
