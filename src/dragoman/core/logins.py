@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dragoman.core.call import Call
-from dragoman.core.errors import LoginRequired
+from dragoman.core.errors import HubError, LoginRequired
 from dragoman.core.ports import Viewer
 from dragoman.core.structs import Struct
 
@@ -64,6 +64,14 @@ NO_LOGINS: frozenset[str] = frozenset()
 
 
 def explain_login(error: LoginRequired, url: str) -> LoginRequired:
-    """Builds the error with the link, for a client that cannot be asked to open it."""
-    message = f"{error}; open this page in a browser, log in, and make the call again: {url}"
+    """Builds the error with the link, for a client that cannot be asked to open it. The message has
+    no link: events and logs have the message, and the link belongs to the caller."""
+    message = f"{error}; open the page of this login in a browser, then make the call again"
     return LoginRequired(message, server=error.server, scopes=error.scopes, url=url)
+
+
+def render_problem(error: HubError) -> str:
+    """Renders an error for its caller: with the link of a login that it needs."""
+    if isinstance(error, LoginRequired) and error.url:
+        return f"{error}: {error.url}"
+    return str(error)

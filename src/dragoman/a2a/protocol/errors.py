@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from dragoman.core import errors as hub_errors
 from dragoman.core.errors import HubError
+from dragoman.core.logins import render_problem
 
 TASK_NOT_FOUND: Final = "TASK_NOT_FOUND"
 TASK_NOT_CANCELABLE: Final = "TASK_NOT_CANCELABLE"
@@ -127,7 +128,7 @@ def error_from_hub(error: HubError) -> A2aError:
     if isinstance(error, hub_errors.Unreachable) and error.sent:
         reason = INTERNAL  # clients retry UNAVAILABLE, and this may have been executed
     metadata = {"kind": error.kind}
-    words = str(error)
+    words = render_problem(error)
     if error.trace:
         metadata["trace"] = error.trace
         words = f"{words} (trace {error.trace[:8]})"

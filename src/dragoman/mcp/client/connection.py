@@ -69,6 +69,8 @@ class UpstreamConnection:
         """Whose credential the shared session uses."""
         self.login: LoginRequired | None = None
         """Why the server is not connected, if it needs a login."""
+        self.has_new_login = False
+        """Whether it is being connected after a login."""
         self.restarts = -1
         self.in_flight = 0
         """Calls that keep an idle server running."""
@@ -146,6 +148,7 @@ class UpstreamConnection:
         """A user has logged in, or a credential was removed: connects anew if that matters."""
         if self.login is not None:
             self.login = None
+            self.has_new_login = True
             if self._settled.done():
                 self._settled = asyncio.get_running_loop().create_future()
             self._wake.set()
@@ -256,7 +259,7 @@ class UpstreamConnection:
         self._wake.clear()
         self.restarts += 1
         self._set_state("connected", "")
-        resolve(self._settled, None)
+        self._settle()
         own, total = len(upstream.catalog.list_offered(TOOL)), upstream.catalog.count_total(TOOL)
         state = f"{session.revision.name}, {own} tools; {total} tools in all"
         log.info('server "%s" is connected: %s', upstream.name, state)
@@ -306,18 +309,22 @@ class UpstreamConnection:
         if is_failure:
             self._failed_at = monotonic()
         self._set_state("failed", reason)
-        resolve(self._settled, None)
+        self._settle()
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.delay(failures)):
                 await self._wake.wait()
+
+    def _settle(self) -> None:
+        self.has_new_login = False
+        resolve(self._settled, None)
 
     async def _pause_for_login(self, error: LoginRequired) -> None:
         """Waits for a login. Calls do not end the wait: they fail with the reason."""
         self.login = error
         self._wake.clear()
         self._set_state(NEEDS_LOGIN, str(error))
-        resolve(self._settled, None)
+        self._settle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOGIN_SECONDS):
                 await self._wake.wait()

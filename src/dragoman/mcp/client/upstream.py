@@ -163,8 +163,9 @@ class Upstream:
         await self.lists.close()
 
     async def try_now(self) -> None:
-        """Tries a server that has failed again at once; raises if it fails again."""
-        if self.connection.state == "failed":
+        """Tries a server that has failed again at once, and waits for one that a user has just
+        logged in at; raises if it fails again."""
+        if self.connection.state == "failed" or self.connection.has_new_login:
             await self.connection.wait_session()
 
     # --- logins --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core import errors
 from dragoman.core.call import URL
+from dragoman.core.logins import render_problem
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
@@ -67,7 +68,8 @@ RETIRED_CODES = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTER
 
 
 def render_message(error: errors.HubError) -> str:
-    return f"{error} (trace {error.trace[:8]})" if error.trace else str(error)
+    problem = render_problem(error)
+    return f"{problem} (trace {error.trace[:8]})" if error.trace else problem
 
 
 def adapt_error(
