@@ -152,7 +152,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def build_server(transport: str) -> Any:
-    server = MCPServer("protected")
+    server = MCPServer("protected", log_level="ERROR")
 
     @server.tool()
     async def mark(text: str) -> str:

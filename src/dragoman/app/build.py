@@ -53,6 +53,7 @@ from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
+from dragoman.oauth.logins.desk import HubLoginDesk
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
@@ -136,7 +137,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         store_watch.enroll(api_key_set=config.api_key is not None)
         events = build_events(home, config, hub)
         undo.pop_all()
-    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
+    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews, logins.desk))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
         endpoints, skills, events, tools, logins,
@@ -179,6 +180,7 @@ def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
     return Authenticator(config.api_key, find_principal, keys.has_keys)
 
 
-def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:
+def _release_removed(event: AgentChanged, reviews: PinReviews, desk: HubLoginDesk) -> None:
     if event.state == REMOVED:
         reviews.release_names(event.agent)
+        desk.remove_account(event.agent)
