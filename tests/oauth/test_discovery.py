@@ -243,7 +243,15 @@ def test_hostile_urls_are_refused_wherever_they_are_named(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8080/x", "http://localhost/x", "https://[::1]/x", "https://localhost"]
+    "url",
+    [
+        "http://127.0.0.1:8080/x",
+        "http://localhost/x",
+        "https://[::1]/x",
+        "https://localhost",
+        "https://127.1.2.3/x",
+        "https://[::ffff:127.0.0.1]/x",
+    ],
 )
 def test_a_public_server_may_not_lead_to_this_machine(url: str) -> None:
     check_url(url, "the URL", allow_loopback=True)

@@ -59,6 +59,13 @@ async def test_a_refused_client_is_no_login_but_a_readable_failure(
     assert tokens.get_status(SHARED).state == "needs_login"
 
 
+async def test_a_machine_grant_has_no_logins(authlib_world: World, machine: Client) -> None:
+    tokens = authlib_world.manage(MACHINE)
+    for begin in (tokens.begin_login, tokens.begin_device_login):
+        with pytest.raises(Declined, match="needs no login"):
+            await begin(SHARED)
+
+
 async def test_a_machine_grant_without_client_id_says_so(authlib_world: World) -> None:
     tokens = authlib_world.manage(OAuthSettings(grant="client_credentials"))
     with pytest.raises(Unreachable, match="needs client_id"):
@@ -135,6 +142,26 @@ async def test_a_token_is_exchanged(
     with pytest.raises(Unreachable, match='credentials = "shared"'):
         await tokens.find_token("user:anna\0default")
     assert len(authority.exchanges) == 1
+
+
+async def test_a_token_of_a_workload_is_an_assertion(
+    authlib_world: World, authority: AuthlibAuthority, machine: Client
+) -> None:
+    """As the token of a service account, which its platform replaces in a file."""
+    settings = OAuthSettings(
+        grant="jwt_bearer",
+        client_id="machine",
+        client_secret="env:SECRET",
+        identity_provider=IdentityProvider(subject_token="file:token"),
+    )
+    client = authlib_world.open(authlib_world.manage(settings))
+    for number in range(2):
+        authlib_world.secrets["file:token"] = f"workload-token-{number}"
+        authority.subjects = {f"workload-token-{number}"}
+        authority.expire()
+        assert (await authlib_world.call(client)).status == 200
+    sent = [(form["grant_type"], form["assertion"]) for form in authority.exchanges]
+    assert sent == [(JWT_BEARER, "workload-token-0"), (JWT_BEARER, "workload-token-1")]
 
 
 async def test_an_id_jag_is_obtained_and_used(

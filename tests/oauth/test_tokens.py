@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import time
-from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.oauth.authlib_authority import AuthlibAuthority, Token
-from tests.oauth.world import KEY, World, build_world
+from tests.oauth.world import KEY, World
 
 from dragoman.core.errors import LoginRequired, StorageFailed, Unreachable
 from dragoman.core.ports import CredentialId
 from dragoman.oauth.client.records import SHARED
+from dragoman.oauth.client.tokens import TokenManager
+from dragoman.oauth.config import OAuthSettings
 
 
 async def test_a_rejected_token_is_refreshed_and_the_call_sent_again(world: World) -> None:
@@ -179,19 +183,39 @@ async def test_failures_pause_before_the_next_attempt(
     assert len(authority.token_requests) == 2
 
 
-async def test_an_authorization_server_that_is_gone_is_a_passing_failure(short_tmp: Path) -> None:
-    async with build_world(short_tmp) as world:
-        tokens = world.manage()
-        await world.log_in(tokens)
-        token = await tokens.find_token(SHARED)
-        stored = tokens._vault.load(SHARED)
-        assert stored is not None
-    async with build_world(short_tmp) as world:
-        world.resource.issuers = [stored.issuer]
-        tokens = world.manage()
-        with pytest.raises(Unreachable):
-            await tokens.note_rejected(SHARED, token, "Bearer")
-        assert tokens.get_status(SHARED).state != "needs_login"
+def _change_endpoint(tokens: TokenManager, url: str) -> None:
+    """As if the authorization server had been elsewhere at the login."""
+    stored = tokens._vault.load(SHARED)
+    assert stored is not None
+    tokens._vault.save(SHARED, replace(stored, token_endpoint=url))
+
+
+async def test_an_authorization_server_that_is_gone_is_a_passing_failure(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    tokens = authlib_world.manage()
+    await authlib_world.log_in(tokens)
+    _change_endpoint(tokens, "http://127.0.0.1:1/token")
+    authority.expire()
+    again = authlib_world.manage()
+    with pytest.raises(Unreachable) as gone:
+        await authlib_world.call(authlib_world.open(again))
+    assert not gone.value.sent
+    assert again.get_status(SHARED).state != "needs_login"
+
+
+async def test_a_token_endpoint_that_has_moved_is_found(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    tokens = authlib_world.manage()
+    await authlib_world.log_in(tokens)
+    _change_endpoint(tokens, f"{authority.base}/before")
+    authority.expire()
+    again = authlib_world.manage()
+    assert (await authlib_world.call(authlib_world.open(again))).status == 200
+    stored = again._vault.load(SHARED)
+    assert stored is not None
+    assert stored.token_endpoint == f"{authority.issuer}/token"
 
 
 async def test_a_server_that_rejects_fresh_tokens_is_not_refreshed_forever(
@@ -229,9 +253,7 @@ async def test_a_login_without_refresh_token_ends_when_it_expires(
     # As a server that issues none.
     stored = tokens._vault.load(SHARED)
     assert stored is not None
-    tokens._vault.save(SHARED, type(stored)(**{
-        **{name: getattr(stored, name) for name in stored.__struct_fields__}, "refresh_token": "",
-    }))  # fmt: skip
+    tokens._vault.save(SHARED, replace(stored, refresh_token=""))
     again = authlib_world.manage()
     assert (await authlib_world.call(authlib_world.open(again))).status == 200
     authority.expire()
@@ -345,3 +367,32 @@ async def test_many_holders_are_read_again_when_needed(authlib_world: World) -> 
     assert len(tokens._slots) <= 3
     values = {(await tokens.find_token(holder)).value for holder in holders}
     assert len(values) == 6
+
+
+async def test_a_token_is_not_sent_to_another_url_of_the_same_server(
+    authlib_world: World,
+) -> None:
+    """As when the operator changes the URL of a server and keeps its name."""
+    await authlib_world.log_in(authlib_world.manage())
+    url = authlib_world.resource.url
+    for other in (url.replace("127.0.0.1", "localhost"), url.replace("/mcp", "/other")):
+        authlib_world.resource.url = other
+        assert authlib_world.manage().get_status(SHARED).state == "none"
+    authlib_world.resource.url = url
+    assert authlib_world.manage().get_status(SHARED).state == "valid"
+
+
+async def test_a_changed_issuer_needs_a_new_login(authlib_world: World) -> None:
+    await authlib_world.log_in(authlib_world.manage())
+    changed = authlib_world.manage(OAuthSettings(issuer="https://other.example"))
+    with pytest.raises(LoginRequired, match="issuer has changed"):
+        await changed.find_token(SHARED)
+
+
+def test_a_hub_that_signs_and_stores_nothing_loads_no_cryptography() -> None:
+    program = (
+        "import sys, dragoman.oauth.client.http, dragoman.stores.credentials\n"
+        "print([name for name in ('cryptography', 'jwt', 'keyring') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"

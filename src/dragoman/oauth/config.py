@@ -8,7 +8,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 GrantType = Literal[
-    "authorization_code", "client_credentials", "device_code", "token_exchange", "id_jag"
+    "authorization_code",
+    "client_credentials",
+    "device_code",
+    "token_exchange",
+    "id_jag",
+    "jwt_bearer",
 ]
 ClientAuthMethod = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
 SigningAlgorithm = Literal[
@@ -60,7 +65,8 @@ class OAuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             description="How a token is obtained: a person consents in a browser "
             "(authorization_code) or on another device (device_code), the hub's own credentials "
-            "(client_credentials), or a token of an identity provider (token_exchange, id_jag)."
+            "(client_credentials), or a token of an identity provider (token_exchange, id_jag, "
+            "jwt_bearer)."
         ),
     ] = "authorization_code"
     client_id: Annotated[
@@ -123,7 +129,7 @@ class OAuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ""
     identity_provider: Annotated[
         IdentityProvider,
-        Meta(description="Where token_exchange and id_jag get their first token."),
+        Meta(description="Where token_exchange, id_jag and jwt_bearer get their first token."),
     ] = IdentityProvider()
 
 

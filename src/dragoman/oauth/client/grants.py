@@ -148,11 +148,12 @@ class TokenEndpoint:
                 "subject_token_type": settings.identity_provider.subject_token_type,
                 "requested_token_type": ACCESS_TOKEN,
             }
+        elif settings.grant == "jwt_bearer":
+            assertion = await self._find_subject_token(holder)
+            form |= {"grant_type": JWT_BEARER_GRANT, "assertion": assertion}
         else:
-            form |= {
-                "grant_type": JWT_BEARER_GRANT,
-                "assertion": await self._obtain_assertion(found, holder, scopes),
-            }
+            assertion = await self._obtain_assertion(found, holder, scopes)
+            form |= {"grant_type": JWT_BEARER_GRANT, "assertion": assertion}
         return client, await self.request(server.token_endpoint, server.issuer, client, form)
 
     async def _obtain_assertion(

@@ -7,6 +7,7 @@ import msgspec
 from dragoman.core.ports import CredentialId, CredentialStore
 from dragoman.oauth.client.client_auth import ClientIdentity
 from dragoman.oauth.client.grants import StoredToken
+from dragoman.oauth.client.urls import covers
 from dragoman.oauth.config import OAuthSettings
 
 KIND = "token"
@@ -15,13 +16,18 @@ KIND = "token"
 class TokenVault:
     """Keyed by holder, issuer and resource; of a holder, the login that was made last counts."""
 
-    def __init__(self, name: str, settings: OAuthSettings, store: CredentialStore) -> None:
+    def __init__(
+        self, name: str, resource_url: str, settings: OAuthSettings, store: CredentialStore
+    ) -> None:
         self._name = name
+        self._url = resource_url
         self._settings = settings
         self._store = store
 
     def load(self, holder: str) -> StoredToken | None:
         for id, value in self._store.find(KIND, self._name, holder):
+            if not covers(id.resource, self._url):
+                continue  # the URL of the server was changed: these tokens are not for it
             if value is None:
                 return _build_unreadable(id)
             try:
@@ -31,6 +37,8 @@ class TokenVault:
             client = stored.client
             if client.source == "configured" and client.client_id != self._settings.client_id:
                 return stored.end("its client_id has changed")
+            if self._settings.issuer not in ("", stored.issuer):
+                return stored.end("its issuer has changed")
             return stored
         return None
 

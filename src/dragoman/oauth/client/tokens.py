@@ -153,7 +153,7 @@ class TokenManager:
         self.settings = settings
         self._notify = notify
         self._limits = limits
-        self._vault = TokenVault(name, settings, store)
+        self._vault = TokenVault(name, resource_url, settings, store)
         self._discovery = Discovery(http, resource_url, limits)
         self._finder = ServerFinder(resource_url, settings, http, self._discovery, limits)
         self._registration = ClientRegistration(name, settings, http, store, limits)
@@ -453,6 +453,7 @@ class TokenManager:
 
     async def begin_login(self, holder: str, scopes: tuple[str, ...] = ()) -> LoginRequest:
         """Starts an authorization code flow; `scopes` are asked for besides the usual ones."""
+        self._check_interactive()
         return await self._flows.begin(holder, scopes)
 
     async def finish_login(self, state: str, query: Mapping[str, str]) -> Grant:
@@ -462,12 +463,20 @@ class TokenManager:
 
     async def begin_device_login(self, holder: str, scopes: tuple[str, ...] = ()) -> DeviceLogin:
         """Starts a device flow (RFC 8628)."""
+        self._check_interactive()
         return await self._flows.begin_device(holder, scopes)
 
     async def poll_device_login(self, id: str) -> Grant | None:
         """Asks once; None while the person has not decided. Before the interval is over, nothing is
         asked."""
         return await self._flows.poll_device(id)
+
+    def _check_interactive(self) -> None:
+        if not self.is_interactive:
+            raise Declined(
+                f'"{self.name}" needs no login: the hub gets its tokens itself, by '
+                f'grant = "{self.settings.grant}"'
+            )
 
     def _keep_login(self, holder: str, stored: StoredToken) -> None:
         slot = self._find_slot(holder)

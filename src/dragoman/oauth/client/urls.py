@@ -6,6 +6,7 @@ The HTTP client checks the addresses behind the names.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from dragoman.core.errors import BadReply
@@ -60,7 +61,12 @@ def _find_problem(url: object, allow_loopback: bool) -> str:
 
 def is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
-    return host in LOOPBACK or host.endswith(".localhost")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host in LOOPBACK or host.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 def get_origin(url: str) -> OriginKey:
