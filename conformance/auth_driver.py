@@ -48,6 +48,9 @@ def settings_of(scenario: str, context: dict[str, Any], home: Path) -> str:
     if scenario.startswith("auth/client-credentials"):
         found["grant"] = "client_credentials"
     lines = [f"{name} = {json.dumps(value)}" for name, value in found.items()]
+    if scenario == "auth/wif-jwt-bearer":
+        _write(home / "workload.token", context["valid_jwt"])
+        lines += ['grant = "jwt_bearer"', 'identity_provider.subject_token = "file:workload.token"']
     if scenario in ("auth/enterprise-managed-authorization", "auth/cross-app-access-complete-flow"):
         lines = [*lines, 'grant = "id_jag"', *_identity_provider(context, home)]
     return "\n".join(["[mcp_servers.oauth]", *lines]) if lines else ""

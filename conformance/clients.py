@@ -89,11 +89,12 @@ CLIENT_SETS = {
             "auth/client-credentials-jwt",
             "auth/client-credentials-basic",
             "auth/enterprise-managed-authorization",
+            "auth/wif-jwt-bearer",
         ),
         has_logins=True,
     ),
 }
-"""All but the unscored scenarios of DPoP and workload identities, which the hub does not have."""
+"""All but the unscored scenarios of DPoP, which the hub does not have."""
 
 
 def run_scenario(set_name: str, scenario: str, way: str) -> Outcome:

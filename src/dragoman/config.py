@@ -32,7 +32,7 @@ from dragoman.guards.config import BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
-from dragoman.oauth.config import OAuthHubSettings
+from dragoman.oauth.config import GRANTS_BY_PERSONS, OAuthHubSettings
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
@@ -365,6 +365,12 @@ def _check_login(
         raise ConfigError(
             f"{where}: {what} is a program, which gets its credentials in env; remove oauth and "
             "credentials"
+        )
+    grant = entry.oauth.grant if entry.oauth is not None else "authorization_code"
+    if entry.credentials == "user" and grant not in GRANTS_BY_PERSONS:
+        raise ConfigError(
+            f'{where}: {what} has grant = "{grant}", which is one login for all '
+            'callers; remove credentials = "user"'
         )
     if has_token:
         raise ConfigError(

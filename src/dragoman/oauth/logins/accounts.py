@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from dragoman.core.errors import LoginRequired, Unreachable
 from dragoman.core.holders import SHARED
 from dragoman.core.ports import CredentialStore
-from dragoman.oauth.config import OAuthSettings
+from dragoman.oauth.config import GRANTS_BY_PERSONS, OAuthSettings
 from dragoman.wire.http import NO_HEADERS, AddressFinder, HttpClient, HttpReply
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dragoman.oauth.client.tokens import TokenManager
 
 SERVER, AGENT = "server", "agent"
-PEOPLE_GRANTS = frozenset({"authorization_code", "device_code"})
-"""Grants that need a person; the others get tokens by the hub's own credentials."""
 MAX_CLIENTS = 10_000
 """Holders whose clients are kept."""
 COMMANDS = {SERVER: "dragoman servers login", AGENT: "dragoman agents login"}
@@ -78,7 +76,7 @@ class LoginAccount:
         self._challenged: set[str] = set()
         """Holders whose requests without a token were rejected."""
         grant = spec.settings.grant if spec.settings is not None else "authorization_code"
-        self.is_machine = grant not in PEOPLE_GRANTS
+        self.is_machine = grant not in GRANTS_BY_PERSONS
 
     @property
     def tokens(self) -> TokenManager:
