@@ -17,7 +17,6 @@ from time import monotonic
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
-from dragoman.core.holders import find_root
 from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, Tool, build_missing_tool
 from dragoman.core.urls import parse_query
@@ -41,12 +40,10 @@ class KeptResult:
     mime_type: str
     size: int
     until: float
-    root: Principal | None = None
-    """Who started the chain of the call: an agent that serves several users is one principal."""
 
     async def run(self, call: Call) -> Result:
         uri = call.tool.remote_name
-        if call.principal != self.owner or find_root(call) != self.root:
+        if call.principal != self.owner:
             raise _build_not_found(uri)
         begin, end = _parse_range(uri)
         resource = {
@@ -93,8 +90,7 @@ class KeptResults:
             self._forget_oldest(max(self._sizes, key=lambda one: self._sizes[one]))
         id = token_urlsafe(18)
         until = self._clock() + self.seconds
-        root = find_root(call)
-        self._kept[id] = KeptResult(owner, call.tool, text, mime_type, size, until, root)
+        self._kept[id] = KeptResult(owner, call.tool, text, mime_type, size, until)
         self._sizes[owner] = self._sizes.get(owner, 0) + size
         self._watch()
         return PREFIX + id

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -69,14 +70,20 @@ class LoginAccount:
         self._note_status = note_status
         self.name = spec.name
         self.is_per_user = spec.is_per_user
-        self.http = services.open_http(spec.url, spec.allow_private, True)
         self._services = services
         self._tokens: TokenManager | None = None
         self._clients: dict[str, AccountClient] = {}
         self._challenged: set[str] = set()
         """Holders whose requests without a token were rejected."""
+        self._holders: list[str] | None = None
+        """Holders with a stored credential; None until they are asked for."""
         grant = spec.settings.grant if spec.settings is not None else "authorization_code"
         self.is_machine = grant not in GRANTS_BY_PERSONS
+
+    @cached_property
+    def http(self) -> HttpClient:
+        """Raises `ConfigError` for an unusable URL: one such server does not stop the hub."""
+        return self._services.open_http(self.spec.url, self.spec.allow_private, True)
 
     @property
     def tokens(self) -> TokenManager:
@@ -116,9 +123,9 @@ class LoginAccount:
         return ListClient(self)
 
     def find_list_holder(self) -> str:
-        if not self.is_per_user or self.is_machine or not self._has_credentials():
+        if not self.is_per_user or self.is_machine:
             return SHARED
-        holders = sorted(self.tokens.list_holders(), key=lambda holder: holder != SHARED)
+        holders = sorted(self.list_holders(), key=lambda holder: holder != SHARED)
         return next((one for one in holders if self.has_login(one)), SHARED)
 
     def has_login(self, holder: str) -> bool:
@@ -132,7 +139,16 @@ class LoginAccount:
         return self.tokens.get_status(holder)
 
     def list_holders(self) -> list[str]:
-        return self.tokens.list_holders() if self._has_credentials() else []
+        """Lists the holders with a stored credential. Every list request asks for them."""
+        if self._holders is None:
+            self._holders = self.tokens.list_holders() if self._has_credentials() else []
+        return self._holders
+
+    def note_login(self, holder: str) -> None:
+        """The credential of a holder is new, was removed, or can no longer be used."""
+        self._holders = None
+        if (client := self._clients.get(holder)) is not None:
+            client.reset()
 
     def needs_token(self, holder: str) -> bool:
         """Whether requests of the holder need a token, as far as known."""
@@ -177,6 +193,11 @@ class AccountClient:
         self._account = account
         self._holder = holder
         self._client: OAuthHttpClient | None = None
+        self._is_bare: bool | None = None
+        """Whether requests are sent without a token; None until that is found out."""
+
+    def reset(self) -> None:
+        self._is_bare = None
 
     async def request(
         self,
@@ -188,18 +209,24 @@ class AccountClient:
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpReply:
-        account, client = self._account, self._client
+        account, is_bare = self._account, self._is_bare
+        if is_bare is None:
+            is_bare = self._is_bare = not account.needs_token(self._holder)
+        if is_bare:
+            reply = await account.http.request(
+                method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+            )
+            if reply.status != 401:  # as nearly always
+                return reply
+            challenge = reply.headers.get("www-authenticate", "")
+            if not _is_bearer(challenge):
+                return reply
+            reply.body.close()  # it was not executed
+            account.note_challenged(self._holder)
+            self._is_bare = False
+            await self._note_rejected(challenge)
+        client = self._client
         if client is None:
-            if not account.needs_token(self._holder):
-                reply = await account.http.request(
-                    method, url, headers, body, timeout=timeout, extra_headers=extra_headers
-                )
-                challenge = reply.headers.get("www-authenticate", "")
-                if reply.status != 401 or not _is_bearer(challenge):
-                    return reply
-                reply.body.close()  # it was not executed
-                account.note_challenged(self._holder)
-                await self._note_rejected(challenge)
             client = self._client = self._build_client()
         try:
             return await client.request(

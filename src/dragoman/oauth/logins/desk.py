@@ -259,7 +259,7 @@ class HubLoginDesk:
         login.state, login.granted = DONE, tuple(scopes)
         account, holder = login.account, login.holder
         log.info("%s: %s has logged in", account.label, render_holder(holder))
-        self._note_login(account, holder)
+        self._note_change(account, holder)
         for one in self._logins.values():  # those of other calls of the same holder, too
             if one.account is account and one.holder == holder:
                 resolve(one.done, "")
@@ -307,7 +307,7 @@ class HubLoginDesk:
     async def forget(self, account: LoginAccount, holder: str) -> dict[str, Any] | None:
         """Removes a login; returns what was done, None if there was none."""
         forgotten = await account.forget(holder)
-        self._note_login(account, holder)
+        self._note_change(account, holder)
         if forgotten is None:
             return None
         who = render_holder(holder)
@@ -315,10 +315,14 @@ class HubLoginDesk:
         self._bus.emit(LoginChanged(account.name, who, "logout"))
         return {"holder": who, "revoked": forgotten.is_revoked, "problem": forgotten.problem}
 
+    def _note_change(self, account: LoginAccount, holder: str) -> None:
+        account.note_login(holder)
+        self._note_login(account, holder)
+
     def note_status(self, account: LoginAccount, holder: str, status: CredentialStatus) -> None:
         """A credential can no longer be refreshed: what used it fails from here on."""
         if status.state == "needs_login" and self._accounts.get(account.name) is account:
-            self._note_login(account, holder)
+            self._note_change(account, holder)
             self._bus.emit(LoginChanged(account.name, render_holder(holder), "expired"))
 
     def describe(self, account: LoginAccount, holder: str) -> dict[str, Any]:
