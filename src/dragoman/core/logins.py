@@ -36,6 +36,9 @@ class LoginDesk(Protocol):
         """Returns the link for the person who started the call; None if that person may not log in
         for it, or the hub has no page that a browser can reach."""
 
+    def explain(self, error: LoginRequired) -> LoginRequired:
+        """Returns the error with the command that helps."""
+
     def find_link(self, id: str) -> LoginLink | None:
         """Finds a link that has not expired."""
 

@@ -41,9 +41,13 @@ class LoginQuestions:
 
     def ask(self, call: Call, error: LoginRequired) -> Result:
         """Returns the question; raises the error, with the link, if it cannot be put."""
-        link = self._desk.open_link(call, error) if self._desk is not None else None
-        if link is None:
+        if self._desk is None:
             raise error
+        explained = self._desk.explain(error)
+        link = self._desk.open_link(call, error)
+        if link is None:
+            raise explained from error
+        error = explained
         is_known = not isinstance(call.tool.target, Nowhere)  # else it will be another tool
         if not is_known or not can_answer(URL, call.features):
             raise explain_login(error, link.url) from error

@@ -322,9 +322,18 @@ class Upstream:
             raise errors.Quarantined(str(found.error))
         return session
 
-    async def _route_for_holder(self, session: UpstreamSession, call: Call) -> Result:
-        """Makes the call with the credential of the user who started its chain. A handle is bound
-        to that user, too: agents that serve several users are one principal."""
+    def _route_for_holder(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
+        """Makes the call with the credential of the user who started its chain."""
+        assert self.holders is not None
+        if call.handle is None and (not call.features or call.features is TASKS_ONLY):
+            holder = require_holder(call, self.name)
+            view = self.holders.find_view(session, holder)
+            if view is not None and call.tool.kind != SUBSCRIPTION:  # as with most calls
+                return self._route(view, call)
+        return self._call_for_holder(session, call)
+
+    async def _call_for_holder(self, session: UpstreamSession, call: Call) -> Result:
+        """A handle is bound to the user, too: agents that serve several users are one principal."""
         if call.tool.kind == SUBSCRIPTION:
             raise errors.InvalidInput(
                 f'server "{self.name}" is used with the credentials of single users, and the hub '
@@ -333,15 +342,12 @@ class Upstream:
         holder = require_holder(call, self.name)
         assert self.holders is not None
         view = self.holders.find_view(session, holder)
-        if call.handle is None and view is not None:
+        call = _open_holder_handle(call, holder)
+        if view is not None:
             result = await self._route(view, call)
         else:
-            call = _open_holder_handle(call, holder)
-            if view is not None:
-                result = await self._route(view, call)
-            else:
-                async with self.holders.use(holder) as own:
-                    result = await self._route(own, call)
+            async with self.holders.use(holder) as own:
+                result = await self._route(own, call)
         if result.handle is None:
             return result
         return replace_fields(result, handle=bind_handle(result.handle, holder))

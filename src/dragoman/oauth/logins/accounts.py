@@ -72,7 +72,7 @@ class LoginAccount:
         self.is_per_user = spec.is_per_user
         self._services = services
         self._tokens: TokenManager | None = None
-        self._clients: dict[str, AccountClient] = {}
+        self._clients: dict[str, AccountClient | OAuthHttpClient] = {}
         self._challenged: set[str] = set()
         """Holders whose requests without a token were rejected."""
         self._holders: list[str] | None = None
@@ -111,13 +111,20 @@ class LoginAccount:
 
     # --- whose credential ------------------------------------------------------------------------
 
-    def get_client(self, holder: str) -> AccountClient:
+    def get_client(self, holder: str) -> AccountClient | OAuthHttpClient:
         client = self._clients.get(holder)
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 self._clients.clear()
-            client = self._clients[holder] = AccountClient(self, holder)
+            is_user = self.is_per_user and holder != SHARED  # always needs a token
+            client = self.build_client(holder) if is_user else AccountClient(self, holder)
+            self._clients[holder] = client
         return client
+
+    def build_client(self, holder: str) -> OAuthHttpClient:
+        from dragoman.oauth.client.http import OAuthHttpClient
+
+        return OAuthHttpClient(self.http, self.tokens, holder)
 
     def get_list_client(self) -> HttpClient:
         return ListClient(self)
@@ -147,7 +154,8 @@ class LoginAccount:
     def note_login(self, holder: str) -> None:
         """The credential of a holder is new, was removed, or can no longer be used."""
         self._holders = None
-        if (client := self._clients.get(holder)) is not None:
+        client = self._clients.get(holder)
+        if isinstance(client, AccountClient):
             client.reset()
 
     def needs_token(self, holder: str) -> bool:
@@ -227,7 +235,7 @@ class AccountClient:
             await self._note_rejected(challenge)
         client = self._client
         if client is None:
-            client = self._client = self._build_client()
+            client = self._client = account.build_client(self._holder)
         try:
             return await client.request(
                 method, url, headers, body, timeout=timeout, extra_headers=extra_headers
@@ -241,11 +249,6 @@ class AccountClient:
             await self._account.tokens.note_rejected(self._holder, None, challenge)
         except LoginRequired as error:
             raise self._account.explain(error) from error
-
-    def _build_client(self) -> OAuthHttpClient:
-        from dragoman.oauth.client.http import OAuthHttpClient
-
-        return OAuthHttpClient(self._account.http, self._account.tokens, self._holder)
 
     # --- gRPC (wire.http.AddressFinder) ----------------------------------------------------------
 

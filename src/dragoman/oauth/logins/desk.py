@@ -162,6 +162,10 @@ class HubLoginDesk:
             return None
         return LoginLink(login.id, self.build_url(base, login), login.done)
 
+    def explain(self, error: LoginRequired) -> LoginRequired:
+        account = self._accounts.get(error.server)
+        return account.explain(error) if account is not None else error
+
     def find_link(self, id: str) -> LoginLink | None:
         login, base = self._logins.get(id), self.find_base()
         if login is None or base is None:
