@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.oauth.authlib_authority import AuthlibAuthority
-from tests.oauth.resource import Resource
+from tests.oauth.protected_resource import Resource
 from tests.oauth.sdk_authority import SdkAuthority
 from tests.oauth.served import Browser, bind, serve
 

@@ -172,7 +172,7 @@ class LoginRequired(TargetFailed):
     where to log in, empty where this hub can offer none."""
 
     def __init__(
-        self, message: str, *, server: str, scopes: tuple[str, ...] = (), url: str = ""
+        self, message: str, *, server: str = "", scopes: tuple[str, ...] = (), url: str = ""
     ) -> None:
         super().__init__(message)
         self.server = server

@@ -39,6 +39,7 @@ CODES: dict[type[HubError], int] = {
     errors.WorkFailed: -32204,
     errors.Declined: -32205,
     errors.NeedsInput: -32206,
+    errors.LoginRequired: -32207,
     errors.TooDeep: -32211,
     errors.Looping: -32212,
     errors.Quarantined: -32213,

@@ -205,7 +205,7 @@ class CredentialHttpClient:
             raise Unreachable("this client supports no gRPC", sent=False)
         return await self._http.find_addresses(url, timeout)
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         if self._names.isdisjoint(headers):
             return dict(headers)
         values = self._resolve()

@@ -69,6 +69,8 @@ _DEAD = frozenset(
     )
 )  # fmt: skip
 """Errors of a token endpoint that trying again does not change."""
+MAX_WANTED = 200
+"""How many scopes are asked for, however many a server challenges with."""
 _MAX_STEP_UPS = 32
 
 Notify = Callable[[str, CredentialStatus], None]
@@ -247,7 +249,7 @@ class TokenManager:
         if len(slot.step_ups) >= _MAX_STEP_UPS:
             slot.step_ups.clear()
         slot.step_ups.setdefault(missing, 0)
-        slot.wanted = join_scopes(had, slot.wanted, challenge.scopes)
+        slot.wanted = join_scopes(challenge.scopes, had, slot.wanted)[:MAX_WANTED]
         if self.is_interactive:
             raise LoginRequired(
                 f'"{self.name}" needs a login with more scopes ({shown})',
