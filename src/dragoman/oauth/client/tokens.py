@@ -277,7 +277,14 @@ class TokenManager:
         server which has rejected the old one."""
         if slot.flight is None and time.time() < slot.retry_at:
             raise self._build_error(slot)
-        await asyncio.shield(self._start_flight(slot, challenge))
+        flight = self._start_flight(slot, challenge)
+        try:
+            await asyncio.shield(flight)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not flight.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise Unreachable(f'no token for "{self.name}": the hub stops', sent=False) from None
         if slot.failure is not None or slot.token is None:
             raise self._build_error(slot)
         return slot.token
