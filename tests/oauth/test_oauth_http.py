@@ -13,7 +13,7 @@ from tests.oauth.authlib_authority import AuthlibAuthority
 from tests.oauth.served import Browser, bind, serve
 from tests.oauth.world import HEADERS, World
 
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, LoginRequired
 from dragoman.oauth.client.http import OAuthHttpClient
 from dragoman.oauth.client.records import SHARED
 from dragoman.wire.http import AddressFinder, Body, FixedHeaders, HttpReply
@@ -103,14 +103,16 @@ async def test_headers_are_built_once_per_token(authlib_world: World) -> None:
 async def test_grpc_gets_the_token_too(authlib_world: World) -> None:
     tokens = authlib_world.manage()
     client = authlib_world.open(tokens)
+    url = authlib_world.resource.url
     assert isinstance(client, AddressFinder)
-    with pytest.raises(HubError):
-        await client.find_addresses(authlib_world.resource.url, 5)
+    with pytest.raises(LoginRequired):
+        await client.fill(url, {})
     await authlib_world.log_in(tokens)
-    assert await client.find_addresses(authlib_world.resource.url, 5) == ["127.0.0.1"]
+    assert await client.find_addresses(url, 5) == ["127.0.0.1"]
     token = await tokens.find_token(SHARED)
-    filled = await client.fill(authlib_world.resource.url, {"x": "y"})
-    assert filled == {"x": "y", "authorization": token.header}
+    assert await client.fill(url, {"x": "y"}) == {"x": "y", "authorization": token.header}
+    for other in ("https://evil.example/mcp", url.replace("127.0.0.1", "127.0.0.2"), "grpc:x"):
+        assert await client.fill(other, {"x": "y"}) == {"x": "y"}
 
 
 async def test_no_secret_appears_in_logs_errors_or_the_database(

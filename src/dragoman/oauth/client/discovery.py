@@ -181,7 +181,8 @@ class Discovery:
         found = await self._fetch_first([insert_well_known(base, OAUTH)])
         if found is not None:
             # Many render an issuer without a path with a slash.
-            return self._read_server(found, (base, f"{base}/"))
+            hint = "; if it is meant, set issuer in the oauth settings"
+            return self._read_server(found, (base, f"{base}/"), hint)
         return ServerMetadata(
             base,
             authorization_endpoint=f"{base}/authorize",
@@ -191,13 +192,15 @@ class Discovery:
             auth_methods=("none", "client_secret_post", "client_secret_basic"),
         )
 
-    def _read_server(self, found: dict[str, Any], expected: tuple[str, ...]) -> ServerMetadata:
+    def _read_server(
+        self, found: dict[str, Any], expected: tuple[str, ...], hint: str = ""
+    ) -> ServerMetadata:
         issuer = found.get("issuer")
         if not isinstance(issuer, str) or issuer not in expected:
             shown = render_origin(issuer)[:300] if isinstance(issuer, str) else ""
             raise BadReply(
                 f'the metadata of the authorization server "{render_origin(expected[0])}" names '
-                f'another issuer, "{shown}"; no token is asked for'
+                f'another issuer, "{shown}", so no token is asked for{hint}'
             )
         endpoints = {
             field: self.check(found[name], f"the {name}")

@@ -100,15 +100,15 @@ class OAuthHttpClient:
         return ours
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
-        """Implements `wire.http.AddressFinder`; makes sure that `fill` has a token."""
+        """Implements `wire.http.AddressFinder`."""
         if not isinstance(self._http, AddressFinder):
             raise Unreachable("this client supports no gRPC", sent=False)
-        if self._check_origin(url):
-            await self._tokens.find_token(self._holder)
         return await self._http.find_addresses(url, timeout)
 
     async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """Adds the token, for a connection to the resource itself."""
+        """Adds the token if `url` is of the resource's origin: a card may name any other."""
+        if not self._check_origin(url):
+            return dict(headers)
         token = await self._tokens.find_token(self._holder)
         return {**_without(headers), HEADER: token.header}
 

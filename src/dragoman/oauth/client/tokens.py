@@ -69,6 +69,8 @@ _DEAD = frozenset(
     )
 )  # fmt: skip
 """Errors of a token endpoint that trying again does not change."""
+MAX_WANTED = 200
+"""How many scopes are asked for, however many a server challenges with."""
 _MAX_STEP_UPS = 32
 
 Notify = Callable[[str, CredentialStatus], None]
@@ -247,7 +249,7 @@ class TokenManager:
         if len(slot.step_ups) >= _MAX_STEP_UPS:
             slot.step_ups.clear()
         slot.step_ups.setdefault(missing, 0)
-        slot.wanted = join_scopes(had, slot.wanted, challenge.scopes)
+        slot.wanted = join_scopes(challenge.scopes, had, slot.wanted)[:MAX_WANTED]
         if self.is_interactive:
             raise LoginRequired(
                 f'"{self.name}" needs a login with more scopes ({shown})',
@@ -275,7 +277,14 @@ class TokenManager:
         server which has rejected the old one."""
         if slot.flight is None and time.time() < slot.retry_at:
             raise self._build_error(slot)
-        await asyncio.shield(self._start_flight(slot, challenge))
+        flight = self._start_flight(slot, challenge)
+        try:
+            await asyncio.shield(flight)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not flight.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise Unreachable(f'no token for "{self.name}": the hub stops', sent=False) from None
         if slot.failure is not None or slot.token is None:
             raise self._build_error(slot)
         return slot.token

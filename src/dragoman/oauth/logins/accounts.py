@@ -116,7 +116,8 @@ class LoginAccount:
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 self._clients.clear()
-            is_user = self.is_per_user and holder != SHARED  # always needs a token
+            # A user's calls to a server always need a token. Agents may also be reached by gRPC.
+            is_user = self.is_per_user and holder != SHARED and self.spec.kind == SERVER
             client = self.build_client(holder) if is_user else AccountClient(self, holder)
             self._clients[holder] = client
         return client

@@ -33,19 +33,27 @@ async def test_a_rejected_token_is_refreshed_and_the_call_sent_again(world: Worl
     assert world.resource.executed == 1
 
 
-async def test_a_hundred_calls_at_expiry_cause_one_refresh(world: World) -> None:
-    world.authority.lifetime = 1
-    tokens = world.manage(leeway_seconds=5.0)
+@pytest.mark.parametrize("is_noticed_by", ["the hub", "the server"])
+async def test_a_hundred_calls_at_expiry_cause_one_refresh(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_noticed_by: str
+) -> None:
+    tokens = world.manage()
     await world.log_in(tokens)
-    world.authority.expire()
-    world.authority.lifetime = 3600
-    expired = await tokens.find_token(SHARED)
+    old = await tokens.find_token(SHARED)
+    if is_noticed_by == "the hub":
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+        assert tokens.get_status(SHARED).state == "expired"
+    else:
+        world.authority.expire()
     clients = [world.open(tokens) for _ in range(4)]
     calls = [world.call(clients[number % 4]) for number in range(100)]
     replies = await asyncio.gather(*calls)
     assert {reply.status for reply in replies} == {200}
     assert world.authority.refreshes == 1
-    assert (await tokens.find_token(SHARED)).value != expired.value
+    assert (await tokens.find_token(SHARED)).value != old.value
+    if is_noticed_by == "the hub":
+        assert old.header not in world.resource.seen
 
 
 async def test_callers_do_not_wait_while_the_old_token_is_valid(
@@ -297,6 +305,35 @@ async def test_a_logout_during_a_refresh_wins(
     assert authlib_world.manage().get_status(SHARED).state == "none"
     left = [one for one in authority.tokens.values() if isinstance(one, Token) and not one.revoked]
     assert left == []
+
+
+async def test_a_call_of_a_hub_that_stops_fails_and_is_not_cancelled(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    tokens = authlib_world.manage()
+    await authlib_world.log_in(tokens)
+    authority.expire()
+    await tokens.close()
+    with pytest.raises(Unreachable, match="the hub stops"):
+        await authlib_world.call(authlib_world.open(tokens))
+
+
+async def test_a_cancelled_caller_does_not_cancel_the_refresh(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    tokens = authlib_world.manage()
+    await authlib_world.log_in(tokens)
+    authority.expire()
+    authority.hold = asyncio.Event()
+    first = asyncio.ensure_future(authlib_world.call(authlib_world.open(tokens)))
+    await asyncio.wait_for(authority.arrived.wait(), 10)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.ensure_future(authlib_world.call(authlib_world.open(tokens)))
+    authority.hold.set()
+    assert (await second).status == 200
+    assert authority.refreshes == 1
 
 
 async def test_a_second_manager_does_not_void_the_tokens_of_the_first(

@@ -132,6 +132,19 @@ async def test_a_server_of_the_oldest_revision_is_its_own_authorization_server(s
     assert found.resource.resource == f"{site.base}/v1/mcp"
 
 
+async def test_an_old_server_with_a_foreign_issuer_needs_a_setting() -> None:
+    """Some publish the metadata of another server at their own origin."""
+
+    def answer(base: str, path: str) -> dict[str, Any] | None:
+        return _server(f"{base}/auth") if path in (OAUTH, f"{OAUTH}/auth") else None
+
+    async with _open(answer) as (site, discovery):
+        with pytest.raises(BadReply, match="set issuer"):
+            await discovery.discover(BearerChallenge())
+        found = await discovery.discover(BearerChallenge(), f"{site.base}/auth")
+        assert found.server.issuer == f"{site.base}/auth"
+
+
 async def test_without_any_metadata_the_default_paths_are_used() -> None:
     async with _open(lambda base, path: None, path="/v1/mcp") as (site, discovery):
         server = (await discovery.discover(BearerChallenge())).server
