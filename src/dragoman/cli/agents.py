@@ -171,6 +171,9 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--public", is_flag=True,
               help="Publish its card to clients without a key.")  # fmt: skip
+@click.option("--credentials", type=click.Choice(["shared", "user"]), default=None,
+              help="Whose login its calls use, if it needs OAuth: one for all callers (shared, the "
+              "default), or that of each user (user).")  # fmt: skip
 @common_options
 def add(
     url: str, headers: tuple[str, ...], home: str | None, as_json: bool, **options: Any

@@ -45,6 +45,7 @@ _AGENT: Mapping[str, Schema] = {
     "allow_private": FLAG,
     "timeout_secs": {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400},
     "public": FLAG,
+    "credentials": {"enum": ["shared", "user"]},
 }
 _PERIOD: Mapping[str, Schema] = {
     "since": _SECONDS,

@@ -127,6 +127,8 @@ def build_entry(values: Mapping[str, Any], name: str) -> ExternalAgent:
     names = {name.lower() for name in entry.headers} if isinstance(entry.headers, dict) else set()
     if entry.token is not None and "authorization" in names:
         raise InvalidInput("a token is sent as Authorization: give that or the header, not both")
+    if entry.credentials == "user" and (entry.token is not None or "authorization" in names):
+        raise InvalidInput('credentials = "user" means a login of each user: give no token as well')
     return entry
 
 

@@ -48,6 +48,9 @@ MAX_LINKS_EACH = 20
 KEPT_SECONDS = 600.0
 """How long the outcome of a login can be asked for."""
 
+LEAST_POLL = 0.1
+"""Seconds between two polls of a device flow, whatever the server says."""
+
 OPEN, STARTED, DONE, FAILED = "open", "started", "done", "failed"
 
 
@@ -292,7 +295,7 @@ class HubLoginDesk:
 
     async def _poll_device(self, login: Login, id: str, interval: float) -> None:
         while time() < login.expires_at:
-            await asyncio.sleep(interval)
+            await asyncio.sleep(max(interval, LEAST_POLL))
             try:
                 grant = await login.account.tokens.poll_device_login(id)
             except (Unreachable, TimedOut) as error:
