@@ -20,9 +20,24 @@ class ClientSet:
     program: Path
     revision: str | None
     scenarios: tuple[str, ...]
+    has_logins: bool = False
+    """Whether they are about authorization: the hub logs in, and no other client is compared."""
 
 
-# All that are not about authorization.
+LOGINS = (
+    *("auth/metadata-default", "auth/metadata-var1", "auth/metadata-var2", "auth/metadata-var3"),
+    *("auth/basic-cimd", "auth/scope-from-www-authenticate", "auth/scope-from-scopes-supported"),
+    *("auth/scope-omitted-when-undefined", "auth/scope-step-up", "auth/scope-retry-limit"),
+    *("auth/token-endpoint-auth-basic", "auth/token-endpoint-auth-post"),
+    *("auth/token-endpoint-auth-none", "auth/pre-registration"),
+)
+"""Those of every revision since 2025-11-25."""
+LOGINS_SINCE_2026 = (
+    *("auth/resource-mismatch", "auth/offline-access-scope", "auth/offline-access-not-supported"),
+    *("auth/authorization-server-migration", "auth/iss-supported", "auth/iss-not-advertised"),
+    *("auth/iss-supported-missing", "auth/iss-wrong-issuer", "auth/iss-unexpected"),
+    *("auth/iss-normalized", "auth/metadata-issuer-mismatch"),
+)
 CLIENT_SETS = {
     "release": ClientSet("release", RELEASE, None, HANDSHAKE),
     "2025-06-18": ClientSet(
@@ -49,15 +64,48 @@ CLIENT_SETS = {
             "sep-2322-client-request-state",
         ),
     ),
+    "auth-2025-03-26": ClientSet(
+        "prerelease, 2025-03-26, authorization",
+        PRERELEASE,
+        "2025-03-26",
+        ("auth/2025-03-26-oauth-metadata-backcompat", "auth/2025-03-26-oauth-endpoint-fallback"),
+        has_logins=True,
+    ),
+    "auth-2025-11-25": ClientSet(
+        "prerelease, 2025-11-25, authorization", PRERELEASE, "2025-11-25", LOGINS, has_logins=True
+    ),
+    "auth-2026-07-28": ClientSet(
+        "prerelease, 2026-07-28, authorization",
+        PRERELEASE,
+        "2026-07-28",
+        (*LOGINS, *LOGINS_SINCE_2026),
+        has_logins=True,
+    ),
+    "auth-extensions": ClientSet(
+        "prerelease, extensions of authorization",
+        PRERELEASE,
+        None,
+        (
+            "auth/client-credentials-jwt",
+            "auth/client-credentials-basic",
+            "auth/enterprise-managed-authorization",
+            "auth/wif-jwt-bearer",
+        ),
+        has_logins=True,
+    ),
 }
+"""All but the unscored scenarios of DPoP, which the hub does not have."""
 
 
 def run_scenario(set_name: str, scenario: str, way: str) -> Outcome:
     """With the SDK's client directly at the mock server, or with the hub between."""
     chosen = CLIENT_SETS[set_name]
-    label = f"client-{way}-{set_name}-{scenario}"
+    label = f"client-{way}-{set_name}-{scenario}".replace("/", "-")
     folder = RESULTS / label
-    driver = shlex.join([str(PYTHON), "-m", "conformance.driver", label, way])
+    program = ["conformance.auth_driver", label]
+    if not chosen.has_logins:
+        program = ["conformance.driver", label, way]
+    driver = shlex.join([str(PYTHON), "-m", *program])
     command: Command = [NODE, chosen.program, "client", "--command", driver]
     command += ["--scenario", scenario, "--timeout", "60000"]
     command += ["--expected-failures", NOTHING_EXPECTED, "--output-dir", folder]

@@ -92,7 +92,8 @@ def client(records: list[dict[str, Any]]) -> str:
         for record in records:
             if record["suite"] == name:
                 result = "passes" if record["ok"] else "**fails**"
-                counts = [record["direct"], record["passed"]]
+                direct = record["direct"]
+                counts = ["" if direct is None else direct, record["passed"]]
                 rows.append([chosen.title, f"`{record['ground']}`", *counts, result])
     head = ["suite", "scenario", "checks passed by the SDK's client", "by the hub", "scenario"]
     return table(head, rows) + "\n"

@@ -18,6 +18,7 @@ from faults import (
     injections,
     kills,
     load,
+    logins,
     model_agents,
     openapi,
     peers,
@@ -254,6 +255,12 @@ EXPERIMENTS = [
         "each message is answered, or refused with the reason, within 45 s; one fault is "
         "survived, no request to the model is left, each message is in the audit",
         model_agents.fail_models, 20, 1,
+    ),
+    Experiment(
+        "users with logins",
+        "six users call one server, in each era, while their tokens expire and they log out and in",
+        "every call leaves with the token of its user, once; no session has two users",
+        logins.interleave_users, 1_000, 100,
     ),
     Experiment(
         "overload by one caller",

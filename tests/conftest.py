@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.peers.process import HttpPeer
+
+# No test leaves an entry in the keyring of the developer's desktop.
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell's background job has it. Children would inherit that, and take no Ctrl-C.

@@ -45,7 +45,7 @@ LAZY = {  # what a function or the types of these modules may load when needed
 
 # Our packages that each may import, besides itself and `dragoman` for its version. A package
 # without a row gets PACKAGE's.
-PACKAGE = {"dragoman.core", "dragoman.wire", "dragoman.processes"}
+PACKAGE = {"dragoman.core", "dragoman.wire", "dragoman.processes", "dragoman.oauth.config"}
 OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
@@ -93,6 +93,7 @@ WITHIN: dict[str, set[str]] = {
     "dragoman.mcp.protocol": set(),
     "dragoman.mcp.server": {"dragoman.mcp.protocol", "dragoman.mcp.config"},
     "dragoman.mcp.client": {"dragoman.mcp.protocol", "dragoman.mcp.config"},
+    "dragoman.oauth.client": {"dragoman.oauth.config"},
     "dragoman.a2a.protocol": set(),
     "dragoman.a2a.cards": {"dragoman.a2a.protocol"},
     "dragoman.a2a.client": {
@@ -145,7 +146,7 @@ HOMES: dict[str, set[str]] = {
     "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},
     "httpx2": {"dragoman.agents.models.pydantic_ai"},
     "jwt": {"dragoman.oauth"},
-    "keyring": {"dragoman.core.secret_references"},
+    "keyring": {"dragoman.core.secret_references", "dragoman.stores.credential_key"},
     "pydantic_ai": {"dragoman.agents.models.pydantic_ai"},
     "stdnum": {"dragoman.guards.detectors"},
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
@@ -469,6 +470,8 @@ PLANTED = {
     "a2a/server uses a2a/remote": ("a2a/server/x.py", "import dragoman.a2a.remote.registry"),
     "a2a/client uses a2a/remote": ("a2a/client/x.py", "import dragoman.a2a.remote.registry"),
     "a2a/remote uses a2a/server": ("a2a/remote/x.py", "import dragoman.a2a.server.task"),
+    "oauth/client uses oauth/server": ("oauth/client/x.py", "import dragoman.oauth.server.jwks"),
+    "a package uses the OAuth client": ("mcp/client/x.py", "import dragoman.oauth.client.tokens"),
     "cli uses a store at once": ("cli/x.py", "from dragoman.stores.keys import KeyStore"),
     "cli uses a hub at once": ("cli/x.py", "from dragoman.app import run"),
     "cli uses a server": ("cli/x.py", "from dragoman.mcp.server import dispatcher"),
@@ -515,6 +518,10 @@ ALLOWED = {
         "web/x.py",
         "import httptools\nfrom dragoman import __version__\nfrom dragoman.core import hub\n"
         "from ..wire import json\nfrom . import app",
+    ),
+    "a configuration has OAuth settings": (
+        "mcp/config.py",
+        "from dragoman.oauth.config import OAuthSettings",
     ),
     "net uses urllib.parse and socket": ("net/x.py", "import urllib.parse, socket, http"),
     "a config file": ("net/config.py", "import msgspec"),

@@ -419,3 +419,34 @@ def test_every_configuration_key_is_documented() -> None:
         "required",
         "The name of the server in the hub.",
     ) in list_keys()
+
+
+LOGIN_SERVER = '[[mcp_servers]]\nname = "s"\n{more}\ntransport = {{ {transport} }}\n{table}'
+REMOTE = 'type = "http", url = "https://a.example/mcp"'
+
+
+@pytest.mark.parametrize(
+    ("more", "transport", "table", "problem"),
+    [
+        ("", 'type = "stdio", command = "x"', "[mcp_servers.oauth]", "is a program"),
+        ('credentials = "user"', 'type = "stdio", command = "x"', "", "is a program"),
+        (
+            'credentials = "user"',
+            REMOTE + ', headers = { authorization = "Bearer ${X}" }',
+            "",
+            "remove one of them",
+        ),
+        (
+            'credentials = "user"',
+            REMOTE,
+            '[mcp_servers.oauth]\ngrant = "client_credentials"',
+            "one login for all",
+        ),
+        ("", REMOTE, '[mcp_servers.oauth]\nclientid = "x"', "client_id"),
+    ],
+)
+def test_impossible_login_settings_are_refused(
+    more: str, transport: str, table: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(LOGIN_SERVER.format(more=more, transport=transport, table=table))

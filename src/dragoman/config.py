@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
+from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings, ExternalAgent
 from dragoman.a2a.config import RENAMED_WIRES as RENAMED_WIRES
 from dragoman.agents.config import AgentEntry, ModelPrice
 from dragoman.config_layers import (
@@ -34,6 +34,7 @@ from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.oauth.authority.config import AuthServerSettings
+from dragoman.oauth.config import GRANTS_BY_PERSONS, OAuthHubSettings
 from dragoman.oauth.server.config import (
     ClaimRules,
     IntrospectionSettings,
@@ -125,6 +126,7 @@ class Config(Struct, frozen=True, kw_only=True):
     bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
     tools: ToolSettings = ToolSettings()
+    oauth: OAuthHubSettings = OAuthHubSettings()
 
 
 class ConfigSource:
@@ -294,6 +296,8 @@ def _check_agents(config: Config, source: ConfigSource, seen: dict[str, str]) ->
         what = f'agent "{external.name}"'
         _check_url(external.url, what, source.locate((*at, "url")))
         _check_headers(external.headers, f"{source.locate((*at, 'headers'))}: {what}")
+        has_token = external.token is not None or _has_authorization(external.headers)
+        _check_login(external, has_token, what, source.locate((*at, "oauth")))
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
         raise ConfigError(
             f"{source.locate(('a2a', 'listen_path'))}: listen_path must be a path of its own "
@@ -362,6 +366,8 @@ def _check_servers(config: Config, source: ConfigSource) -> dict[str, str]:
                     f'{source.locate(at)}: the command of server "{entry.name}" contains a '
                     "NUL character"
                 )
+            where = source.locate(("mcp_servers", index, "oauth"))
+            _check_login(entry, False, f'server "{entry.name}"', where)
             if ".." in transport.command.replace("\\", "/").split("/"):
                 raise ConfigError(
                     f"{source.locate((*at, 'command'))}: the command of server "
@@ -371,7 +377,38 @@ def _check_servers(config: Config, source: ConfigSource) -> dict[str, str]:
             what = f'server "{entry.name}"'
             _check_url(transport.url, what, source.locate((*at, "url")))
             _check_headers(transport.headers, f"{source.locate((*at, 'headers'))}: {what}")
+            where = source.locate(("mcp_servers", index, "oauth"))
+            _check_login(entry, _has_authorization(transport.headers), what, where)
     return seen
+
+
+def _has_authorization(headers: dict[str, str] | list[str]) -> bool:
+    return any(name.lower() == "authorization" for name, _ in parse_headers(headers))
+
+
+def _check_login(
+    entry: ServerEntry | ExternalAgent, has_token: bool, what: str, where: str
+) -> None:
+    """A fixed token and a login exclude each other; so do programs of this machine and logins."""
+    is_program = isinstance(entry, ServerEntry) and isinstance(entry.transport, StdioTransport)
+    if entry.oauth is None and entry.credentials == "shared":
+        return
+    if is_program:
+        raise ConfigError(
+            f"{where}: {what} is a program, which gets its credentials in env; remove oauth and "
+            "credentials"
+        )
+    grant = entry.oauth.grant if entry.oauth is not None else "authorization_code"
+    if entry.credentials == "user" and grant not in GRANTS_BY_PERSONS:
+        raise ConfigError(
+            f'{where}: {what} has grant = "{grant}", which is one login for all '
+            'callers; remove credentials = "user"'
+        )
+    if has_token:
+        raise ConfigError(
+            f"{where}: {what} has a fixed Authorization header or token and a login (oauth, or "
+            'credentials = "user"); remove one of them'
+        )
 
 
 def _check_sandbox(entry: ServerEntry, where: str) -> None:

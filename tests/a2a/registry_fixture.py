@@ -195,8 +195,9 @@ async def run_registry(
     stores = AgentStores(store, MemoryTaskStore(), SteadyClock(0, 0))
     touch, registered = (lambda: changes.append(None)), RegisteredAgents()
     agents = AgentsBuilder(
-        home, live, state, stores, hub, net, local, registered, pins.review_card, touch
-    ).build()
+        home, live, state, stores, hub, net, local, registered, pins.review_card, touch,
+        lambda entry: None,
+    ).build()  # fmt: skip
     made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:
         if start:

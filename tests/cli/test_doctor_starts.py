@@ -194,7 +194,7 @@ def answers() -> Iterator[str]:
 def test_each_http_server_response_has_its_own_fix(terminal: Terminal, answers: str) -> None:
     expected = {
         "401": "set credentials under headers",
-        "oauth": "personal access token",
+        "oauth": "dragoman servers login",
         "404": "correct the path of url",
         "500": "the server failed",
         "html": "this is a web page",
@@ -216,9 +216,7 @@ def test_each_http_server_response_has_its_own_fix(terminal: Terminal, answers: 
     problems = {one["check"]: one for one in found if one["level"] == "problem"}
     for name, fix in expected.items():
         assert fix in problems[f"server s-{name}"]["fix"]
-    assert (
-        "OAuth (HTTP 401), which the hub does not support yet" in problems["server s-oauth"]["said"]
-    )
+    assert "needs a login" in problems["server s-oauth"]["said"]
 
 
 def test_open_files_are_counted_at_the_limit() -> None:

@@ -433,6 +433,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.WorkFailed: ("result",) * 5,
     e.Declined: ("result",) * 5,
     e.NeedsInput: ("result", "result", "result", "result", -32021),
+    e.LoginRequired: ("result",) * 5,
     e.ConfigError: (-32603,) * 5,
 }
 

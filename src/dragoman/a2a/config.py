@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from dragoman.core.tool_identity import HUB as HUB
+from dragoman.oauth.config import OAuthSettings
 
 PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
 """Path segments that are not the name of an agent where one may stand."""
@@ -86,6 +87,20 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
             "message/send with the skill and none of the members that 0.3 added (skill-only)."
         ),
     ] = "auto"
+    oauth: Annotated[
+        OAuthSettings | None,
+        Meta(
+            description="How the hub gets tokens for it. Needed only where something cannot be "
+            "discovered: an agent that asks for a login gets one with `dragoman agents login`."
+        ),
+    ] = None
+    credentials: Annotated[
+        Literal["shared", "user"],
+        Meta(
+            description="Whose login its calls use: one for all callers (shared), or that of each "
+            "user (user)."
+        ),
+    ] = "shared"
     enabled: Annotated[bool, Meta(description="Whether the hub connects to it.")] = True
 
 

@@ -29,6 +29,7 @@ from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, Question, Result
 from dragoman.core.errors import HubError, WorkFailed
+from dragoman.core.logins import render_problem
 from dragoman.core.structs import Struct, replace
 from dragoman.wire.json import decode_reply
 
@@ -273,7 +274,7 @@ class ModelLoop:
         try:
             result = await call_tool(request.name, arguments, answers, handle)
         except HubError as error:
-            state.results[request.id] = f"Error: {error}"
+            state.results[request.id] = f"Error: {render_problem(error)}"
             return
         if result.questions is not None:
             state.pending.append(PendingTool(request, result.handle, result.questions))

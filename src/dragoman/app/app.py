@@ -76,6 +76,7 @@ class App:
         under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
         if parts.authority is not None:
             under += parts.authority.mounts
+        under += parts.logins.mounts
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":
@@ -234,6 +235,7 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
+        await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()
         await _wait(1, self.net.close())

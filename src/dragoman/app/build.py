@@ -29,6 +29,7 @@ from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
+from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_skills import build_skills, find_command_runner
@@ -38,6 +39,7 @@ from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
+from dragoman.app.login_admin import LoginAdmin
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.secret_variables import withhold_secrets
@@ -50,11 +52,13 @@ from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
+from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
+from dragoman.oauth.logins.desk import HubLoginDesk
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
@@ -62,6 +66,7 @@ from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_limits import LimitsApi
 from dragoman.web.api_local_agents import LocalAgentsApi
+from dragoman.web.api_logins import LoginsApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
@@ -88,7 +93,14 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
-        upstreams = build_upstreams(home, live, net, catalogs, bus, clients)
+        logins = build_logins(
+            home, live, state, net, bus,
+            lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
+            lambda account, holder: targets.note_login(account.name, holder),
+        )  # fmt: skip
+        upstreams = build_upstreams(
+            home, live, net, catalogs, bus, clients, logins.open_server_account
+        )
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
@@ -96,7 +108,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended,
+            access_watch.explain_ended, logins.desk,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -123,6 +135,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             registered,
             review_card,
             touch,
+            logins.open_agent_account,
         ).build()
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
@@ -137,10 +150,10 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         routing.check()
         events = build_events(home, config, hub)
         undo.pop_all()
-    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews))
+    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews, logins.desk))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, auth, authority,
+        endpoints, skills, events, tools, routing, auth, authority, logins,
     )  # fmt: skip
     applier = ConfigApplier(parts, watch)
     dispatches = events.dispatches
@@ -162,6 +175,7 @@ def _build_api(
         LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
         DispatchesApi(hub, parts.events.dispatches, parts.routing, TASKS_ONLY),
         ServersApi(applier),
+        LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents), stores.audit),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),
@@ -198,6 +212,7 @@ def renew_principal(keys: KeyStore, principal: Principal) -> Principal:
     return principal
 
 
-def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:
+def _release_removed(event: AgentChanged, reviews: PinReviews, desk: HubLoginDesk) -> None:
     if event.state == REMOVED:
         reviews.release_names(event.agent)
+        desk.remove_account(event.agent)

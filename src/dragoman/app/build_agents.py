@@ -56,7 +56,7 @@ from dragoman.stores.conversations import SqliteConversations
 from dragoman.stores.steady_clock import SteadyClock
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.app import PathMount
-from dragoman.wire.http import HttpClient
+from dragoman.wire.http import HolderClients, HttpClient
 
 if TYPE_CHECKING:
     from dragoman.a2a.server.grpc_server import A2aGrpcServer
@@ -347,6 +347,8 @@ class AgentsBuilder:
     review_card: ReviewCard
     touch_policies: Callable[[], None]
     """Called when the facts about an agent change."""
+    open_account: Callable[[ExternalAgent], HolderClients | None]
+    """Returns what sends the credentials of logins to an agent; None if it has others."""
 
     def build(self) -> Agents:
         registry = self._build_registry()
@@ -391,6 +393,7 @@ class AgentsBuilder:
                 prefix=config.mcp.agent_prefix,
                 place=home,
                 timeout=config.bridge.timeout_secs,
+                clients=self.open_account(entry),
             )
 
         def list_others() -> Iterator[tuple[str, str]]:

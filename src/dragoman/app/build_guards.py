@@ -20,6 +20,7 @@ from dragoman.core.call_chains import CallChains
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.local_agents import AgentProfiles
+from dragoman.core.logins import LoginDesk
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import RateLimiter
 from dragoman.core.question_handles import QuestionHandles
@@ -78,6 +79,7 @@ def build_guards(
     profiles: AgentProfiles,
     offers: OfferRule,
     why_ended: WhyEnded,
+    logins: LoginDesk,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
     limits = live.config.limits
@@ -105,7 +107,7 @@ def build_guards(
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
-        CarriedLabels(stores.labels),
+        CarriedLabels(stores.labels), logins,
     )  # fmt: skip
     startup = Startup(targets.find_absent)
     hub = Hub(
@@ -119,6 +121,7 @@ def build_guards(
         refresher=upstreams,
         visibility=upstreams,
         limiter=limiter,
+        logins=targets,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
     return Guards(hub, startup, policies, kept, chains, stages, limiter, flows, authorizer)

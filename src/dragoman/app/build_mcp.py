@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from dragoman.net.client import OutboundHttp
 from dragoman.processes.child_process import kill_marked
 from dragoman.processes.descendants import DESCENDANTS
 from dragoman.web.app import Mounted
+from dragoman.wire.http import HolderClients
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def build_upstreams(
     catalogs: Catalogs,
     bus: Bus,
     clients: ConnectedClients,
+    open_account: Callable[[ServerEntry], HolderClients | None],
 ) -> UpstreamManager:
     """Also kills what a hub that was killed has left running."""
     mark = build_mark(home)
@@ -73,6 +76,7 @@ def build_upstreams(
             partial(compile_schema, check=entry.check_arguments),
             UpstreamLimits(question_secs=live.config.limits.question_secs),
             asker=clients,
+            clients=open_account(entry),
         )
 
     return UpstreamManager(build_upstream, catalogs.callable, bus)

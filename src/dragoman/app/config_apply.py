@@ -45,6 +45,8 @@ class ConfigApplier:
         parts.store_watch.record_servers(config.mcp_servers)
         await parts.upstreams.apply(config.mcp_servers)
         removed = {one.name for one in old.mcp_servers} - {one.name for one in config.mcp_servers}
+        for name in removed:
+            parts.logins.desk.remove_account(name)
         if removed:
             parts.catalogs.reviews.release_names(*removed)
         for entry in config.mcp_servers:

@@ -14,6 +14,7 @@ from dragoman.app.build_authority import Authority
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
+from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
@@ -45,3 +46,4 @@ class HubParts:
     auth: AuthParts
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""
+    logins: LoginParts

@@ -92,6 +92,8 @@ class HubStatus:
         for state in states["connected"]:
             if why := self._parts.catalogs.reviews.describe_unreviewed(state["name"]):
                 state["problems"] = [*state.get("problems", ()), why]
+            if (login := self._parts.logins.desk.summarize(state["name"])) is not None:
+                state["login"] = login
         return states
 
     def metrics(self) -> str:

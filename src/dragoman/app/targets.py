@@ -10,7 +10,8 @@ from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.agents.skills.skill_book import SkillTable
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
-from dragoman.core.tool import Target, TargetFacts
+from dragoman.core.ports import Viewer
+from dragoman.core.tool import Target, TargetFacts, Tool
 from dragoman.core.tool_identity import BUILTIN, HUB
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.protocol.tool_names import build_canonical_name
@@ -73,6 +74,21 @@ class Targets:
     def find_facts(self, name: str) -> TargetFacts | None:
         found = self.find(name)
         return found.traits.facts if found is not None else None
+
+    def list_needed(self, viewer: Viewer) -> frozenset[str]:
+        """Implements `core.logins.LoginNeeds`."""
+        needing = self._upstreams.list_needing_login(viewer)
+        return needing | self._registered.list_needing_login(viewer)
+
+    def list_login_tools(self) -> list[Tool]:
+        return self._upstreams.list_login_tools()
+
+    def note_login(self, name: str, holder: str) -> None:
+        """The credential of a holder at a server or agent is new, or was removed."""
+        if (upstream := self._upstreams.find(name)) is not None:
+            upstream.note_login(holder)
+        else:
+            self._registered.recheck(name)
 
     def find_absent(self, name: str) -> tuple[Target, str] | None:
         """Finds the target in whose namespace `name` is, of those never connected, and why."""

@@ -29,6 +29,7 @@ from dragoman.cli.local_agents import (
     print_local_agent,
     print_local_agents,
 )
+from dragoman.cli.logins import log_in, log_out, login_options, logout_options
 from dragoman.cli.pins import must_confirm, show_and_approve
 from dragoman.config import RENAMED_WIRES, load
 from dragoman.core.errors import ConfigError
@@ -62,6 +63,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     dragoman agents trust ops trusted                            set its trust level
     dragoman agents approve ops                                  approve its changes
     dragoman agents calls ops                                    list calls to it
+    dragoman agents login ops                                    log in with the browser
     dragoman agents remove ops
 
     \b
@@ -169,6 +171,9 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
               help="Allow the host in URL to resolve to a private address.")  # fmt: skip
 @click.option("--public", is_flag=True,
               help="Publish its card to clients without a key.")  # fmt: skip
+@click.option("--credentials", type=click.Choice(["shared", "user"]), default=None,
+              help="Whose login its calls use, if it needs OAuth: one for all callers (shared, the "
+              "default), or that of each user (user).")  # fmt: skip
 @common_options
 def add(
     url: str, headers: tuple[str, ...], home: str | None, as_json: bool, **options: Any
@@ -207,6 +212,38 @@ def _has_exposed_tools(place: str) -> bool:
         return bool(load(Path(place) / "config.toml").mcp.stdio_expose)
     except ConfigError:
         return True  # other commands report it
+
+
+@agents.command(short_help="Log in at an external agent with the browser.")
+@_AGENT
+@login_options
+@common_options
+def login(agent: str, home: str | None, as_json: bool, **options: Any) -> None:
+    """Log in at external agent NAME with OAuth: your browser opens a page of the running hub, from
+    there the page of the agent's authorization server, and returns.
+
+    \b
+    dragoman agents login ops
+    dragoman agents login ops --no-browser       print the link
+    dragoman agents login ops --device           enter a code on another device
+
+    Exit codes: 0 logged in, 3 no hub running, 4 not permitted, 5 unknown agent, 6 not logged in.
+    """
+    log_in("agent", agent, home, as_json, **options)
+
+
+@agents.command(short_help="Remove and revoke a login.")
+@_AGENT
+@logout_options
+@common_options
+def logout(agent: str, home: str | None, as_json: bool, **options: Any) -> None:
+    """Remove the login at external agent NAME, and revoke it there.
+
+    \b
+    dragoman agents logout ops
+    dragoman agents logout ops --all        as an administrator
+    """
+    log_out("agent", agent, home, as_json, **options)
 
 
 @agents.command(short_help="Show an agent's card, skills and tools.")

@@ -56,6 +56,7 @@ from dragoman.cli.configure import (
     set_enabled,
     set_sandbox,
 )
+from dragoman.cli.logins import log_in, log_out, login_options, logout_options
 from dragoman.config import StdioTransport, load, slug_from_name
 from dragoman.core.errors import ConfigError
 from dragoman.core.package_runners import is_container_command
@@ -84,12 +85,13 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     dragoman servers restart files                     stop it and connect again
     dragoman servers disable files                     switch it off; enable switches it on
     dragoman servers harden files                      try it in a sandbox and keep it there
+    dragoman servers login github                      log in with the browser; logout ends it
     dragoman servers remove files
 
     \b
     States: connected; starting; failed (retried with increasing delays, and immediately when one of
-    its tools is called); idle (unused for idle_secs; the next call starts it); off (enabled =
-    false).
+    its tools is called); needs_login (run: dragoman servers login NAME); idle (unused for
+    idle_secs; the next call starts it); off (enabled = false).
 
     A server is a [[mcp_servers]] block in config.toml. `dragoman import` imports those of an IDE.
     """
@@ -183,6 +185,40 @@ def restart(name: str, home: str | None, as_json: bool) -> None:
         print_connected(state)
     if not state["connected"]:
         fail(f'server "{name}" is not connected: {state.get("reason", "")}', TARGET_FAILED)
+
+
+@servers.command(short_help="Log in at a server with the browser.")
+@click.argument("name", shell_complete=complete_servers)
+@login_options
+@common_options
+def login(name: str, home: str | None, as_json: bool, **options: Any) -> None:
+    """Log in at server NAME with OAuth: your browser opens a page of the running hub, from there
+    the page of the server, and returns. Waits for that, and prints what was granted.
+
+    \b
+    dragoman servers login github
+    dragoman servers login github --no-browser       print the link
+    dragoman servers login github --device           enter a code on another device
+    dragoman servers login github --scope repo
+
+    Exit codes: 0 logged in, 3 no hub running, 4 not permitted, 5 unknown server, 6 not logged in.
+    """
+    log_in("server", name, home, as_json, **options)
+
+
+@servers.command(short_help="Remove and revoke a login.")
+@click.argument("name", shell_complete=complete_servers)
+@logout_options
+@common_options
+def logout(name: str, home: str | None, as_json: bool, **options: Any) -> None:
+    """Remove the login at server NAME, and revoke it there.
+
+    \b
+    dragoman servers logout github
+    dragoman servers logout github --holder user:anna     as an administrator
+    dragoman servers logout github --all
+    """
+    log_out("server", name, home, as_json, **options)
 
 
 _SEE = "see: dragoman servers"

@@ -164,7 +164,7 @@ class Question:
     withdrawn: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
     """For a question that its server waits for: done when the server withdraws it. Such a server
     can also be answered with an `AnswerError`."""
-    completed: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
+    completed: asyncio.Future[Any] | None = field(default=None, compare=False, repr=False)
     """For such a URL question: done when the server reports that the user has finished there; a
     client may wait for that before it answers."""
 

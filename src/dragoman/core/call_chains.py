@@ -53,6 +53,8 @@ class Chain(Struct, eq=False):
     """Labels that its client's earlier calls have collected, where these are only observed."""
     origins: dict[str, LabelOrigin] | None = None
     """Where the labels came from, as far as known."""
+    root: Principal | None = None
+    """Who made the first call; None if only a token is left of the chain."""
 
     def add_labels(self, origins: Origins) -> None:
         """Adds labels; the origin of a label that it already has stays."""
@@ -244,7 +246,7 @@ class CallChains:
         trace, target = call.trace, call.tool.target.name
         above: RunningCall | None = trace.parent
         if above is None:
-            chain = Chain(trace.span, call.principal.label, self._clock())
+            chain = Chain(trace.span, call.principal.label, self._clock(), root=call.principal)
         else:
             chain = above.chain
             if (violation := self._find_violation(above, target, trace.depth)) is not None:

@@ -171,6 +171,20 @@ class NeedsInput(TargetFailed):
         self.missing = missing or {}
 
 
+class LoginRequired(TargetFailed):
+    """The server or agent needs an OAuth login that the caller does not have: none was made, it has
+    expired or was revoked, or its scopes do not suffice. The message says what to do; `url` is
+    where to log in, empty where this hub can offer none."""
+
+    def __init__(
+        self, message: str, *, server: str = "", scopes: tuple[str, ...] = (), url: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.server = server
+        self.scopes = scopes
+        self.url = url
+
+
 class ConfigError(HubError):
     """The configuration cannot be used; the message says what is wrong, where, and the fix."""
 

@@ -39,6 +39,7 @@ CODES: dict[type[HubError], int] = {
     errors.WorkFailed: -32204,
     errors.Declined: -32205,
     errors.NeedsInput: -32206,
+    errors.LoginRequired: -32207,
     errors.TooDeep: -32211,
     errors.Looping: -32212,
     errors.Quarantined: -32213,
@@ -173,6 +174,8 @@ def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
         case (
             events.ServerChanged()
             | events.AgentChanged()
+            | events.LoginNeeded()
+            | events.LoginChanged()
             | events.PolicyChanged()
             | events.PinHeld()
             | events.PinAdded()
@@ -185,6 +188,8 @@ def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
 _NAMES: dict[type[Event], str] = {
     events.ServerChanged: "server-changed",
     events.AgentChanged: "agent-changed",
+    events.LoginNeeded: "login-needed",
+    events.LoginChanged: "login-changed",
     events.PolicyChanged: "policy-changed",
     events.PinHeld: "pin-held",
     events.PinAdded: "pin-added",

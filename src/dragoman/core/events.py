@@ -81,7 +81,8 @@ class CostReported(Event, frozen=True):
 
 
 class ServerChanged(Event, frozen=True):
-    """A server's state changed: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
+    """A server's state changed: `starting`, `connected`, `idle`, `needs_login`, `failed` or
+    `stopped`, and why."""
 
     server: str
     state: str
@@ -111,6 +112,24 @@ class AgentChanged(Event, frozen=True):
     agent: str
     state: str
     reason: str
+
+
+class LoginNeeded(Event, frozen=True):
+    """A call needs a login at a server or agent, and its caller was given a link: `holder` is for
+    whom, `scopes` what will be asked for."""
+
+    target: str
+    holder: str
+    scopes: str
+
+
+class LoginChanged(Event, frozen=True):
+    """The credential of `holder` at a server or agent has changed: `action` is `login`, `logout` or
+    `expired`, when it can no longer be refreshed."""
+
+    target: str
+    holder: str
+    action: str
 
 
 class PolicyChanged(Event, frozen=True):

@@ -20,8 +20,8 @@ WRITE, READ, SEARCH = 2, 4, 1
 GUARDED = (
     *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
     *("servers", "programs", "skills", "cache", "pins.db", "registry.db", "tasks.db", "agents.db"),
-    *("users.db",),
-    *("audit.db", "children.json"),
+    "users.db",
+    *("audit.db", "children.json", "credentials.db", "credentials.key"),
 )
 """The files in a home that a hub trusts."""
 
@@ -67,7 +67,7 @@ def find_exposure(path: Path, *, secret: bool = False) -> Exposure | None:
 
 def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
     """Checks the files in a home that the hub trusts."""
-    secrets = {"env", "hub.key", "audit.key", "hub.db"}
+    secrets = {"env", "hub.key", "audit.key", "hub.db", "credentials.db", "credentials.key"}
     if config_is_secret:
         secrets.add("config.toml")
     for name in GUARDED:

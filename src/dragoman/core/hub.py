@@ -24,6 +24,7 @@ from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
+from dragoman.core.logins import LoginNeeds
 from dragoman.core.pipeline import Stage, build_pipeline
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility, RateLimiter
 from dragoman.core.principal import Principal
@@ -94,10 +95,12 @@ class Hub:
         refresher: ListRefresher | None = None,
         visibility: ListVisibility | None = None,
         limiter: RateLimiter | None = None,
+        logins: LoginNeeds | None = None,
     ) -> None:
         """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
         truncated results, `startup` knows the targets that have not connected yet, `refresher`
-        reads their lists again, and `visibility` says which of them single clients are listed."""
+        reads their lists again, `visibility` says which of them single clients are listed, and
+        `logins` which of them need a login."""
         self.offered = catalogs
         """Everything that a target may offer: what can be called, and its instructions."""
         self.catalogs = {kind: one for kind, one in catalogs.items() if kind != INSTRUCTIONS}
@@ -110,6 +113,7 @@ class Hub:
         self.startup = startup
         self.refresher = refresher
         self.visibility = visibility
+        self.logins = logins
         self.limiter: RateLimiter = LocalRateLimiter() if limiter is None else limiter
         """Servers charge the requests to it that make no call; a stage charges the calls."""
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())

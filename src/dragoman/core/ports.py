@@ -436,3 +436,34 @@ class ScheduleStore(Protocol):
         """Replaces one; returns False if it was deleted meanwhile."""
 
     def delete(self, org: str, owner: str, id: str) -> bool: ...
+
+
+class CredentialId(NamedTuple):
+    """Names a stored credential."""
+
+    kind: str
+    """`token` or `client`."""
+    account: str
+    """The server or agent that it is for."""
+    holder: str
+    """`shared`, or the key of a principal."""
+    issuer: str
+    resource: str
+
+
+class CredentialStore(Protocol):
+    """Stores credentials, encrypted. Raises `StorageFailed`."""
+
+    def load(self, id: CredentialId) -> bytes | None:
+        """Returns a credential; None if there is none, or if it cannot be decrypted."""
+
+    def find(self, kind: str, account: str, holder: str) -> list[tuple[CredentialId, bytes | None]]:
+        """Finds the credentials of a holder, the one that was saved last first."""
+
+    def list(self, kind: str, account: str) -> list[CredentialId]:
+        """Lists the credentials for a server or agent; an empty `account` means all."""
+
+    def save(self, id: CredentialId, value: bytes) -> None:
+        """Stores a credential; it is on the disk when this returns."""
+
+    def delete(self, id: CredentialId) -> None: ...

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 from dragoman.core.background import start_task
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, Unreachable
+from dragoman.core.logins import NeedsLogin
 from dragoman.core.tool import Target
 
 MAX_WAITING = 1_000
@@ -78,11 +79,13 @@ class Startup:
             finally:
                 self._waiting -= 1
 
-    def find_absent(self, name: str) -> tuple[Target, Unreachable] | None:
+    def find_absent(self, name: str) -> tuple[Target, HubError] | None:
         """The target that `name` most likely belongs to, and the error for the client."""
         found = self._find_absent(name)
         if found is None:
             return None
         target, why = found
+        if isinstance(target, NeedsLogin) and (problem := target.find_login_problem()) is not None:
+            return target, problem
         words = f'"{name[:200]}" is not available yet: {why}; nothing was sent, try again'
         return target, Unreachable(words, sent=False)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dragoman.core.bus import Bus
     from dragoman.core.call_chains import CallChains
     from dragoman.core.kept_results import KeptResults
+    from dragoman.core.logins import LoginDesk
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog, RateLimiter
     from dragoman.core.question_handles import QuestionHandles
@@ -30,12 +31,14 @@ def build_stages(
     limiter: RateLimiter,
     flows: ToolFlowTable,
     carried: CarriedLabels,
+    logins: LoginDesk | None = None,
 ) -> list[Stage]:
     # Imported here: reading `[limits]` alone must not load a schema engine.
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
     from dragoman.guards.grants import Grants
+    from dragoman.guards.logins import LoginQuestions
     from dragoman.guards.loop import LoopGuard
     from dragoman.guards.overload import Overload
     from dragoman.guards.questions import Questions
@@ -57,7 +60,8 @@ def build_stages(
         Grants(authorizer),  # an agent may do what it was granted, and no more than its callers
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(authorizer.reads_arguments),  # against the tool's schema, offline
-        Questions(handles),  # before anything leaves; the result may be a question
+        # Before anything leaves; the result may be a question, also that for a login.
+        Questions(handles, LoginQuestions(logins, limits.tool_timeout_secs)),
         Truncate(limits, kept),  # on the way back
         Taint(chains, flows, carried),  # after the policies, and sees results whole
         Timeout(  # innermost: times the target, not the guards
@@ -77,6 +81,7 @@ def apply_limits(
     from dragoman.guards.announce import Announce
     from dragoman.guards.loop import LoopGuard
     from dragoman.guards.overload import Overload
+    from dragoman.guards.questions import Questions
     from dragoman.guards.timeout import Timeout
     from dragoman.guards.truncate import Truncate
 
@@ -87,6 +92,8 @@ def apply_limits(
             stage.apply(limits.overload_delay_secs)
         elif isinstance(stage, LoopGuard):
             stage.apply(limits.loop)
+        elif isinstance(stage, Questions):
+            stage.logins.apply(limits.tool_timeout_secs)
         elif isinstance(stage, Truncate):
             stage.apply(limits)
         elif isinstance(stage, Timeout):

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from dragoman.core.tool import ISOLATED, NETWORK
+from dragoman.oauth.config import OAuthSettings
 from dragoman.processes.config import ProcessLimits, SandboxLevel
 
 ANSWER_SECONDS = 30.0
@@ -158,6 +159,21 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "(auto)."
         ),
     ] = "auto"
+
+    oauth: Annotated[
+        OAuthSettings | None,
+        Meta(
+            description="How the hub gets tokens for it. Needed only where something cannot be "
+            "discovered: a server that asks for a login gets one with `dragoman servers login`."
+        ),
+    ] = None
+    credentials: Annotated[
+        Literal["shared", "user"],
+        Meta(
+            description="Whose login its calls use: one for all callers (shared), or that of each "
+            "user (user)."
+        ),
+    ] = "shared"
 
     @property
     def has_user_home(self) -> bool:

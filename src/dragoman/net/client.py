@@ -55,17 +55,20 @@ class OutboundHttp:
         self._context: ssl.SSLContext | None = None
         self._closed = False
 
-    def open_configured(self, url: str, *, allow_private: bool) -> GuardedHttpClient:
-        """A client for the server that is configured with `url`."""
+    def open_configured(
+        self, url: str, *, allow_private: bool, follow: bool = True
+    ) -> GuardedHttpClient:
+        """A client for the server that is configured with `url`. Unless `follow`, a redirect is
+        returned unchanged."""
         try:
-            return GuardedHttpClient(self, parse_url(url), allow_private)
+            return GuardedHttpClient(self, parse_url(url), allow_private, follow)
         except BadUrl as problem:
             raise ConfigError(f'"{render_origin(url)}" cannot be used: {problem}') from None
 
     def open_public(self, *, allow_private: bool) -> GuardedHttpClient:
         """A client for addresses that clients name: only public ones are reached, and a redirect is
         returned unchanged."""
-        return GuardedHttpClient(self, None, allow_private)
+        return GuardedHttpClient(self, None, allow_private, follow=False)
 
     async def find_objection(self, url: str, *, allow_private: bool) -> str | None:
         """Why `open_public` would refuse `url` now, as the end of a sentence; None if it would not,
@@ -121,11 +124,13 @@ class RequestRoute(NamedTuple):
 class GuardedHttpClient:
     """Implements `wire.http.HttpClient`."""
 
-    def __init__(self, client: OutboundHttp, configured: Url | None, allow_private: bool) -> None:
+    def __init__(
+        self, client: OutboundHttp, configured: Url | None, allow_private: bool, follow: bool
+    ) -> None:
         self._client = client
         self._configured = configured
         self._own = _own_reach(configured) if configured is not None else Reach.PUBLIC
-        self._follows = configured is not None
+        self._follows = follow
         self._allow_private = allow_private
         self._routes: dict[tuple[str, str], RequestRoute] = {}
         self._limits: dict[float, Deadlines] = {}
@@ -166,7 +171,7 @@ class GuardedHttpClient:
         seconds = min(timeout, CONNECT_SECONDS)
         return await list_permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         return dict(headers)
 
     async def _send(

@@ -171,10 +171,14 @@ class LoopStore:
         path: Path,
         migrations: Sequence[str],
         functions: Mapping[str, Callable[[str], str]] | None = None,
+        *,
+        durable: bool = False,
     ) -> None:
         self._path = path
         busy = LOOP_BUSY_SECONDS
-        self._db = open_store(path, migrations, busy_seconds=busy, functions=functions)
+        self._db = open_store(
+            path, migrations, durable=durable, busy_seconds=busy, functions=functions
+        )
         self._writer = SqliteWriter(self._db, path, busy)
 
     def close(self) -> None:
@@ -310,6 +314,8 @@ def describe_remedy(path: Path) -> str:
         return "restore it from a backup, or move it away: the audit log contains the same calls"
     if path.name == "routing.db":
         return "restore it from a backup, or move it away: the router learns again"
+    if path.name == "credentials.db":
+        return "restore it from a backup, or move it away and log in again everywhere"
     name = "keys" if path.name == "hub.db" else path.stem
     return (
         "restore it from a backup, or move it away and continue without its contents: "

@@ -29,6 +29,7 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.stores import (
     agents_db,
+    credentials,
     dispatches,
     keys,
     pins,
@@ -57,14 +58,20 @@ DATABASES: Mapping[str, str] = {
     "users": users.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
-calls."""
+calls. Not `credentials.db`: without it people log in again."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
-FILES = (*DATABASES.values(), dispatches.DATABASE, usage.DATABASE, routing.DATABASE)
+FILES = (
+    *DATABASES.values(),
+    dispatches.DATABASE,
+    usage.DATABASE,
+    routing.DATABASE,
+    credentials.DATABASE,
+)
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
     for store in (
         *(keys, pins, chain, registry, tasks, agents_db, users),
-        *(dispatches, usage, routing),
+        *(dispatches, usage, routing, credentials),
     )
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")

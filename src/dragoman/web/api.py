@@ -23,6 +23,7 @@ from dragoman.core.errors import (
     AuthorizationError,
     HubError,
     InvalidInput,
+    LoginRequired,
     NotFound,
     RateLimited,
     Refused,
@@ -370,7 +371,10 @@ def _build_rate_limited(error: RateLimited) -> ApiResponse:
 def response_from_error(error: HubError) -> ApiResponse:
     if isinstance(error, RateLimited):
         return _build_rate_limited(error)
-    response = build_error(find_status(error), str(error), kind=error.kind, trace=error.trace)
+    more = {"url": error.url} if isinstance(error, LoginRequired) and error.url else {}
+    response = build_error(
+        find_status(error), str(error), kind=error.kind, trace=error.trace, **more
+    )
     if isinstance(error, Refused) and response.status == 503:
         response.headers.append((b"retry-after", b"1"))
     return response

@@ -18,6 +18,7 @@ TABLE: dict[type[errors.HubError], int] = {
     errors.TargetFailed: 502,
     errors.TimedOut: 504,
     errors.NeedsInput: 409,
+    errors.LoginRequired: 403,  # not 401: the client itself is authenticated
     errors.Declined: 422,
 }
 

@@ -45,6 +45,7 @@ _AGENT: Mapping[str, Schema] = {
     "allow_private": FLAG,
     "timeout_secs": {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400},
     "public": FLAG,
+    "credentials": {"enum": ["shared", "user"]},
 }
 _PERIOD: Mapping[str, Schema] = {
     "since": _SECONDS,
@@ -153,6 +154,12 @@ SCHEMAS: Mapping[str, Schema] = {
         url={"type": "string", "description": "Where its card or its endpoint is."},
         name={"type": ["string", "null"], "description": "Absent: the name in its card."},
         **_AGENT,
+    ),
+    "Login": _build_object(
+        (),
+        scopes={"type": "array", "items": TEXT, "maxItems": 100},
+        device={"type": "boolean", "description": "Enter a code on another device."},
+        shared={"type": "boolean", "description": "For all users; needs admin."},
     ),
     "AgentChange": {**_build_object((), **_AGENT), "minProperties": 1},
     "PolicyFile": _build_object(

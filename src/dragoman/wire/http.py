@@ -75,8 +75,32 @@ class AddressFinder(Protocol):
         """Resolves `url` to the IP addresses that may be dialled; a second lookup could lead
         elsewhere. Raises `Unreachable`."""
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Replaces references to credentials in headers by their values."""
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Replaces references to credentials in headers by their values, and adds a token that
+        belongs to `url`."""
+
+
+class HolderClients(Protocol):
+    """The HTTP clients of one server or agent that may need a login: one for each holder of
+    credentials (see `core.holders`), which sends that holder's token to the server alone."""
+
+    @property
+    def is_per_user(self) -> bool:
+        """Whether each user has a credential of their own; otherwise all share one."""
+
+    def get_client(self, holder: str) -> HttpClient:
+        """Returns the client of a holder. Its requests raise `LoginRequired` if the server needs a
+        credential that the holder does not have."""
+
+    def find_list_holder(self) -> str:
+        """Finds the holder whose credential lists are read with: the shared one, else the first
+        user with one."""
+
+    def get_list_client(self) -> HttpClient:
+        """Returns a client that sends the credential of `find_list_holder` at each request."""
+
+    def has_login(self, holder: str) -> bool:
+        """Whether the holder has a credential, or the server is not known to need one."""
 
 
 JSON_HEADERS = [(b"content-type", b"application/json")]

@@ -8,6 +8,7 @@ acted on is never sent again.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Mapping
 from importlib import import_module
@@ -105,6 +106,13 @@ class A2aClient:
         self._agents: OrderedDict[str, ProbedAgent] = OrderedDict()
         self._channels: GrpcChannels | None = None
         self._pace = Pace(events_per_second)
+
+    def share(self, http: HttpClient) -> A2aClient:
+        """Returns a client of the same agent, with all that is known of it, that sends its requests
+        with another HTTP client, whose credential they have. Cards are fetched as before."""
+        other = copy.copy(self)
+        other._http, other._channels = http, None
+        return other
 
     # --- discovery -----------------------------------------------------------------------------
 
@@ -411,8 +419,8 @@ class A2aClient:
         message = request.params.get("message")
         if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
             own["a2a-extensions"] = ",".join(message["extensions"])
-        headers = http.fill(self._add_credentials(endpoint, {**own, **request.headers}))
-        request = replace(request, headers=headers)
+        headers = self._add_credentials(endpoint, {**own, **request.headers})
+        request = replace(request, headers=await http.fill(endpoint.url, headers))
         try:
             if streamed:
                 return await channels.stream(request, self._pace)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from dragoman.core import errors as hub_errors
 from dragoman.core.errors import HubError
+from dragoman.core.logins import render_problem
 
 TASK_NOT_FOUND: Final = "TASK_NOT_FOUND"
 TASK_NOT_CANCELABLE: Final = "TASK_NOT_CANCELABLE"
@@ -119,6 +120,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     hub_errors.BadReply: INVALID_AGENT_RESPONSE,
     hub_errors.NeedsInput: UNSUPPORTED_OPERATION,
     hub_errors.Declined: UNSUPPORTED_OPERATION,
+    hub_errors.LoginRequired: PERMISSION_DENIED,
 }
 
 
@@ -127,10 +129,12 @@ def error_from_hub(error: HubError) -> A2aError:
     if isinstance(error, hub_errors.Unreachable) and error.sent:
         reason = INTERNAL  # clients retry UNAVAILABLE, and this may have been executed
     metadata = {"kind": error.kind}
-    words = str(error)
+    words = render_problem(error)
     if error.trace:
         metadata["trace"] = error.trace
         words = f"{words} (trace {error.trace[:8]})"
+    if isinstance(error, hub_errors.LoginRequired) and error.url:
+        metadata["url"] = error.url
     if isinstance(error, hub_errors.RateLimited):
         metadata["retryAfter"] = f"{error.retry_after:g}"
         limited = A2aError(reason, words, metadata=metadata)

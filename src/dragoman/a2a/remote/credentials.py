@@ -29,7 +29,7 @@ ENV_PREFIX = "DRAGOMAN_AGENT_"
 TOKENS = "tokens"
 """The folder of the home whose files are reserved for agents."""
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+_HUB_FILES = frozenset({"hub.key", "credentials.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are never an agent's credential."""
 
 
@@ -205,7 +205,7 @@ class CredentialHttpClient:
             raise Unreachable("this client supports no gRPC", sent=False)
         return await self._http.find_addresses(url, timeout)
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         if self._names.isdisjoint(headers):
             return dict(headers)
         values = self._resolve()

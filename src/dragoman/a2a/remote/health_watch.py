@@ -25,7 +25,7 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.remote_agent import TRUST, RemoteAgent
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff, add_jitter
-from dragoman.core.errors import ConfigError, HubError, TimedOut
+from dragoman.core.errors import ConfigError, HubError, LoginRequired, TimedOut
 from dragoman.core.safe_text import escape_line
 from dragoman.core.urls import render_origin
 
@@ -210,18 +210,25 @@ class HealthWatch:
             return
         agent, url = self.agent, self.agent.entry.url
         probed = self.probed = agent.client.adopt_card(url, found)
-        await agent.client.find_probed(probed)
-        if agent.entry.wire == WIRE_SKILL_ONLY:
-            # Such an agent may know nothing but messages, which would have an effect.
-            self.health.record_answer(None)
-        else:
-            begun = time.monotonic()
-            wrong = await check_agent(agent.client, probed)
-            self.health.record_answer(time.monotonic() - begun, wrong)
+        try:
+            await self._check_answer(probed)
+        except LoginRequired as error:  # it answers; who calls it is asked to log in
+            self.health.record_answer(None, "" if agent.is_per_user else str(error))
         self.seen_at = time.time()
         agent.breaker.record_success()
         self._update_facts()  # first: policies judge the offered tools by it
         self._offer(probed)
+
+    async def _check_answer(self, probed: ProbedAgent) -> None:
+        client = self.agent.client
+        await client.find_probed(probed)
+        if self.agent.entry.wire == WIRE_SKILL_ONLY:
+            # Such an agent may know nothing but messages, which would have an effect.
+            self.health.record_answer(None)
+            return
+        begun = time.monotonic()
+        wrong = await check_agent(client, probed)
+        self.health.record_answer(time.monotonic() - begun, wrong)
 
     def _is_accepted(self, found: FoundCard) -> bool:
         """Decides before anything is sent to an address in the card."""

@@ -9,6 +9,7 @@ from dragoman.a2a.remote.health_watch import HealthWatch
 from dragoman.a2a.remote.registration import AgentRegistration
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.errors import NotFound
+from dragoman.core.ports import Viewer
 
 
 class RegisteredAgent:
@@ -79,6 +80,11 @@ class RegisteredAgents:
     def find_target(self, name: str) -> RemoteAgent | None:
         member = self.find_by_name(name)
         return member.watch.agent if member is not None and member.watch is not None else None
+
+    def list_needing_login(self, viewer: Viewer) -> frozenset[str]:
+        """Lists the agents at which such a client's calls need a login first."""
+        watches = [one.watch for one in self._by_slug.values() if one.watch is not None]
+        return frozenset(one.agent.name for one in watches if one.agent.needs_login(viewer))
 
     def find_by_name(self, name: str) -> RegisteredAgent | None:
         return next((one for one in self._by_slug.values() if one.name == name), None)

@@ -44,12 +44,13 @@ _CHOICES = {
     "pin": ("strict", "first", "off"),
     "additions": ("show", "hold"),
     "wire": ("auto", WIRE_SKILL_ONLY),
+    "credentials": ("shared", "user"),
 }
 _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
 """The names in rendered registrations, accepted in requests too."""
 CHANGEABLE = (
     *("trust", "enabled", "token", "headers", "pin", "additions", "wire"),
-    *("allow_private", "timeout_secs", "public"),
+    *("allow_private", "timeout_secs", "public", "credentials"),
 )
 
 
@@ -126,6 +127,8 @@ def build_entry(values: Mapping[str, Any], name: str) -> ExternalAgent:
     names = {name.lower() for name in entry.headers} if isinstance(entry.headers, dict) else set()
     if entry.token is not None and "authorization" in names:
         raise InvalidInput("a token is sent as Authorization: give that or the header, not both")
+    if entry.credentials == "user" and (entry.token is not None or "authorization" in names):
+        raise InvalidInput('credentials = "user" means a login of each user: give no token as well')
     return entry
 
 

@@ -38,6 +38,7 @@ class RegistryView:
     ) -> None:
         """`count_active` returns how many dispatches to an agent are open."""
         self._registry = registry
+        self.agents = registry.agents
         self._store = store
         self._catalog = catalog
         self._count_active = count_active

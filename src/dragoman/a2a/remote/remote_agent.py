@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.a2a.cards.signing import load_public_key
 from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
@@ -55,8 +55,10 @@ from dragoman.core.conversations import (
     is_conversation_id,
 )
 from dragoman.core.errors import HubError, Unreachable
-from dragoman.core.ports import SchemaCompiler
+from dragoman.core.holders import bind_handle, find_holder, open_handle, require_holder
+from dragoman.core.ports import SchemaCompiler, Viewer
 from dragoman.core.question_handles import build_needs_input
+from dragoman.core.structs import replace as replace_fields
 from dragoman.core.tool import (
     EXTERNAL,
     TRUSTED,
@@ -67,7 +69,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.urls import HIDDEN, render_origin
-from dragoman.wire.http import HttpClient
+from dragoman.wire.http import HolderClients, HttpClient
 from dragoman.wire.json import encode
 
 MAX_TAKEN = 10
@@ -90,9 +92,18 @@ STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
 """Reasons by which agents reject a message of a conversation that they have forgotten."""
 
 NO_CONVERSATION = Conversation()
+MAX_HOLDERS = 1_000
+"""Users with credentials of their own whose conversations are kept."""
 
 OpenHttp = Callable[[str, bool], HttpClient]
 """Opens an HTTP client for a registered URL; the flag allows private addresses."""
+
+
+class _HolderState(NamedTuple):
+    """What the callers with one credential share."""
+
+    tasks: AgentTasks
+    conversations: Conversations
 
 
 class RemoteAgent:
@@ -110,10 +121,11 @@ class RemoteAgent:
         org: str = "default",
         timeout: float | None = None,
         conversations: ConversationLimits | None = None,
+        clients: HolderClients | None = None,
     ) -> None:
         """`headers` have the entry's names and placeholders or values; `signatures` is the default
-        policy; `place` is the folder of its key files; `timeout` overrides the entry's for skills.
-        """
+        policy; `place` is the folder of its key files; `timeout` overrides the entry's for skills;
+        `clients` send the credentials of logins, for an agent without others."""
         self.entry = entry
         self.name = entry.name
         self.slug = slug_from_name(entry.name)
@@ -133,8 +145,11 @@ class RemoteAgent:
             is_published=entry.public,
         )
         """The health watch keeps the facts up to date."""
+        self.clients = clients
+        self.is_per_user = clients is not None and clients.is_per_user
+        """Whether each user's calls are made with a credential of that user."""
         self.client = A2aClient(
-            reach(entry.url, entry.allow_private),
+            clients.get_list_client() if clients else reach(entry.url, entry.allow_private),
             headers,
             entry.timeout_secs,
             registered=entry.url,
@@ -153,8 +168,12 @@ class RemoteAgent:
         self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
-        self._tasks = AgentTasks(self.name, self.client)
-        self._conversations = Conversations(self.name, conversations)
+        self._limits = conversations
+        self._shared = _HolderState(
+            AgentTasks(self.name, self.client), Conversations(self.name, conversations)
+        )
+        self._holders: dict[str, _HolderState] = {}
+        """Of users with credentials of their own."""
 
     # --- offering ---------------------------------------------------------------------------------
 
@@ -181,8 +200,9 @@ class RemoteAgent:
 
     async def stop(self) -> None:
         self.withdraw("it was stopped")
-        await self._tasks.close()
-        await self.client.close()
+        for state in (self._shared, *self._holders.values()):
+            await state.tasks.close()
+            await state.tasks.client.close()
 
     # --- tools ------------------------------------------------------------------------------------
 
@@ -226,9 +246,55 @@ class RemoteAgent:
         problem = f'agent "{self.name}" is offered in part: {names}{more}; rename one of them'
         return problem if found else ""
 
+    # --- logins -----------------------------------------------------------------------------------
+
+    def needs_login(self, viewer: Call | Viewer) -> bool:
+        """Whether calls of such a client will fail until its user, or an administrator, logs in."""
+        if self.clients is None:
+            return False
+        if not self.is_per_user:
+            return not self.clients.has_login(self.clients.find_list_holder())
+        holder = find_holder(viewer)
+        return holder is not None and not self.clients.has_login(holder)
+
+    def _find_state(self, holder: str) -> _HolderState:
+        state = self._holders.get(holder)
+        if state is None:
+            assert self.clients is not None
+            if len(self._holders) >= MAX_HOLDERS:
+                raise errors.Overloaded(
+                    f'agent "{self.name}" is used by {MAX_HOLDERS} users, which is the limit'
+                )
+            client = self.client.share(self.clients.get_client(holder))
+            conversations = Conversations(self.name, self._limits)
+            state = self._holders[holder] = _HolderState(
+                AgentTasks(self.name, client), conversations
+            )
+        return state
+
     # --- calls ------------------------------------------------------------------------------------
 
-    async def run(self, call: Call) -> Result:
+    def run(self, call: Call) -> Coroutine[Any, Any, Result]:
+        """Makes the call; with the credential of the user who started its chain where each user has
+        one."""
+        return self._run_for_user(call) if self.is_per_user else self._run(call, self._shared)
+
+    async def _run_for_user(self, call: Call) -> Result:
+        """A handle is bound to the user, too: agents that serve several users are one principal."""
+        holder = require_holder(call, self.name)
+        if call.handle is not None:
+            handle = open_handle(call.handle, holder)
+            if handle is None:
+                raise errors.InvalidInput(
+                    f'the question of "{call.tool.name}" is no longer open; start the call again'
+                )
+            call = replace_fields(call, handle=handle)
+        result = await self._run(call, self._find_state(holder))
+        if result.handle is None:
+            return result
+        return replace_fields(result, handle=bind_handle(result.handle, holder))
+
+    async def _run(self, call: Call, state: _HolderState) -> Result:
         follower: TaskFollower | None = None
         conversation = NO_CONVERSATION
         try:
@@ -237,17 +303,17 @@ class RemoteAgent:
                 probed = self._require_reachable()
             seconds = self.timeout if call.tool.bridged is not None else None
             if call.handle is None:
-                conversation, arguments = self._find_conversation(call)
+                conversation, arguments = self._find_conversation(call, state.conversations)
                 parts = self._build_parts(call, arguments)
-                follower = TaskFollower(self._tasks, probed, call, seconds)
+                follower = TaskFollower(state.tasks, probed, call, seconds)
                 task = await follower.send(parts, conversation.context)
             else:
                 task_id, conversation = decode_handle(call)
-                follower = TaskFollower(self._tasks, probed, call, seconds)
+                follower = TaskFollower(state.tasks, probed, call, seconds)
                 task = await self._continue(follower, task_id, conversation.context)
-            result = self._build_result(task, follower, conversation)
+            result = self._build_result(task, follower, conversation, state.conversations)
         except (HubError, A2aError) as error:
-            raised = self._convert_error(error, call, conversation)
+            raised = self._convert_error(error, call, conversation, state.conversations)
             if raised is error:
                 raise
             raise raised from error
@@ -278,12 +344,16 @@ class RemoteAgent:
         return self.probed
 
     def _convert_error(
-        self, error: HubError | A2aError, call: Call, conversation: Conversation
+        self,
+        error: HubError | A2aError,
+        call: Call,
+        conversation: Conversation,
+        conversations: Conversations,
     ) -> HubError:
         """Informs the circuit breaker, and returns the error that clients of the tool know."""
         is_stale = isinstance(error, A2aError) and error.reason in STALE
         if is_stale and conversation.context and not conversation.is_named:
-            self._conversations.forget(call, conversation)
+            conversations.forget(call, conversation)
         status = error.status if isinstance(error, AgentHttpStatus | A2aErrorStatus) else 0
         if isinstance(error, Unreachable) or status in AWAY:
             if not isinstance(error, _NotTried):
@@ -312,7 +382,9 @@ class RemoteAgent:
             f"`dragoman a2a task {where} {task}`"
         )
 
-    def _find_conversation(self, call: Call) -> tuple[Conversation, Mapping[str, Any]]:
+    def _find_conversation(
+        self, call: Call, conversations: Conversations
+    ) -> tuple[Conversation, Mapping[str, Any]]:
         """Returns the conversation that the call continues, and its arguments without the id."""
         arguments = call.arguments
         if self._is_skill_only:  # its messages have no context id
@@ -321,7 +393,7 @@ class RemoteAgent:
         if not asked and CONTEXT in arguments and self._names_conversation(call):
             asked = str(arguments[CONTEXT])
             arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
-        return self._conversations.find(call, asked), arguments
+        return conversations.find(call, asked), arguments
 
     def _names_conversation(self, call: Call) -> bool:
         """Whether the argument `context` is the hub's: a skill may have one of its own."""
@@ -340,11 +412,15 @@ class RemoteAgent:
         return [part_from_block(block) for block in blocks_from_arguments(arguments)]
 
     def _build_result(
-        self, task: RemoteTask, follower: TaskFollower, conversation: Conversation
+        self,
+        task: RemoteTask,
+        follower: TaskFollower,
+        conversation: Conversation,
+        conversations: Conversations,
     ) -> Result:
         call, id = follower.call, ""
         if not self._is_skill_only:
-            id = self._conversations.keep(call, conversation, task.context)
+            id = conversations.keep(call, conversation, task.context)
         is_skill = call.tool.bridged is not None
         endpoint = follower.probed.endpoint
         version = endpoint.version if endpoint is not None else ""

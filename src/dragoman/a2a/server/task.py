@@ -37,6 +37,7 @@ from dragoman.core.errors import (
     StorageFailed,
     WorkFailed,
 )
+from dragoman.core.logins import render_problem
 from dragoman.core.task_registry import TaskRegistry
 from dragoman.core.tasks import (
     AUTH_REQUIRED,
@@ -285,7 +286,9 @@ class A2aTaskRecord(TaskRecord):
             self._status_parts = render_argument_form(str(error), self.schema, self.arguments)
             self._log_status(INPUT_REQUIRED)
             return INPUT_REQUIRED
-        words = str(error) if isinstance(error, HubError) else "it crashed; see the hub's log"
+        words = "it crashed; see the hub's log"
+        if isinstance(error, HubError):
+            words = render_problem(error)
         self._status_parts = [{"text": words[:MAX_WORDS]}]
         if isinstance(error, HubError) and error.status_message is not None:
             self._take_said(error.status_message)

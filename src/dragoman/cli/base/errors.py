@@ -24,6 +24,7 @@ TABLE: dict[type[errors.HubError], int] = {
     errors.InvalidInput: 2,
     errors.StorageFailed: FAILED,
     errors.TargetFailed: 6,
+    errors.LoginRequired: 4,
     errors.ConfigError: 7,
 }
 _CODES = {leaf.kind: errors.find_row(TABLE, leaf) for leaf in errors.list_leaves()}

@@ -55,6 +55,8 @@ class HubProblem(Exception):
         self.trace = str(error.get("trace") or "")
         self.kind = str(error.get("kind") or ("NotFound" if status == 404 else ""))
         self.code = find_exit_code(self.kind)
+        self.url = str(error.get("url") or "")
+        """Where to log in, if a login is needed."""
         super().__init__(self.message)
 
 
@@ -287,6 +289,8 @@ class HubClient:
     def _fail(self, problem: HubProblem, hint: str) -> NoReturn:
         if problem.kind == "NeedsInput":
             hint = "call it on a terminal, without --json, to answer its questions"
+        if problem.url:
+            hint = f"log in at {problem.url}"
         more = f"; {hint}" if hint else ""
         trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
         message = f"{problem.message}{more}{trace}"

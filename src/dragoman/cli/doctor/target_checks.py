@@ -31,12 +31,6 @@ _ADVICE = {
 
 _HTTP_ADVICE = (
     (
-        "requires OAuth",
-        "use a token that it accepts instead, such as a personal access token: headers = "
-        '{ Authorization = "Bearer ${NAME}" }; or use a proxy program that signs in for you: '
-        'type = "stdio", command = "npx", args = ["-y", "mcp-remote", URL]',
-    ),
-    (
         "HTTP 401",
         'set credentials under headers, for example { Authorization = "Bearer ${NAME}" }, with '
         "NAME=… in the env file; an existing token may have expired",
@@ -202,6 +196,9 @@ def _check_state(found: DoctorContext, entry: Any, name: str, explained: bool) -
         yield Finding(name, "ok", words)
         for remark in state.get("remarks", []):
             yield Finding(name, "info", clean(remark))
+    elif state["state"] == "needs_login":
+        said = f"not connected: {clean(state['reason'])}"
+        yield Finding(name, "problem", said, f'dragoman servers login "{entry.name}"')
     elif state["state"] == "failed" and not explained:
         here = hasattr(entry.transport, "command")
         fix = logs if here else advise_http(state["reason"])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dragoman.core.background import Background, start_task
 from dragoman.core.call import ROOTS, AnswerError, Call, Question
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, Unreachable, WorkFailed
+from dragoman.core.holders import find_holder
 from dragoman.core.ports import Viewer
 from dragoman.core.principal import Principal
 from dragoman.core.read_pacing import pause_after_list
@@ -260,8 +261,18 @@ class ClientSessions:
         """Finds the client's session, or the first one that its principal used."""
         declared = _encode_features(features)
         client = viewer.client
-        key: Key = (client, declared) if client else ("", declared, _find_owner(viewer), "0")
+        holder = self._find_holder(viewer)
+        key: Key = (client, declared, holder)
+        if not client:
+            key = ("", declared, holder, _find_owner(viewer), "0")
         return key if key in self._sessions else None
+
+    def _find_holder(self, viewer: Call | Viewer) -> str:
+        """Whose credential the client's session uses; empty if all share one. A viewer without a
+        holder has no session: each key with a session has one."""
+        if not self._upstream.is_per_user:
+            return ""
+        return find_holder(viewer) or "-"
 
     @contextlib.asynccontextmanager
     async def use(
@@ -379,13 +390,14 @@ class ClientSessions:
         be distinguished, so a session whose server knows the roots of one of them serves only calls
         with the same `roots`."""
         declared = _encode_features(features)
+        holder = self._find_holder(viewer)
         if viewer.client:
-            key: Key = (viewer.client, declared)
+            key: Key = (viewer.client, declared, holder)
             return self._sessions.get(key) or self._begin(key, viewer, features)
         free: Key | None = None
         without_roots: ClientSession | None = None
         for number in range(self._limits.max_sessions):
-            key = ("", declared, _find_owner(viewer), str(number))
+            key = ("", declared, holder, _find_owner(viewer), str(number))
             own = self._sessions.get(key)
             if own is None:
                 free = free or key
@@ -424,7 +436,7 @@ class ClientSessions:
         self, key: Key, owner: str, features: Mapping[str, Any], questions: SessionQuestions
     ) -> UpstreamSession:
         session = await self._upstream.connection.open_client_session(
-            features, partial(self._handle_notification, key), questions.listener
+            features, partial(self._handle_notification, key), questions.listener, key[2]
         )
         questions.revision = session.revision
         try:
@@ -521,6 +533,12 @@ class ClientSessions:
             session, roots = own.session, own.features.get("roots")
             if own.client == client and session is not None and roots and "listChanged" in roots:
                 self._background.spawn(_notify_roots(session))
+
+    def drop_holder(self, holder: str) -> None:
+        """Ends the sessions that use the credential of `holder`."""
+        for key, own in list(self._sessions.items()):
+            if key[2] == holder:
+                self._end(key, own)
 
     def drop_client(self, client: str) -> None:
         """Ends the sessions of a client that has disconnected."""

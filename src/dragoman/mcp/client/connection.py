@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.background import Background, resolve, start_task
 from dragoman.core.backoff import Backoff
-from dragoman.core.errors import HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import HubError, LoginRequired, TimedOut, Unreachable, WorkFailed
 from dragoman.core.events import ServerChanged
 from dragoman.core.logs import RepeatedFailure
 from dragoman.core.tool import TOOL
@@ -41,6 +41,9 @@ FRESH_FAILURE = 1.0
 MAX_LOSSES = 5
 """A server that is lost more often than this in a row has failed; up to then a call restarts it at
 once."""
+LOGIN_SECONDS = 300.0
+"""How often a server that needs a login is tried without one."""
+NEEDS_LOGIN = "needs_login"
 INVALID_REQUEST_CODES = (-32600, -32601, -32602)
 MAX_REASON = 1_000
 
@@ -62,6 +65,12 @@ class UpstreamConnection:
         self.modern: bool | None = None
         self.http_wire: HttpWireType | None = None
         """Learned when it was connected last: the era and the HTTP transport."""
+        self.list_holder = ""
+        """Whose credential the shared session uses."""
+        self.login: LoginRequired | None = None
+        """Why the server is not connected, if it needs a login."""
+        self.has_new_login = False
+        """Whether it is being connected after a login."""
         self.restarts = -1
         self.in_flight = 0
         """Calls that keep an idle server running."""
@@ -106,6 +115,8 @@ class UpstreamConnection:
             return session
         if self.state == "stopped":
             raise self._build_unreachable()
+        if (problem := self.build_login_problem()) is not None:
+            raise problem
         if self.state == "failed" and monotonic() - self._failed_at < FRESH_FAILURE:
             raise self._build_unreachable()
         if self._settled.done():
@@ -123,8 +134,29 @@ class UpstreamConnection:
             ) from None
         session = self.session
         if session is None:
-            raise self._build_unreachable()
+            raise self.build_login_problem() or self._build_unreachable()
         return session
+
+    def build_login_problem(self) -> LoginRequired | None:
+        """Builds the error if a login is needed: one for each call, which adds its trace."""
+        error = self.login
+        if error is None:
+            return None
+        return LoginRequired(str(error), server=error.server, scopes=error.scopes)
+
+    def note_login(self) -> None:
+        """A user has logged in, or a credential was removed: connects anew if that matters."""
+        if self.login is not None:
+            self.login = None
+            self.has_new_login = True
+            if self._settled.done():
+                self._settled = asyncio.get_running_loop().create_future()
+            self._wake.set()
+
+    def end_session(self, reason: str) -> None:
+        """Has the shared session opened anew."""
+        if self.session is not None:
+            self.session.wire.mark_lost(reason)
 
     def _build_unreachable(self) -> Unreachable:
         return Unreachable(
@@ -157,6 +189,10 @@ class UpstreamConnection:
             begun = monotonic()
             try:
                 session = await self._open()
+            except LoginRequired as error:
+                failures = 0
+                await self._pause_for_login(error)
+                continue
             except HubError as error:
                 failures += 1
                 await self._pause(str(error), failures)
@@ -193,9 +229,12 @@ class UpstreamConnection:
         upstream, seconds = self._upstream, self.start_seconds
         session: UpstreamSession | None = None
         known = self.modern
+        if upstream.clients is not None:
+            self.list_holder = upstream.clients.find_list_holder()
+        spec = self._spec._replace(holder=self.list_holder)
         try:
             async with asyncio.timeout(seconds) as limit:
-                session = await self._connect(upstream, seconds, self._spec)
+                session = await self._connect(upstream, seconds, spec)
                 upstream.lists.clear_changes()
                 left = (limit.when() or 0.0) - asyncio.get_running_loop().time()
                 await upstream.lists.read(session, KINDS, left / 2)
@@ -220,7 +259,7 @@ class UpstreamConnection:
         self._wake.clear()
         self.restarts += 1
         self._set_state("connected", "")
-        resolve(self._settled, None)
+        self._settle()
         own, total = len(upstream.catalog.list_offered(TOOL)), upstream.catalog.count_total(TOOL)
         state = f"{session.revision.name}, {own} tools; {total} tools in all"
         log.info('server "%s" is connected: %s', upstream.name, state)
@@ -270,11 +309,26 @@ class UpstreamConnection:
         if is_failure:
             self._failed_at = monotonic()
         self._set_state("failed", reason)
-        resolve(self._settled, None)
+        self._settle()
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.delay(failures)):
                 await self._wake.wait()
+
+    def _settle(self) -> None:
+        self.has_new_login = False
+        resolve(self._settled, None)
+
+    async def _pause_for_login(self, error: LoginRequired) -> None:
+        """Waits for a login. Calls do not end the wait: they fail with the reason."""
+        self.login = error
+        self._wake.clear()
+        self._set_state(NEEDS_LOGIN, str(error))
+        self._settle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOGIN_SECONDS):
+                await self._wake.wait()
+        self.login = None
 
     def _set_state(self, state: str, reason: str) -> None:
         reason = reason[:MAX_REASON]
@@ -282,7 +336,7 @@ class UpstreamConnection:
             return
         self.state, self.reason = state, reason
         name = self._upstream.name
-        if state == "failed":
+        if state in ("failed", NEEDS_LOGIN):
             text = self._failure.note(reason)
             level = logging.DEBUG if text is None else logging.WARNING
             log.log(level, 'server "%s" is not connected: %s', name, text or reason)
@@ -300,17 +354,27 @@ class UpstreamConnection:
         return max(upstream.answer_secs, upstream.limits.start_secs if is_child else 0.0)
 
     async def open_client_session(
-        self, features: Mapping[str, Any], sink: NotificationSink, questions: RequestListener
+        self,
+        features: Mapping[str, Any],
+        sink: NotificationSink,
+        questions: RequestListener,
+        holder: str,
     ) -> UpstreamSession:
-        """Opens a client's own session."""
+        """Opens a client's own session, with the credential of `holder` if that is not empty."""
         seconds, shared = self.start_seconds, self.session
         if shared is not None and shared.modern:  # it may not speak the handshake era
             seconds = min(seconds, self._upstream.limits.handshake_secs)
-        spec = SessionSpec(sink, declared=features, questions=questions)
+        spec = SessionSpec(sink, declared=features, questions=questions, holder=holder)
         session = await self._open_separate(spec, seconds)
         self._upstream.choice.note_opened(shared)
         self._upstream.note_features(session.features)
         return session
+
+    async def open_holder_session(self, holder: str) -> UpstreamSession:
+        """Opens the session of a user with a credential of its own. What the server announces there
+        concerns that user alone."""
+        spec = SessionSpec(self._upstream.handle_holder_notification, listens=False, holder=holder)
+        return await self._open_separate(spec, self.start_seconds)
 
     async def open_list_session(
         self, features: Mapping[str, Any], sink: NotificationSink

@@ -196,7 +196,10 @@ class Connector:
             modern = False
             if upstream.entry.era == "modern":
                 raise build_not_modern(upstream.name)
-        http = self._reach(transport.url, transport.allow_private)
+        if upstream.clients is not None:
+            http = upstream.clients.get_client(spec.holder or upstream.clients.find_list_holder())
+        else:
+            http = self._reach(transport.url, transport.allow_private)
         headers = {
             name.lower(): expand_variables(value, self.lookup, f'server "{upstream.name}"')
             for name, value in parse_headers(transport.headers)

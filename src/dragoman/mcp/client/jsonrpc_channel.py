@@ -15,7 +15,7 @@ from time import thread_time
 from typing import Any, Protocol
 
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import LARGE
 from dragoman.mcp.client.notifications import (
     NotificationSink,
@@ -315,6 +315,13 @@ class JsonRpcChannel(IncomingRouter):
             if not pending.future.done():
                 pending.future.set_exception(Unreachable(f"{text} executed{outlook}"))
         self._pending.clear()
+
+    def fail_request(self, message: bytes, error: HubError) -> None:
+        """Fails the request that was to be sent as `message`."""
+        sent = decode_reply(message)
+        pending = self._pending.pop(sent["id"], None) if "method" in sent and "id" in sent else None
+        if pending is not None and not pending.future.done():
+            pending.future.set_exception(error)
 
     def _reply(self, message: bytes) -> None:
         with contextlib.suppress(Unreachable):

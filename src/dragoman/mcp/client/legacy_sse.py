@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from dragoman.core.background import Background
-from dragoman.core.errors import BadReply, HubError, Unreachable
+from dragoman.core.errors import BadReply, HubError, LoginRequired, Unreachable
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import new_trace, trace_headers
@@ -115,6 +115,10 @@ class SseWire(JsonRpcChannel):
         headers = {**self._headers, **trace, "content-type": JSON_TYPE}
         try:
             reply = await self._http.request("POST", self._endpoint, headers, message, timeout=30)
+        except LoginRequired as error:
+            self.fail_request(message, error)  # it was not executed, unlike others perhaps
+            self.mark_lost(str(error))
+            return
         except HubError as error:
             self.mark_lost(f"a message could not be posted: {error}")
             return

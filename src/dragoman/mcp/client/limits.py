@@ -29,6 +29,8 @@ class UpstreamLimits:
     long as the hub keeps an idle session of a client."""
     max_sessions: int = 32
     """Client sessions; one principal has at most half of them."""
+    max_holder_sessions: int = 1_000
+    """Sessions of users with credentials of their own, in the handshake era."""
     max_suspended: int = 1_000
     """Suspended calls; one principal has at most half of them."""
     max_suspended_in_session: int = 64

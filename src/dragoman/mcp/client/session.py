@@ -83,6 +83,8 @@ class SessionSpec(NamedTuple):
     is_main: bool = False
     """Whether it is the shared session in the era that was configured or detected. All others are
     opened by a handshake."""
+    holder: str = ""
+    """Whose credential it uses; empty for that which lists are read with."""
 
 
 class UpstreamSession:
@@ -227,6 +229,14 @@ class UpstreamSession:
         self.server_info = info if isinstance(info, dict) else {}
         instructions = result.get("instructions")
         self.instructions = instructions if isinstance(instructions, str) else ""
+
+    def share(self, wire: Wire) -> UpstreamSession:
+        """Returns the session as the user of another wire uses it, without notifications."""
+        other = UpstreamSession(self.server, wire, self.spec)
+        other.revision, other.own_meta, other.modern = self.revision, self.own_meta, self.modern
+        other.features, other.server_info = self.features, self.server_info
+        other.instructions = self.instructions
+        return other
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ class SessionChoice:
             return False
         if self.speaks_handshake is False or self._era != "auto" or not self._may_separate:
             return False
+        if self._upstream.is_per_user:  # no two users share a session of that era
+            return False
         if self.speaks_handshake:
             return True
         pause = self._upstream.limits.retry_secs * min(self._failures, MAX_FAILURES)

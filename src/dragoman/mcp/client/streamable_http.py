@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from itertools import count
 from time import thread_time
 from typing import Any, NoReturn
 
@@ -107,7 +108,7 @@ class HttpWire(IncomingRouter):
         self._fixed = {
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
-        self._last_id = 0
+        self._ids = count(1)
         self._cached: dict[tuple[str, str | None], FixedHeaders] = {}
         self._background = Background(f'the HTTP connection to server "{server}"')
         self._askable: dict[int, CallInFlight] = {}
@@ -115,6 +116,14 @@ class HttpWire(IncomingRouter):
 
     async def start(self) -> None:
         """There is no connection to open: each request is posted."""
+
+    def share(self, http: HttpClient) -> HttpWire:
+        """Returns a wire to the same server that sends with another client, whose credential it
+        has. For the modern era, in which no request depends on another; it is lost with this one.
+        """
+        other = HttpWire(self.server, http, self.url, self._fixed, self._sink)
+        other.lost, other._ids, other._revision = self.lost, self._ids, self._revision
+        return other
 
     # --- used by the session -------------------------------------------------------------------
 
@@ -128,7 +137,7 @@ class HttpWire(IncomingRouter):
     ) -> tuple[Any, int]:
         if self.lost.done():  # and the session with it
             raise Unreachable(f'server "{self.server}" was lost: {self.lost.result()}', sent=False)
-        self._last_id = id = self._last_id + 1
+        id = next(self._ids)
         call: CallInFlight | None = None
         if listener is not None:
             if listener.progress:
@@ -187,9 +196,8 @@ class HttpWire(IncomingRouter):
             headers["accept"] = STREAM_TYPE
             reply = await self._http.request("GET", self.url, headers, timeout=30)
         else:
-            self._last_id += 1
             headers.update(trace_headers(params.get("_meta", NOTHING)))
-            message = rpc.encode_request(self._last_id, method, params)
+            message = rpc.encode_request(next(self._ids), method, params)
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
             if reply.status == 404 and SESSION in headers:
@@ -359,12 +367,6 @@ class HttpWire(IncomingRouter):
                 body = decode(data)
                 if isinstance(body, dict) and isinstance(body.get("error"), dict):
                     raise self._build_failure(method, body["error"])
-        if status == 401 and "resource_metadata=" in reply.headers.get("www-authenticate", ""):
-            raise UpstreamHttpError(
-                f'server "{self.server}" requires OAuth (HTTP 401), which the hub does not support '
-                "yet; if it also accepts a token, set it under headers in its transport",
-                status,
-            )
         if status in (401, 403):
             raise UpstreamHttpError(
                 f'server "{self.server}" rejected the credentials (HTTP {status}); set them under '

@@ -21,8 +21,10 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, URL, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ElicitationCompleted, ResourceUpdated
-from dragoman.core.ports import ClientAsker, SchemaCompiler
+from dragoman.core.holders import bind_handle, find_holder, open_handle, require_holder
+from dragoman.core.ports import ClientAsker, SchemaCompiler, Viewer
 from dragoman.core.question_handles import build_needs_input, can_answer
+from dragoman.core.structs import replace as replace_fields
 from dragoman.core.tool import (
     COMPLETION,
     PROMPT,
@@ -32,10 +34,12 @@ from dragoman.core.tool import (
     Nowhere,
     TargetFacts,
     TargetTraits,
+    Tool,
 )
 from dragoman.mcp.client import client_sessions, remote_tasks
 from dragoman.mcp.client.catalog_sync import KINDS, CatalogSync, find_changed_kinds
 from dragoman.mcp.client.connection import Connect, UpstreamConnection
+from dragoman.mcp.client.holder_sessions import HolderSessions
 from dragoman.mcp.client.jsonrpc_channel import FOREVER, UnansweredQuestion
 from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.notifications import RequestListener, listener_from_call
@@ -54,12 +58,14 @@ from dragoman.mcp.protocol.revisions import REVISIONS, is_modern, unwrap_result
 from dragoman.mcp.protocol.translate import (
     METHODS,
     NO_COMPLETIONS,
+    build_names,
     build_unknown_result_error,
     request_from_call,
     result_from_mcp,
     result_from_reply,
 )
 from dragoman.processes.child_process import OutputRing
+from dragoman.wire.http import HolderClients
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +84,9 @@ class Upstream:
         compile_schema: SchemaCompiler,
         limits: UpstreamLimits | None = None,
         asker: ClientAsker | None = None,
+        clients: HolderClients | None = None,
     ) -> None:
+        """`clients` send the credentials of logins; None for a server that has none."""
         self.entry = entry
         self.name = entry.name
         self.limits = limits = limits or UpstreamLimits()
@@ -87,6 +95,9 @@ class Upstream:
         self.call_secs = entry.timeout_secs or FOREVER
         self.bus = bus
         self.asker = asker
+        self.clients = clients
+        self.is_per_user = clients is not None and clients.is_per_user
+        """Whether each user's calls are made with a credential of that user."""
         self.traits = TargetTraits(
             facts=TargetFacts(
                 type="Server",
@@ -113,6 +124,7 @@ class Upstream:
         self.catalog = CatalogSync(self, catalogs, compile_schema)
         self.lists = UpstreamLists(self)
         self.client_sessions = client_sessions.ClientSessions(self)
+        self.holders = HolderSessions(self, clients) if clients and self.is_per_user else None
         self.subscriptions = ResourceSubscriptions(
             self.name, self._announce_update, self.answer_secs
         )
@@ -146,13 +158,65 @@ class Upstream:
         await self.tasks.close()  # while there is a connection
         self.connection.cancel()
         await asyncio.gather(self.client_sessions.close(), self.connection.close_handshake())
+        if self.holders is not None:
+            await self.holders.close()
         await self.connection.close()
         await self.lists.close()
 
     async def try_now(self) -> None:
-        """Tries a server that has failed again at once; raises if it fails again."""
-        if self.connection.state == "failed":
+        """Tries a server that has failed again at once, and waits for one that a user has just
+        logged in at; raises if it fails again."""
+        if self.connection.state == "failed" or self.connection.has_new_login:
             await self.connection.wait_session()
+
+    # --- logins --------------------------------------------------------------------------------
+
+    def note_login(self, holder: str) -> None:
+        """The credential of `holder` is new, or was removed: what used the old one ends."""
+        clients, session = self.clients, self.connection.session
+        if self.holders is not None:
+            self.holders.drop(holder)
+            self.client_sessions.drop_holder(holder)
+        is_gone = clients is not None and not clients.has_login(self.connection.list_holder)
+        if session is not None and is_gone:
+            self.connection.end_session("its login was removed")
+        self.connection.note_login()
+
+    def needs_login(self, viewer: Call | Viewer) -> bool:
+        """Whether calls of such a client will fail until its user, or an administrator, logs in."""
+        if self.connection.login is not None:
+            return True
+        if self.clients is None or not self.is_per_user:
+            return False
+        holder = find_holder(viewer)
+        return holder is not None and not self.clients.has_login(holder)
+
+    def find_login_problem(self) -> errors.LoginRequired | None:
+        """Implements `core.logins.NeedsLogin`."""
+        return self.connection.build_login_problem()
+
+    @property
+    def login_tool(self) -> Tool | None:
+        """Stands for the tools of a server that has not been connected since the start, since it
+        needs a login."""
+        if self.connection.login is None or self.connection.restarts >= 0:
+            return None
+        definition: dict[str, Any] = {
+            "name": "login",
+            "description": f'Server "{self.name}" needs a login, and its tools are unknown until '
+            "then. Call this tool to get the link, and list the tools again afterwards.",
+            "inputSchema": {"type": "object", "properties": {}},
+        }
+        names = build_names(self, "login", (), self.entry.prefix)
+        return Tool(
+            name=names[0],
+            alias=names[1],
+            other_names=names[2],
+            remote_name="login",
+            description=definition["description"],
+            definition=definition,
+            target=self,
+        )
 
     def drop_client(self, client: str) -> None:
         """Forgets a client that has disconnected."""
@@ -179,6 +243,12 @@ class Upstream:
             self.choice.learn(ASKS)
         else:
             self.handle_notification(method, params)
+
+    def handle_holder_notification(self, method: str, params: Mapping[str, Any]) -> None:
+        """Handles what belongs to no call on the session of one user: nothing of it is passed on,
+        since it would reach others."""
+        if method in elicitation.ASKING:
+            self.choice.learn(ASKS)
 
     def handle_notification(
         self, method: str, params: Mapping[str, Any], client: str | None = None
@@ -214,7 +284,9 @@ class Upstream:
         if self.lists.differs:
             await self.lists.check(call)
         send: Callable[[UpstreamSession, Call], Awaitable[Result]] = self._route
-        if call.tool.kind == SUBSCRIPTION:
+        if self.is_per_user:
+            send = self._route_for_holder
+        elif call.tool.kind == SUBSCRIPTION:
             send = self._set_subscription
             if self.connection.session is None and not _is_subscribe(call):
                 # Connected or not: what is not dropped here is renewed after each connection.
@@ -225,6 +297,10 @@ class Upstream:
         try:
             try:
                 return await send(session, call)
+            except errors.LoginRequired as error:
+                if not self.is_per_user:  # it is everyone's: the server needs a login
+                    connection.end_session(str(error))
+                raise
             except errors.Unreachable as error:
                 if not connection.note_unreachable(session, error):
                     raise
@@ -246,6 +322,44 @@ class Upstream:
         if isinstance(found, Nowhere) and isinstance(found.error, errors.Quarantined):
             raise errors.Quarantined(str(found.error))
         return session
+
+    def _route_for_holder(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
+        """Makes the call with the credential of the user who started its chain."""
+        assert self.holders is not None
+        if call.handle is None and (not call.features or call.features is TASKS_ONLY):
+            holder = require_holder(call, self.name)
+            view = self.holders.find_view(session, holder)
+            if view is not None and call.tool.kind != SUBSCRIPTION:  # as with most calls
+                return self._route(view, call)
+        return self._call_for_holder(session, call)
+
+    async def _call_for_holder(self, session: UpstreamSession, call: Call) -> Result:
+        """A handle is bound to the user, too: agents that serve several users are one principal."""
+        if call.tool.kind == SUBSCRIPTION:
+            raise errors.InvalidInput(
+                f'server "{self.name}" is used with the credentials of single users, and the hub '
+                "does not follow changes of their resources"
+            )
+        holder = require_holder(call, self.name)
+        assert self.holders is not None
+        view = self.holders.find_view(session, holder)
+        call = _open_holder_handle(call, holder)
+        if view is not None:
+            result = await self._route(view, call)
+        else:
+            async with self.holders.use(holder) as own:
+                result = await self._route(own, call)
+        if result.handle is None:
+            return result
+        return replace_fields(result, handle=bind_handle(result.handle, holder))
+
+    async def _wait_session(self, call: Call) -> UpstreamSession:
+        """Returns the session that requests about a task of the call use."""
+        shared = await self.connection.wait_session()
+        if self.holders is None:
+            return shared
+        holder = require_holder(call, self.name)
+        return self.holders.find_view(shared, holder) or await self.holders.find(holder)
 
     def _route(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
         """Chooses the session for a call, at once for a client that can be asked nothing."""
@@ -288,6 +402,8 @@ class Upstream:
             outcome = self.client_sessions.call(call, features, self._build_sender(call))
             return await self._finish_own(call, outcome)
         except client_sessions.SessionNotOpened as problem:
+            if isinstance(problem.error, errors.LoginRequired):
+                raise problem.error from None
             if not self.choice.may_share(session, features, problem.error):
                 raise problem.error from None
             self.choice.note_shared(call.client)
@@ -369,7 +485,7 @@ class Upstream:
         if native.get("code") != HEADER_MISMATCH or not session.modern or call.tool.kind != TOOL:
             return False
         before = self._find_mirrored(call)
-        await self.lists.read(session, [TOOL], 0)
+        await self.lists.read(self.connection.session or session, [TOOL], 0)
         return self._find_mirrored(call) != before
 
     def _build_sender(self, call: Call) -> client_sessions.SendCall:
@@ -497,7 +613,7 @@ class Upstream:
         carried = call.trace.build_context()
 
         async def send(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
-            session = fixed or await self.connection.wait_session()
+            session = fixed or await self._wait_session(call)
             meta = session.build_meta(features, None)
             params["_meta"] = carried
             return await session.request(method, params, timeout, meta=meta)
@@ -574,6 +690,16 @@ def _build_own_task_sender(
         return await own.request(method, params, timeout, asks)
 
     return send
+
+
+def _open_holder_handle(call: Call, holder: str) -> Call:
+    """Returns the call with the handle as it was before it was bound to a user."""
+    if call.handle is None:
+        return call
+    handle = open_handle(call.handle, holder)
+    if handle is None:
+        raise client_sessions.build_not_open(call)
+    return replace_fields(call, handle=handle)
 
 
 def _completes_nothing(session: UpstreamSession) -> bool:

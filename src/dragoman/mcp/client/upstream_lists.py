@@ -504,6 +504,8 @@ class UpstreamLists:
             return None
         if not viewer.features or viewer.features is TASKS_ONLY:  # it can be asked nothing
             return self._catch_up(kind, viewer) if self._upstream.choice.separates else None
+        if self._upstream.is_per_user:  # lists are those of one credential
+            return self._catch_up(kind, viewer)
         profile = self.find_view(viewer).profile
         if profile is None or profile == PLAIN or profile in self._profiles:
             return self._catch_up(kind, viewer)

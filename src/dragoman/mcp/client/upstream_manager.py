@@ -14,7 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.ports import Viewer
-from dragoman.core.tool import PROMPT, TOOL
+from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.client.catalog_sync import KINDS, WAIT_SECONDS
@@ -130,6 +130,20 @@ class UpstreamManager:
             if upstream.lists.differs:
                 names |= upstream.lists.list_client_only_names(kind)
         return names
+
+    # --- logins --------------------------------------------------------------------------------
+
+    def list_needing_login(self, viewer: Viewer) -> frozenset[str]:
+        """Lists the servers at which such a client's calls need a login first."""
+        found: frozenset[str] = frozenset()
+        for upstream in self._running.values():  # no generators: every list request runs this
+            if upstream.clients is not None and upstream.needs_login(viewer):
+                found |= {upstream.name}
+        return found
+
+    def list_login_tools(self) -> list[Tool]:
+        found = (upstream.login_tool for upstream in self._running.values())
+        return [tool for tool in found if tool is not None]
 
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core import errors
 from dragoman.core.call import URL
+from dragoman.core.logins import render_problem
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
@@ -67,7 +68,8 @@ RETIRED_CODES = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTER
 
 
 def render_message(error: errors.HubError) -> str:
-    return f"{error} (trace {error.trace[:8]})" if error.trace else str(error)
+    problem = render_problem(error)
+    return f"{problem} (trace {error.trace[:8]})" if error.trace else problem
 
 
 def adapt_error(
@@ -76,6 +78,8 @@ def adapt_error(
     """Replaces an error code of a server's revision, by which it requires something of the client,
     if the client's revision does not have that code."""
     native = error.native if isinstance(error, errors.WorkFailed) else None
+    if isinstance(error, errors.LoginRequired):
+        return _adapt_login(error, revision, features)
     if native is None:
         return error
     code, data, said = native.get("code"), native.get("data"), str(native.get("message", error))
@@ -89,6 +93,26 @@ def adapt_error(
         return error
     needs.trace = error.trace
     return needs
+
+
+def _adapt_login(
+    error: errors.LoginRequired, revision: int, features: Mapping[str, Any]
+) -> errors.HubError:
+    """2025-11-25: a client that can open URLs, and could not be asked to, gets the URL in an error
+    of its own code."""
+    if not error.url or revision != R2511 or not can_answer(URL, features):
+        return error
+    message = str(error)
+    asked = {
+        "mode": "url",
+        "elicitationId": error.url.rpartition("/")[2],
+        "url": error.url,
+        "message": message,
+    }
+    native = {"code": URL_REQUIRED, "message": message, "data": {"elicitations": [asked]}}
+    adapted = errors.WorkFailed(message, native)
+    adapted.trace = error.trace
+    return adapted
 
 
 def render_error_result(
@@ -150,7 +174,10 @@ def _as_native(
 
 
 def _kind(error: errors.HubError) -> dict[str, Any]:
-    return {"kind": error.kind, "trace": error.trace}
+    found = {"kind": error.kind, "trace": error.trace}
+    if isinstance(error, errors.LoginRequired) and error.url:
+        found["url"] = error.url
+    return found
 
 
 def encode_crash(id: rpc.Id, error: Exception) -> bytes:

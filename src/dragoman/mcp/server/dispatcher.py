@@ -260,16 +260,20 @@ class McpServer:
             await startup.wait()
         elif refresher is not None and "cursor" not in params and refresher.is_stale(kind):
             await refresher.refresh(kind)
-        hidden = NO_NAMES
-        if visibility is not None:
+        hidden = logins = NO_NAMES
+        if visibility is not None or hub.logins is not None:
             viewer = _viewer_from_request(request)
+        if hub.logins is not None:
+            logins = hub.logins.list_needed(viewer)
+        if visibility is not None:
             if (pending := visibility.prepare(kind, viewer)) is not None:
                 await pending
             hidden = visibility.list_hidden(kind, viewer)
         name = client.client_name
         if not revision.has_sessions:
             name = _find_name(params["_meta"].get(CLIENT_KEY))
-        page = self.lists.find_page(kind, cursor, client, revision, self._style_of(name), hidden)
+        style = self._style_of(name)
+        page = self.lists.find_page(kind, cursor, client, revision, style, hidden, logins)
         if page is None:
             problem = "invalid cursor: use the nextCursor of the previous page"
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.hub import Hub
+from dragoman.core.logins import NO_LOGINS
 from dragoman.core.principal import Principal
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.revisions import (
     Revision,
@@ -54,6 +55,10 @@ _SHAPE: Mapping[str, Callable[[Mapping[str, Any], Revision], dict[str, Any]]] = 
     RESOURCE: shape_resource,
     TEMPLATE: shape_resource,
 }
+LOGIN_KEY = "dragoman.hub/login"
+"""In the `_meta` of an entry: which login it needs."""
+LOGINS_KEY = "dragoman.hub/logins"
+"""In the `_meta` of a list: the servers and agents in it that need a login."""
 _NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
 """The member with the name that clients use."""
 
@@ -89,25 +94,32 @@ class ListPages:
         revision: Revision,
         style: str,
         hidden: frozenset[str] = frozenset(),
+        logins: frozenset[str] = NO_LOGINS,
     ) -> bytes | None:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
-        are not listed to this client."""
+        are not listed to this client, `logins` the targets that need a login before it can call
+        them."""
         judge, caller, door, view = self._hub.authorizer, client.principal, client.door, client.view
         version = self._version(kind), judge.version
         kept = self._kept[kind]
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
-        key = (judge.group_of_principal(caller), door, view, revision, style, hidden)
+        key = (judge.group_of_principal(caller), door, view, revision, style, hidden, logins)
         found = kept.get(key)
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
+            if logins and kind == TOOL:
+                tools = self._add_login_tools(tools, caller, view, door)
             entries = [
-                (tool.name, encode(self._render_definition(tool, name, kind, revision)))
+                (tool.name, encode(self._render_definition(tool, name, kind, revision, logins)))
                 for tool in tools
                 for name in self._list_names(tool, kind, style)
             ]
-            pages = self._split_pages(kind, entries, build_list_tail(revision))
+            tail = build_list_tail(revision)
+            if logins and (needed := sorted({one.target.name for one in tools} & logins)):
+                tail["_meta"] = {**tail.get("_meta", {}), LOGINS_KEY: needed}
+            pages = self._split_pages(kind, entries, tail)
             found = kept[key] = pages, tuple(tool.name for tool in tools)
         pages, names = found
         sights = self._sights[kind]
@@ -120,6 +132,19 @@ class ListPages:
         if after is None:
             return None
         return next((page for last, page in pages if last > after), pages[-1][1])
+
+    def _add_login_tools(
+        self, tools: list[Tool], caller: Principal, view: View, door: str
+    ) -> list[Tool]:
+        """Adds what stands for the tools of servers that need a login first."""
+        assert self._hub.logins is not None
+        sees = self._hub.authorizer.can_see
+        found = [
+            tool
+            for tool in self._hub.logins.list_login_tools()
+            if view.includes(tool) and sees(caller, tool, door)
+        ]
+        return sorted([*tools, *found], key=lambda tool: tool.name)
 
     def _version(self, kind: str) -> Hashable:
         """Returns the version of all that a list depends on. The address of a tool's user interface
@@ -140,14 +165,17 @@ class ListPages:
         return before != tuple(tool.name for tool in tools)
 
     def _list_names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
-        shown = self._hub.catalogs[kind].listed_name(tool, style)
+        catalog = self._hub.catalogs[kind]
+        shown = catalog.listed_name(tool, style)
+        if shown == tool.name and isinstance(catalog.find(shown).target, Nowhere):
+            shown = tool.other_names.get(style, tool.alias)  # it stands for others
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
             yield alias
 
     def _render_definition(
-        self, tool: Tool, name: str, kind: str, revision: Revision
+        self, tool: Tool, name: str, kind: str, revision: Revision, logins: frozenset[str]
     ) -> dict[str, Any]:
         definition = tool.definition
         if tool.resources:
@@ -158,6 +186,8 @@ class ListPages:
             definition["description"] = tool.description
         elif definition.get("description") is None:
             definition.pop("description", None)
+        if logins and tool.target.name in logins:
+            _mark_login(definition, tool.target.name)
         return _SHAPE[kind](definition, revision)
 
     def _split_pages(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
@@ -191,6 +221,15 @@ class ListPages:
 
     def _mac(self, body: bytes, kind: str) -> bytes:
         return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
+
+
+def _mark_login(definition: dict[str, Any], server: str) -> None:
+    """Says that a login is needed, for programs and for models."""
+    meta = definition.get("_meta")
+    known = meta if isinstance(meta, Mapping) else {}
+    definition["_meta"] = {**known, LOGIN_KEY: {"server": server, "state": "needs_login"}}
+    words = f'(Needs a login at "{server}" first: call it to get the link.)'
+    definition["description"] = f"{definition.get('description') or ''} {words}".strip()
 
 
 def _encode_page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,86 @@
+"""The logins as the API and the command line use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.core.errors import NotFound, Unreachable
+from dragoman.core.holders import SHARED, find_holder_of, render_holder
+from dragoman.core.principal import Principal
+from dragoman.oauth.logins.accounts import AGENT, LoginAccount
+from dragoman.oauth.logins.desk import HubLoginDesk
+
+
+@dataclass(frozen=True, slots=True)
+class LoginAdmin:
+    """Implements `web.api_logins.LoginSource`."""
+
+    _desk: HubLoginDesk
+    _registered: RegisteredAgents
+
+    async def begin(
+        self,
+        kind: str,
+        name: str,
+        by: Principal,
+        scopes: tuple[str, ...],
+        *,
+        device: bool,
+        shared: bool,
+    ) -> dict[str, Any]:
+        account = self._find(kind, name)
+        if device:
+            login, shown = await self._desk.begin_device(account, by, scopes, shared=shared)
+            return {**login.render(), **shown, "expires_at": login.expires_at}
+        base = self._desk.find_base()
+        if base is None:
+            raise Unreachable(
+                "this hub has no address that a browser can return to: start it with dragoman up, "
+                "or use the device flow",
+                sent=False,
+            )
+        login = self._desk.begin(account, by, scopes, shared=shared)
+        url = self._desk.build_url(base, login)
+        return {**login.render(), "url": url, "expires_at": login.expires_at}
+
+    def get_login(self, id: str, by: Principal) -> dict[str, Any]:
+        return self._desk.get_own_login(id, by).render()
+
+    def describe(self, kind: str, name: str, by: Principal, *, all: bool) -> dict[str, Any]:
+        account = self._find(kind, name)
+        own = SHARED if not account.is_per_user else find_holder_of(by)
+        found: dict[str, Any] = {"name": account.name}
+        if own is not None:
+            found |= self._desk.describe(account, own)
+        if all:
+            holders = account.list_holders()
+            found["logins"] = [
+                {"holder": render_holder(one), **self._desk.describe(account, one)}
+                for one in holders
+            ]
+        return found
+
+    async def forget(
+        self, kind: str, name: str, by: Principal, *, holder: str | None, all: bool
+    ) -> dict[str, Any]:
+        """An administrator who names no holder at a server with shared credentials removes that."""
+        account = self._find(kind, name)
+        if all:
+            holders = account.list_holders()
+        elif holder is not None:
+            known = {render_holder(one): one for one in account.list_holders()}
+            holders = [known[holder]] if holder in known else []
+        else:
+            holders = [self._desk.find_holder(account, by)]
+        removed = [await self._desk.forget(account, one) for one in holders]
+        return {"name": account.name, "removed": [one for one in removed if one is not None]}
+
+    def _find(self, kind: str, name: str) -> LoginAccount:
+        if kind == AGENT:
+            name = self._registered.find(name).name  # by id or slug, too
+        account = self._desk.get_account(name)
+        if account.spec.kind != kind:
+            raise NotFound(f'there is no {kind} "{name[:200]}"')
+        return account

@@ -1,0 +1,92 @@
+"""Holders: whose stored credential a call uses at a server or agent that needs a login.
+
+A credential belongs to all callers (`SHARED`), or to one holder: the principal that started the
+chain of calls. An agent that calls on behalf of a user uses that user's credential and has none of
+its own; a call whose first caller is unknown has no holder and is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from dragoman.core.errors import Denied
+from dragoman.core.principal import Principal
+
+if TYPE_CHECKING:
+    from dragoman.core.call import Call
+    from dragoman.core.ports import Viewer
+
+SHARED = "shared"
+"""The holder of credentials that all callers use."""
+OWNER_HOLDER = "owner"
+"""The hub's owner: on the Unix socket, on loopback without a key, and with the configured key."""
+
+_API_KEY = "api_key"
+_PEOPLE = frozenset({"key", "user"})
+
+
+def find_holder_of(principal: Principal) -> str | None:
+    """Returns the holder that a principal is; None for one that acts for others: an agent, a
+    schedule, a server."""
+    if principal.serves:
+        return None
+    if principal.kind in ("owner", "local") or (
+        principal.kind == "key" and principal.id == _API_KEY
+    ):
+        return OWNER_HOLDER
+    return principal.key if principal.kind in _PEOPLE else None
+
+
+def find_root(call: Call | Viewer) -> Principal | None:
+    """Finds the principal that started the call's chain; None if it is unknown."""
+    trace = getattr(call, "trace", None)
+    if trace is None or trace.parent is None:
+        return call.principal
+    root: Principal | None = trace.parent.chain.root
+    return root
+
+
+def find_holder(call: Call | Viewer) -> str | None:
+    """Finds the holder of a call; None if it has none."""
+    root = find_root(call)
+    return find_holder_of(root) if root is not None else None
+
+
+def require_holder(call: Call, target: str) -> str:
+    """Like `find_holder`; raises `Denied` if there is none."""
+    root = find_root(call)
+    holder = find_holder_of(root) if root is not None else None
+    if holder is not None:
+        return holder
+    who = f'"{root.label}" started it' if root is not None else "who started it is unknown"
+    raise Denied(
+        f'"{call.tool.name}" was refused: "{target}" is used with the credentials of single users, '
+        f"and this call is made for none: {who}"
+    )
+
+
+DIGITS = 16
+"""Characters by which a handle names its holder."""
+
+
+def bind_handle(handle: str, holder: str) -> str:
+    """Binds the handle of a question to a holder: an agent that serves several users is one
+    principal, to which the handle is bound otherwise."""
+    return hashlib.sha256(holder.encode()).hexdigest()[:DIGITS] + handle
+
+
+def open_handle(handle: str, holder: str) -> str | None:
+    """Returns the handle as it was before; None if it is bound to another holder."""
+    rest = handle[DIGITS:]
+    return rest if bind_handle(rest, holder) == handle else None
+
+
+def render_holder(holder: str) -> str:
+    """Renders a holder for people: `all users`, `the owner`, `user:anna`."""
+    if holder == SHARED:
+        return "all users"
+    if holder == OWNER_HOLDER:
+        return "the owner of the hub"
+    label, _, org = holder.partition("\0")
+    return label if org in ("", "default") else f"{label} ({org})"

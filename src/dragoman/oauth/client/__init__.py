@@ -1,0 +1,1 @@
+"""The hub as an OAuth client: discovery, registration, grants, and the life of tokens."""
