@@ -157,10 +157,13 @@ def test_invalid_token_is_named_in_the_challenge(rig: Rig) -> None:
 
 
 def test_missing_scope_is_forbidden_and_named(rig: Rig) -> None:
-    status, challenge, _ = rig.challenge(rig.sign(scope="openid"))
+    weak = rig.sign(scope="openid")
+    status, challenge, _ = rig.challenge(weak)
     assert status == 403
     assert 'error="insufficient_scope"' in challenge and f'scope="{SCOPE}"' in challenge
     assert "resource_metadata=" in challenge
+    for path in ("/healthz", "/.well-known/oauth-protected-resource"):
+        assert rig.ask(weak, path).status == 200
 
 
 def test_token_of_every_endpoint_of_the_hub_counts(rig: Rig) -> None:

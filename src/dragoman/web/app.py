@@ -137,7 +137,12 @@ class TcpApp:
                 refusal = _refuse_body(request.fields, limit)
             request.refusal = refusal
             return refusal is None and limit > 0
-        if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
+        if (
+            principal.kind == USER
+            and (missing := self.metadata.find_missing_scopes(principal))
+            and request.path not in PROBES
+            and not self._is_open(request.path)
+        ):
             refusal = self._refuse_scopes(request, missing)
         request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:

@@ -156,8 +156,7 @@ class HttpConnection(asyncio.Protocol):
         self._going_on = False
         self._paused = False
         self._pieces = 0
-        self._admitting = False
-        """Whether the request being received waits for its admission."""
+        self._admitting = False  # whether `_reading` waits for its admission
         self._closing = False
         """Nothing more is parsed."""
         self._last = b""
