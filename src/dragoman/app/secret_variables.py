@@ -48,9 +48,6 @@ def list_skill_variables(home: Path) -> set[str]:
 
 def _list_named(config: Config) -> Iterator[str]:
     yield from config.bridge.credential_env
-    if config.auth.introspection is not None:
-        kind, _, name = config.auth.introspection.client_secret.partition(":")
-        yield from [name] if kind == "env" else []
     for agent in config.a2a.external_agents:
         for _, value in parse_headers(agent.headers):
             yield from list_references(value)

@@ -128,6 +128,15 @@ class TcpApp:
         self, request: ServerRequest, principal: Principal | None, refusal: ApiResponse | None
     ) -> bool:
         """Sets the principal and the refusal; returns whether the body is read."""
+        if (
+            principal is not None
+            and principal.kind == USER
+            and (missing := self.metadata.find_missing_scopes(principal))
+        ):
+            if refusal is None and (request.path in PROBES or self._is_open(request.path)):
+                principal = None  # sees what everyone sees
+            else:
+                refusal = self._refuse_scopes(request, missing)
         request.principal, limiter = principal, self._api.limiter
         if principal is None:
             if refusal is None and request.path not in PROBES:
@@ -137,11 +146,6 @@ class TcpApp:
                 refusal = _refuse_body(request.fields, limit)
             request.refusal = refusal
             return refusal is None and limit > 0
-        if principal.kind == USER and (missing := self.metadata.find_missing_scopes(principal)):
-            if refusal is None and (request.path in PROBES or self._is_open(request.path)):
-                request.principal = None  # sees what everyone sees
-                return False
-            refusal = self._refuse_scopes(request, missing)
         request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
             request.find_headers = partial(_build_rate_headers, limiter, principal)
