@@ -6,7 +6,6 @@ import base64
 import copy
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -474,13 +473,3 @@ def test_unusable_key_file_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "public.pem").write_bytes(PUBLIC)
     with pytest.raises(ConfigError, match="neither a private key"):
         load_private_key(tmp_path / "public.pem")
-
-
-def test_missing_signing_extra_names_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "k.pem").write_bytes(pem(KEY))
-    monkeypatch.setitem(sys.modules, "cryptography", None)  # as if it were not installed
-    for use in (load_private_key, load_public_key):
-        with pytest.raises(ConfigError, match=r"pip install 'dragoman-hub\[signing\]'"):
-            use(tmp_path / "k.pem")

@@ -3,7 +3,7 @@ canonical form.
 
 Only keys that the operator pinned count. The references to a key in a signature (`jku`, `jwk`,
 `x5u`) are ignored: they would let the author of a card choose who vouches for it. `cryptography`
-comes with an extra and is imported where it is used.
+is imported where it is used: a hub without signatures does not load it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def sign_card(card: Mapping[str, Any], key: PrivateKey, kid: str | None = None) 
 
 
 def _sign_payload(payload: bytes, header: Mapping[str, Any], key: PrivateKey) -> dict[str, Any]:
-    _require_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -190,7 +189,6 @@ def _is_valid(alg: str, key: PublicKey, raw: bytes, signed: bytes) -> bool:
 
 def load_private_key(path: str | Path) -> PrivateKey:
     """Loads the key that signs cards: EC P-256, in PEM or as a JWK."""
-    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -212,7 +210,6 @@ def load_private_key(path: str | Path) -> PrivateKey:
 
 def load_public_key(path: str | Path) -> PublicKey:
     """Loads a key that checks signatures: EC P-256, RSA or Ed25519, in PEM or as a JWK."""
-    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -272,16 +269,6 @@ def render_public_jwk(key: PrivateKey) -> dict[str, str]:
 def compute_key_id(key: PrivateKey) -> str:
     """Returns the thumbprint (RFC 7638), so that a key has the same name everywhere."""
     return _encode_base64url(hashlib.sha256(canonicalize(render_public_jwk(key))).digest())
-
-
-def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            'signatures of agent cards need the package "cryptography", which is not installed; '
-            "install it with: pip install 'dragoman-hub[signing]'"
-        ) from None
 
 
 def _read_key_file(path: str | Path) -> bytes:
