@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -29,7 +30,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.tool_identity import BUILTIN, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits, TaintSettings
-from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
+from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry, ViewEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.policy.config import PolicySettings
@@ -89,6 +90,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = {}
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
+    views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()
     bridge: BridgeSettings = BridgeSettings()
     policy: PolicySettings = PolicySettings()
@@ -169,6 +171,7 @@ def _parse(
         raise ConfigError(_explain(str(error), source)) from None
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
+    _check_views(config, source)
     _check_key(config, source)
     if config.tools.search_url is not None:
         where = source.locate(("tools", "search_url"))
@@ -384,6 +387,41 @@ def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
             )
 
 
+def _check_views(config: Config, source: ConfigSource) -> None:
+    known: set[str] = set()
+    for index, view in enumerate(config.views):
+        at: SettingPath = ("views", index)
+        if view.name in known:
+            raise ConfigError(
+                f'{source.locate((*at, "name"))}: there are two views "{view.name}"; give one of '
+                "them another name"
+            )
+        known.add(view.name)
+        twice = [name for name, count in Counter(view.rename.values()).items() if count > 1]
+        if reserved := {"find_tools", "call_tool"} & set(view.rename.values()):
+            raise ConfigError(
+                f'{source.locate((*at, "rename"))}: the name "{min(reserved)}" is reserved for the '
+                "search of views; choose another one"
+            )
+        if twice:
+            raise ConfigError(
+                f'{source.locate((*at, "rename"))}: two tools of view "{view.name}" would be '
+                f'called "{twice[0]}"'
+            )
+    for client, name in config.mcp.views_for.items():
+        check_view_name(name, config, source.locate(("mcp", "views_for", client)))
+
+
+def check_view_name(name: str, config: Config, where: str) -> None:
+    """Raises `ConfigError` unless the configuration has a view of that name."""
+    names = [view.name for view in config.views]
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"
+    raise ConfigError(f'{where}: there is no view "{name[:100]}" in [[views]]; {hint}')
+
+
 def _check_key(config: Config, source: ConfigSource) -> None:
     if config.api_key is not None and len(config.api_key) < 16:
         raise ConfigError(
@@ -583,6 +621,8 @@ LIVE = (
     "mcp.stdio_expose",
     "mcp.names",
     "mcp.names_for",
+    "mcp.views_for",
+    "views",
     "limits.tool_timeout_secs",
     "limits.progress_timeout_secs",
     "limits.task_timeout_secs",

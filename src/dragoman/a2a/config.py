@@ -86,6 +86,10 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
             "message/send with the skill and none of the members that 0.3 added (skill-only)."
         ),
     ] = "auto"
+    tags: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=64)]],
+        Meta(max_length=100, description="Keywords by which [[views]] select it."),
+    ] = []
     enabled: Annotated[bool, Meta(description="Whether the hub connects to it.")] = True
 
 

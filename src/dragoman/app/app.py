@@ -73,7 +73,11 @@ class App:
         config = parts.live.config
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}
-        under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
+        under = [
+            *parts.mcp.view_mounts,
+            *build_a2a_mounts(config, parts.agents.a2a),
+            parts.endpoints.mount,
+        ]
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":

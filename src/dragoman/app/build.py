@@ -40,6 +40,7 @@ from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
+from dragoman.app.view_reports import HubViewReports
 from dragoman.config import Config
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
@@ -64,6 +65,7 @@ from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
+from dragoman.web.api_views import ViewsApi
 from dragoman.web.auth import Authenticator
 
 
@@ -153,6 +155,7 @@ def _build_api(
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),
         SkillsApi(parts.skills.describe),
+        ViewsApi(HubViewReports(hub, parts.mcp.server.lists, parts.live.find_style)),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     return Api(hub, status, TASKS_ONLY, apis)

@@ -83,7 +83,7 @@ def build_guards(
     loaded = load_policies(
         home, live, stores.keys, catalogs.callable, targets.find_facts, flows.find_names
     )
-    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers)
+    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, live.views)
     chains = CallChains(
         stores.witness.key,
         depth=limits.chain_depth,
@@ -111,6 +111,7 @@ def build_guards(
         refresher=upstreams,
         visibility=upstreams,
         limiter=limiter,
+        views=live.views,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
     return Guards(hub, startup, policies, kept, chains, stages, limiter, flows, authorizer)

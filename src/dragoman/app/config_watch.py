@@ -15,6 +15,7 @@ from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 from dragoman.core.tool_filter import View
+from dragoman.core.views import ViewRule, Views
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,14 @@ class LiveConfig:
         self.config = config
         self.variables = dict(variables)
         """Updated in place: connections look up their secrets in it."""
+        self.views = Views()
+        self.views.apply(*build_view_rules(config))
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         """What clients over stdio are listed; computed once, because every request needs it."""
+
+    def find_style(self, client: str) -> str:
+        """The style of tool names for the client of that name."""
+        return self.config.mcp.find_style(client)
 
     def replace(self, config: Config, variables: Mapping[str, str]) -> Config:
         """Puts `config` in force and returns the previous one."""
@@ -42,6 +49,33 @@ class LiveConfig:
         previous, self.config = self.config, config
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         return previous
+
+
+def build_view_rules(
+    config: Config,
+) -> tuple[list[ViewRule], dict[str, frozenset[str]], dict[str, str]]:
+    """The views of the configuration, the tags of servers and external agents, and the views of
+    single clients: the arguments of `Views.apply`."""
+    rules = [
+        ViewRule(
+            name=one.name,
+            description=one.description,
+            include=tuple(one.include),
+            exclude=tuple(one.exclude),
+            servers=tuple(one.servers),
+            agents=tuple(one.agents),
+            tags=tuple(one.tags),
+            rename=one.rename,
+            describe=one.describe,
+            description_chars=one.description_chars,
+            token_budget=one.token_budget,
+            search=one.search,
+        )
+        for one in config.views
+    ]
+    tags = {one.name: frozenset(one.tags) for one in config.mcp_servers if one.tags}
+    tags |= {one.name: frozenset(one.tags) for one in config.a2a.external_agents if one.tags}
+    return rules, tags, config.mcp.views_for
 
 
 class ConfigWatch:

@@ -45,6 +45,7 @@ COMMANDS = {
     "demo": ("demo.command", "demo", "Try the hub with agents that need no key and no network."),
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
+    "views": ("views", "views", "Show views: the tools of a client, and their cost in tokens."),
     "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
     "audit": ("audit", "audit", "Read and verify the audit log."),
     "limits": ("limits", "limits", "Show rate and concurrency limits, and what is left."),

@@ -47,6 +47,7 @@ from dragoman.core.tool import (
 )
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Trace, TraceContext
+from dragoman.core.views import Views
 
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -92,6 +93,7 @@ class Hub:
         refresher: ListRefresher | None = None,
         visibility: ListVisibility | None = None,
         limiter: RateLimiter | None = None,
+        views: Views | None = None,
     ) -> None:
         """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
         truncated results, `startup` knows the targets that have not connected yet, `refresher`
@@ -110,6 +112,7 @@ class Hub:
         self.visibility = visibility
         self.limiter: RateLimiter = LocalRateLimiter() if limiter is None else limiter
         """Servers charge the requests to it that make no call; a stage charges the calls."""
+        self.views = Views() if views is None else views
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
@@ -121,6 +124,8 @@ class Hub:
         """Calls a tool and returns it with its result. Servers, agents, the command line and tests
         all use it; no target can be reached otherwise."""
         view, kind, handle = options.view, options.kind, options.handle
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
             tool = await self._find_late(principal, name, view, kind)
@@ -225,6 +230,8 @@ class Hub:
         """Lists the tools of `view` that the principal may see at that entry point, by name,
         without `hidden` ones: by default those of single clients."""
         sees = self.authorizer.can_see
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         if hidden is None:
             hidden = self.list_client_only_names(kind)
         return [
@@ -250,6 +257,8 @@ class Hub:
 
     def find_visible(self, principal: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
         """Like `find`, but unknown for a principal that may not list what the name stands for."""
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         tool = self.find(name, view, kind)
         target = tool.target
         if not isinstance(target, Nowhere) or not target.stands_for:

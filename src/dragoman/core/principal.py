@@ -22,6 +22,8 @@ class Principal:
     serves: str = field(default="", compare=False)
     """The target whose credential it used, or whose process it is: a server or agent that calls
     back."""
+    view: str = field(default="", compare=False)
+    """The view that it is bound to, at every entry point; empty: none."""
     key: str = field(init=False, compare=False, repr=False)
     """Identifies the principal: hashing a string costs less than hashing a principal."""
     label: str = field(init=False, compare=False, repr=False)

@@ -11,14 +11,16 @@ import base64
 import binascii
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
+from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
+from dragoman.core.views import NamedView
 from dragoman.mcp.protocol.revisions import (
     Revision,
     build_list_tail,
@@ -28,7 +30,9 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.protocol.translate import replace_ui_addresses
 from dragoman.mcp.server.client_state import ClientState
-from dragoman.wire.json import encode
+from dragoman.mcp.server.tool_search import build_search_tools, needs_search
+from dragoman.mcp.server.view_shapes import shape_for_view
+from dragoman.wire.json import decode, encode
 
 PAGE_BYTES = 8 * 1024 * 1024
 MAX_KEPT = 64
@@ -64,6 +68,17 @@ Sight = tuple[Principal, str, View]
 """A principal, its entry point and the tools that this offers."""
 
 
+class ToolCost(NamedTuple):
+    """What a tool costs in a list."""
+
+    name: str
+    """As it is listed."""
+    id: str
+    server: str
+    tokens: int
+    """An estimate."""
+
+
 class ListPages:
     def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
         """`aliases`: whether tools are also listed under their alias."""
@@ -73,10 +88,8 @@ class ListPages:
         self._kept: dict[str, dict[tuple[Hashable, ...], tuple[Pages, Names]]] = {
             kind: {} for kind in _MEMBER
         }
-        self._sights: dict[str, OrderedDict[Sight, Names]] = {
-            kind: OrderedDict() for kind in _MEMBER
-        }
-        """The names that each was listed last."""
+        self._sights: dict[str, OrderedDict[Sight, Any]] = {kind: OrderedDict() for kind in _MEMBER}
+        """The names that each was listed last; in a view, how it was listed and the pages."""
         self._kept_of: dict[str, Hashable] = {}
         self._refers = -1, False
         """A version of the catalog, and whether its tools name resources."""
@@ -92,7 +105,32 @@ class ListPages:
     ) -> bytes | None:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
         are not listed to this client."""
-        judge, caller, door, view = self._hub.authorizer, client.principal, client.door, client.view
+        caller, door, view = client.principal, client.door, client.view
+        how = revision, style, hidden
+        found = self._find_pages(kind, caller, door, view, *how)
+        pages, names = found
+        sights = self._sights[kind]
+        sights[caller, door, view] = (how, pages) if view.name else names
+        if len(sights) > MAX_SIGHTS:
+            sights.popitem(last=False)
+        if cursor is None:
+            return pages[0][1]
+        after = self._open_cursor(cursor, kind)
+        if after is None:
+            return None
+        return next((page for last, page in pages if last > after), pages[-1][1])
+
+    def _find_pages(
+        self,
+        kind: str,
+        caller: Principal,
+        door: str,
+        view: View,
+        revision: Revision,
+        style: str,
+        hidden: frozenset[str],
+    ) -> tuple[Pages, Names]:
+        judge = self._hub.authorizer
         version = self._version(kind), judge.version
         kept = self._kept[kind]
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
@@ -103,23 +141,54 @@ class ListPages:
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
             entries = [
-                (tool.name, encode(self._render_definition(tool, name, kind, revision)))
+                (tool.name, encode(self.render_definition(tool, name, kind, revision, view)))
                 for tool in tools
-                for name in self._list_names(tool, kind, style)
+                for name in self._list_names(tool, kind, style, view)
             ]
+            if kind == TOOL and isinstance(view, NamedView):
+                entries = self._limit_cost(entries, tools, view, revision)
             pages = self._split_pages(kind, entries, build_list_tail(revision))
             found = kept[key] = pages, tuple(tool.name for tool in tools)
-        pages, names = found
-        sights = self._sights[kind]
-        sights[caller, door, view] = names
-        if len(sights) > MAX_SIGHTS:
-            sights.popitem(last=False)
-        if cursor is None:
-            return pages[0][1]
-        after = self._open_cursor(cursor, kind)
-        if after is None:
-            return None
-        return next((page for last, page in pages if last > after), pages[-1][1])
+        return found
+
+    def _limit_cost(
+        self, entries: Pages, tools: Sequence[Tool], view: NamedView, revision: Revision
+    ) -> Pages:
+        """Returns the entries, or the two of search mode if all would exceed the budget."""
+        if not view.can_search:
+            return entries
+        tokens = sum(_estimate_entry(entry) for _, entry in entries)
+        if not needs_search(view, tokens):
+            return entries
+        definitions = build_search_tools(tools)
+        return [(one["name"], encode(shape_tool(one, revision))) for one in definitions]
+
+    def list_costs(
+        self, caller: Principal, door: str, view: View, revision: Revision, style: str
+    ) -> list[ToolCost]:
+        """What each tool of the list costs a client, whether or not it would be listed."""
+        return [
+            ToolCost(
+                name,
+                tool.name,
+                tool.target.name,
+                _estimate_entry(encode(self.render_definition(tool, name, TOOL, revision, view))),
+            )
+            for tool in self._hub.list_tools(caller, view, TOOL, door)
+            for name in self._list_names(tool, TOOL, style, view)
+        ]
+
+    def list_search_costs(
+        self, caller: Principal, door: str, view: View, revision: Revision
+    ) -> list[ToolCost]:
+        """What the two tools of search mode cost."""
+        tools = self._hub.list_tools(caller, view, TOOL, door)
+        return [
+            ToolCost(
+                one["name"], one["name"], "", _estimate_entry(encode(shape_tool(one, revision)))
+            )
+            for one in build_search_tools(tools)
+        ]
 
     def _version(self, kind: str) -> Hashable:
         """Returns the version of all that a list depends on. The address of a tool's user interface
@@ -134,20 +203,38 @@ class ListPages:
         return tuple(one.version for one in self._hub.catalogs.values())
 
     def has_changed(self, kind: str, caller: Principal, door: str, view: View) -> bool:
-        """Whether the list differs from the last one, which at first is empty."""
+        """Whether the list differs from the last one, which at first is empty: by its names, and in
+        a view by all that it shows."""
         before = self._sights[kind].get((caller, door, view), ())
+        if view.name:
+            if not before:
+                return True
+            how, pages = before
+            return bool(self._find_pages(kind, caller, door, view, *how)[0] != pages)
         tools = self._hub.list_tools(caller, view, kind, door)
-        return before != tuple(tool.name for tool in tools)
+        return bool(before != tuple(tool.name for tool in tools))
 
-    def _list_names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
-        shown = self._hub.catalogs[kind].listed_name(tool, style)
+    def find_shown_name(self, tool: Tool, kind: str, style: str, view: View) -> str:
+        """The name of a tool in the list of that view."""
+        catalog = self._hub.catalogs[kind]
+        shown = catalog.listed_name(tool, style)
+        if isinstance(view, NamedView) and kind == TOOL:
+            renamed = view.find_shown_name(tool)
+            if renamed is not None and catalog.find_within(renamed, view).name == tool.name:
+                return renamed
+            if shown in view.real_names:  # which leads to another tool here
+                return tool.name
+        return shown
+
+    def _list_names(self, tool: Tool, kind: str, style: str, view: View) -> Iterator[str]:
+        shown = self.find_shown_name(tool, kind, style, view)
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
             yield alias
 
-    def _render_definition(
-        self, tool: Tool, name: str, kind: str, revision: Revision
+    def render_definition(
+        self, tool: Tool, name: str, kind: str, revision: Revision, view: View
     ) -> dict[str, Any]:
         definition = tool.definition
         if tool.resources:
@@ -158,6 +245,8 @@ class ListPages:
             definition["description"] = tool.description
         elif definition.get("description") is None:
             definition.pop("description", None)
+        if isinstance(view, NamedView):
+            definition = shape_for_view(definition, tool, view)
         return _SHAPE[kind](definition, revision)
 
     def _split_pages(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
@@ -191,6 +280,10 @@ class ListPages:
 
     def _mac(self, body: bytes, kind: str) -> bytes:
         return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
+
+
+def _estimate_entry(entry: bytes) -> int:
+    return estimate_tokens(len(encode(select_shown(decode(entry)))))
 
 
 def _encode_page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:
