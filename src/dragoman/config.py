@@ -27,6 +27,7 @@ from dragoman.config_layers import (
 )
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
+from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import BUILTIN, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits, TaintSettings
@@ -74,13 +75,41 @@ class LogSettings(Struct, frozen=True, kw_only=True):
     ] = 5
 
 
+class SecretSettings(Struct, frozen=True, kw_only=True):
+    allow: Annotated[
+        list[Annotated[str, Meta(pattern="^(env|file|keyring):.+$", max_length=500)]],
+        Meta(
+            max_length=1_000,
+            description="Globs of the references to secrets that agents registered by the API or "
+            'the command line may use, besides those of [bridge]: "env:GITHUB_*", '
+            '"file:tokens/*", "keyring:dragoman/*".',
+        ),
+    ] = []
+    cache_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Seconds for which a secret of keyring: and exec: is used before it is "
+            "read again.",
+        ),
+    ] = 300
+    command_secs: Annotated[
+        float, Meta(gt=0, le=300, description="Seconds that the command of exec: may take.")
+    ] = 10
+
+
 class Config(Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str | None,
-        Meta(description="The key that every client must send; without one, loopback only."),
+        Meta(
+            description="The key that every client must send, or a reference to it (env:NAME, "
+            "file:PATH, keyring:SERVICE/NAME, exec:COMMAND); without one, loopback only."
+        ),
     ] = None
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
+    secrets: SecretSettings = SecretSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
     taint: TaintSettings = TaintSettings()
@@ -365,11 +394,14 @@ def _check_sandbox(entry: ServerEntry, where: str) -> None:
 
 def _check_env(entry: ServerEntry, where: str) -> None:
     for variable in entry.env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        name, given, reference = variable.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or (
+            given and not is_reference(reference)
+        ):
             raise ConfigError(
-                f'{where}: "{variable.partition("=")[0]}" in the env of server "{entry.name}" must '
-                "be the name of a variable only; put its value into the environment or the env "
-                "file"
+                f'{where}: "{name}" in the env of server "{entry.name}" must be the name of a '
+                "variable only, or NAME=REFERENCE with env:, file:, keyring: or exec:; put its "
+                "value into the environment or the env file"
             )
 
 
@@ -423,11 +455,15 @@ def check_view_name(name: str, config: Config, where: str) -> None:
 
 
 def _check_key(config: Config, source: ConfigSource) -> None:
-    if config.api_key is not None and len(config.api_key) < 16:
+    if config.api_key is not None and not is_reference(config.api_key):
+        check_api_key(config.api_key, f"{source.locate(('api_key',))}: ")
+
+
+def check_api_key(key: str, where: str = "") -> None:
+    if len(key) < 16:
         raise ConfigError(
-            f"{source.locate(('api_key',))}: api_key is too short: it has less than "
-            "16 characters and could be guessed; create one with: "
-            "python3 -c 'import secrets; print(secrets.token_urlsafe())'"
+            f"{where}api_key is too short: it has less than 16 characters and could be guessed; "
+            "create one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
         )
 
 
@@ -622,6 +658,8 @@ LIVE = (
     "mcp.names",
     "mcp.names_for",
     "mcp.views_for",
+    "secrets.cache_secs",
+    "secrets.command_secs",
     "views",
     "limits.tool_timeout_secs",
     "limits.progress_timeout_secs",

@@ -30,7 +30,7 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         dict[str, str] | list[str],
         Meta(
             description="Headers to send to this origin alone; ${NAME} takes a value from the "
-            "environment."
+            "environment, ${REFERENCE} from a file, the keyring or a command."
         ),
     ] = {}
     allow_private: Annotated[
@@ -55,10 +55,10 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         Meta(max_length=16, description="Files with the public keys that may sign its card."),
     ] = []
     token: Annotated[
-        Annotated[str, Meta(pattern="^(env|file):.+$")] | None,
+        Annotated[str, Meta(pattern="^(env|file|keyring|exec):.+$")] | None,
         Meta(
-            description="The bearer token for this origin alone, by reference: env:NAME or "
-            "file:PATH."
+            description="The bearer token for this origin alone, by reference: env:NAME, "
+            "file:PATH, keyring:SERVICE/NAME or exec:COMMAND."
         ),
     ] = None
     trust: Annotated[Trust, Meta(description="How far it is trusted, for policies and labels.")] = (

@@ -26,6 +26,7 @@ from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
@@ -69,17 +70,26 @@ from dragoman.web.api_views import ViewsApi
 from dragoman.web.auth import Authenticator
 
 
-def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
+def build_app(
+    home: Path,
+    config: Config,
+    mode: str,
+    given: Sequence[Override] = (),
+    api_key: str | None = None,
+) -> App:
     """Builds a hub inside a running event loop. `given` are the settings of the command line, which
-    take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
-    watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home))
+    take precedence over the file when it changes. `api_key` is the value behind a reference in the
+    configuration that could not be read here. Raises `ConfigError`, with everything closed."""
+    watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
+    if api_key is None:
+        api_key = resolve_local_api_key(config, live.secrets)
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = _build_authenticator(config, stores.keys)
+        auth = _build_authenticator(api_key, stores.keys)
         state = RunState(mode, config.server.public_url, auth.requires_key)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
@@ -117,7 +127,7 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         ).build()
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
-            AgentVision(local),
+            AgentVision(local), live.secrets,
         )  # fmt: skip
         tools.check()
         for built in tools.built:
@@ -161,12 +171,12 @@ def _build_api(
     return Api(hub, status, TASKS_ONLY, apis)
 
 
-def _build_authenticator(config: Config, keys: KeyStore) -> Authenticator:
+def _build_authenticator(api_key: str | None, keys: KeyStore) -> Authenticator:
     def find_principal(key: str) -> Principal | None:
         record = keys.find(key)
         return known_ids.principal_from_key(record) if record else None
 
-    return Authenticator(config.api_key, find_principal, keys.has_keys)
+    return Authenticator(api_key, find_principal, keys.has_keys)
 
 
 def _release_removed(event: AgentChanged, reviews: PinReviews) -> None:

@@ -95,6 +95,7 @@ def build_upstreams(
         mark,
         live.variables,
         lambda url, private: net.open_configured(url, allow_private=private),
+        live.secrets,
     )
 
     def build_upstream(entry: ServerEntry) -> Upstream:

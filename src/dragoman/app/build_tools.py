@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dragoman.app.tool_ports import A2aPeers, GuardedWeb, SearchEngine
 from dragoman.core.background import Background
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory
+from dragoman.core.secret_references import SecretResolver
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
@@ -35,6 +37,8 @@ from dragoman.tools.threads import ToolThreads
 from dragoman.tools.time import TimeTools
 from dragoman.tools.web import WebLimits, WebTools
 from dragoman.tools.workspace import WorkspaceLimits
+from dragoman.wire.http import HttpClient
+from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 MEGABYTE = 1024 * 1024
 
@@ -97,6 +101,7 @@ def build_tools(
     access: BuiltinAccess,
     shell: ShellRunner | None,
     vision: VisionModel | None,
+    secrets: SecretResolver,
 ) -> ToolParts:
     """Builds the tools and offers them to the hub's catalog. `shell` runs commands; without it
     there is no `shell_exec`. `vision` sees images; without it `image_analyze` says so."""
@@ -120,7 +125,7 @@ def build_tools(
             FileTools(files),
             PatchTools(files),
             WebTools(
-                GuardedWeb(public), threads, web_limits, _build_search(settings.search_url, net)
+                GuardedWeb(public), threads, web_limits, _build_search(settings, net, secrets)
             ),
             ShellTools(files, shell, commands),
             AgentTools(directory, calls),
@@ -139,10 +144,19 @@ def build_tools(
     return ToolParts(target, stores, schedules, threads, peers)
 
 
-def _build_search(url: str | None, net: OutboundHttp) -> SearchEngine | None:
+def _build_search(
+    settings: ToolSettings, net: OutboundHttp, secrets: SecretResolver
+) -> SearchEngine | None:
+    url, given = settings.search_url, settings.search_headers
     if url is None:
         return None
-    return SearchEngine(url, net.open_configured(url, allow_private=False))
+    http: HttpClient = net.open_configured(url, allow_private=False)
+    placeholders = {name: build_placeholder() for name in given}
+    if given:
+        templates = {placeholders[name]: value for name, value in given.items()}
+        expand = partial(secrets.expand_to_send, owner="web_search")
+        http = SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
+    return SearchEngine(url, http, placeholders)
 
 
 def _build_workspace_limits(settings: ToolSettings) -> WorkspaceLimits:

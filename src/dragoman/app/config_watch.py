@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from dragoman.app.build_secrets import build_secrets
 from dragoman.config import Config, load_with_source, read_env
 from dragoman.config_layers import Override
 from dragoman.core.call import NOTHING
@@ -29,10 +30,13 @@ Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 class LiveConfig:
     """The configuration in force. Parts that follow changes read it at each use."""
 
-    def __init__(self, config: Config, variables: Mapping[str, str] = NOTHING) -> None:
+    def __init__(
+        self, config: Config, variables: Mapping[str, str] = NOTHING, home: Path = Path()
+    ) -> None:
         self.config = config
         self.variables = dict(variables)
         """Updated in place: connections look up their secrets in it."""
+        self.secrets = build_secrets(home, self.variables, lambda: self.config)
         self.views = Views()
         self.views.apply(*build_view_rules(config))
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfiles
+from dragoman.core.secret_references import SecretResolver
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.store_inventory import StoreInventory
 from dragoman.tools.access import BuiltinAccess
@@ -53,7 +54,8 @@ class LazyTools:
     access: BuiltinAccess
     inventory: StoreInventory
     find_runner: Callable[[], CommandRunner]
-    vision: VisionModel | None = None
+    vision: VisionModel | None
+    secrets: SecretResolver
     built: list[ToolParts] = field(default_factory=list)
     """The tools, once they are loaded."""
 
@@ -76,6 +78,7 @@ class LazyTools:
             self.access,
             shell,
             self.vision,
+            self.secrets,
         )
         self.built.append(parts)
         log.info("%d built-in tools are ready", len(parts.target.tools))

@@ -30,7 +30,10 @@ class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type
     url: Annotated[str, Meta(min_length=1, description="The URL of the server.")]
     headers: Annotated[
         dict[str, str] | list[str],
-        Meta(description="Headers to send; ${NAME} takes a value from the environment."),
+        Meta(
+            description="Headers to send; ${NAME} takes a value from the environment, "
+            "${REFERENCE} from a file, the keyring or a command."
+        ),
     ] = {}
     allow_private: Annotated[
         bool, Meta(description="Whether the name in `url` may lead to a private address.")
@@ -60,7 +63,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         list[str],
         Meta(
             description="Names of environment variables that a stdio server gets, besides those "
-            "for the language, the time zone and certificates."
+            "for the language, the time zone and certificates; NAME=REFERENCE gives it a secret "
+            "under that name (env:, file:, keyring: or exec:)."
         ),
     ] = []
     home: Annotated[
@@ -159,6 +163,17 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     def has_user_home(self) -> bool:
         """HOME among the variables in `env` has the same effect as `home = "user"`."""
         return self.home == "user" or "HOME" in self.env
+
+    @property
+    def env_names(self) -> list[str]:
+        """The names of the variables in `env`."""
+        return [one.partition("=")[0] for one in self.env]
+
+    @property
+    def env_references(self) -> dict[str, str]:
+        """The references in `env`, by the names of their variables."""
+        pairs = (one.partition("=") for one in self.env)
+        return {name: reference for name, given, reference in pairs if given}
 
     def find_reach(self) -> str:
         """Where it is, as in `TargetFacts.reach`."""

@@ -75,7 +75,7 @@ class AddressFinder(Protocol):
         """Resolves `url` to the IP addresses that may be dialled; a second lookup could lead
         elsewhere. Raises `Unreachable`."""
 
-    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Replaces references to credentials in headers by their values."""
 
 

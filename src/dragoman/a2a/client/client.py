@@ -411,7 +411,7 @@ class A2aClient:
         message = request.params.get("message")
         if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
             own["a2a-extensions"] = ",".join(message["extensions"])
-        headers = http.fill(self._add_credentials(endpoint, {**own, **request.headers}))
+        headers = await http.fill(self._add_credentials(endpoint, {**own, **request.headers}))
         request = replace(request, headers=headers)
         try:
             if streamed:

@@ -14,6 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.ports import Viewer
+from dragoman.core.secret_references import render_reference
 from dragoman.core.tool import PROMPT, TOOL
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
@@ -247,6 +248,11 @@ def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
     """Returns the entry as it was written, without what may be secret."""
     described: dict[str, Any] = msgspec.to_builtins(entry)
     described["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
+    references = entry.env_references
+    described["env"] = [
+        f"{name}={render_reference(references[name])}" if name in references else name
+        for name in entry.env_names
+    ]
     if isinstance(entry.transport, StdioTransport):
         described["transport"]["args"] = render_arguments(entry.transport.args)
     else:
