@@ -42,6 +42,7 @@ servers = ["vault"]
 [[views]]
 name = "search"
 servers = ["files", "vault"]
+agents = ["asking", "actor"]
 exclude = ["vault.headed"]
 search = "always"
 
@@ -77,7 +78,12 @@ def write_config(folder: Path) -> tuple[list[str], str]:
     for name, offered in (("files", FILES), ("vault", VAULT)):
         (folder / f"{name}.json").write_text(json.dumps(offered), encoding="utf-8")
         entries.append(server_entry(name, "stdio", *SERVER, folder / f"{name}.json"))
-    agents = [agent_entry("echo", "echo"), agent_entry("spy", "echo")]
+    agents = [
+        agent_entry("echo", "echo"),
+        agent_entry("spy", "echo"),
+        agent_entry("asking", "asking"),
+        agent_entry("actor", "actor", input_modes=["*/*"]),
+    ]
     return entries, a2a_config(agents, VIEWS, {"default_agent": "echo"})
 
 
@@ -413,7 +419,7 @@ def test_search_mode_lists_two_tools_and_finds_the_rest(rig: Rig) -> None:
     session = wire.Session(f"{rig.hub.url}/mcp", headers=rig.headers("searcher"))
     listed = session.request("tools/list")["result"]["tools"]
     assert [one["name"] for one in listed] == ["call_tool", "find_tools"]
-    assert "files (3), vault (2)" in listed[1]["description"]
+    assert "files (3), vault (2), actor (1), asking (1)" in listed[1]["description"]
     found = find(rig, "unlock the vault")
     assert found[0]["name"] == "mcp_vault_unlock" and found[0]["inputSchema"] == SCHEMA
     assert text_of(call_found(rig, found[0]["name"], path="x")) == "arrived: unlock"
@@ -462,6 +468,81 @@ def test_search_names_nothing_that_the_caller_may_not_call(rig: Rig) -> None:
     finally:
         wire.http_request("DELETE", f"{rig.hub.url}/api/policies/hide", b"", rig.hub.headers)
     until(lambda: any("unlock" in json.dumps(one) for one in find(rig, "unlock vault")))
+
+
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+
+
+@pytest.mark.promise("U5")
+def test_questions_pass_through_call_tool_in_both_eras(rig: Rig) -> None:
+    inner = {"name": "dragoman_agent_asking", "arguments": {"message": "hm"}}
+    params = {"name": "call_tool", "arguments": inner}
+    meta: dict[str, Any] = {"_meta": {CAPABILITIES: {"elicitation": {"form": {}}}}}
+    asked = rig.modern("searcher", "tools/call", {**params, **meta})["result"]
+    ((name, question),) = asked["inputRequests"].items()
+    assert question["params"]["message"] == "Your name?"
+    reply = {"action": "accept", "content": {"reply": "Ann"}}
+    more = {"inputResponses": {name: reply}, "requestState": asked["requestState"]}
+    done = rig.modern("searcher", "tools/call", {**params, **meta, **more})
+    assert text_of(done) == "Hello, Ann!"
+    # A handle belongs to the tool inside, so it is not accepted for another one.
+    other = {"name": "call_tool", "arguments": {"name": "files.read", "arguments": {}}}
+    asked = rig.modern("searcher", "tools/call", {**params, **meta})["result"]
+    more = {"inputResponses": {name: reply}, "requestState": asked["requestState"]}
+    assert "error" in rig.modern("searcher", "tools/call", {**other, **meta, **more})
+
+    url, headers = f"{rig.hub.url}/mcp", rig.headers("searcher")
+    able = {**wire.initialize_params(), "capabilities": {"elicitation": {}}}
+    begun = wire.post(url, wire.request(0, "initialize", able), headers)
+    headers = {**headers, "Mcp-Session-Id": begun.headers["mcp-session-id"]}
+    wire.post(url, wire.notification("notifications/initialized"), headers)
+    with wire.stream("POST", url, wire.request(1, "tools/call", params), headers) as stream:
+        question = stream.next_json()
+        assert question["params"]["message"] == "Your name?"
+        answer = {"jsonrpc": "2.0", "id": question["id"], "result": reply}
+        assert wire.post(url, answer, headers).status == 202
+        assert text_of(stream.next_json()) == "Hello, Ann!"
+
+
+@pytest.mark.promise("U5")
+def test_progress_and_tasks_pass_through_call_tool(rig: Rig) -> None:
+    steps = {"do": [["say", "half way"], ["reply", "all done"]]}
+    inner = {"name": "dragoman_agent_actor", "arguments": {"message": "x", "data": steps}}
+    params = {"name": "call_tool", "arguments": inner}
+    session = wire.Session(f"{rig.hub.url}/mcp", headers=rig.headers("searcher"))
+    answer = session.post(
+        wire.request(5, "tools/call", {**params, "_meta": {"progressToken": "p"}})
+    )
+    messages = [one for one in answer.messages() if one.get("method") == "notifications/progress"]
+    assert any("half way" in json.dumps(one) for one in messages), answer.messages()
+    made = session.request("tools/call", {**params, "task": {"ttl": 60_000}})["result"]["task"]
+    done = session.request("tasks/result", {"taskId": made["taskId"]})
+    assert "all done" in json.dumps(done["result"]["content"])
+
+
+def test_commands_show_views_and_bind_clients_to_them(rig: Rig) -> None:
+    listed = json.loads(rig.hub.command("views", "list", "--json").stdout)
+    assert {one["name"]: one["tools"] for one in listed}["ide"] == 3
+    shown = rig.hub.command("views", "show", "ide").stdout
+    assert "files.read -> open_file" in shown and "vault" not in shown
+    cost = json.loads(rig.hub.command("views", "cost", "search", "--json").stdout)
+    assert cost["searching"] and 0 < cost["listed_tokens"] < 400
+    assert [one["tokens"] for one in cost["list"]] == sorted(
+        (one["tokens"] for one in cost["list"]), reverse=True
+    )
+    assert cost["tokens"] == sum(one["tokens"] for one in cost["list"])
+    assert "tokens" in rig.hub.command("views", "cost", "ide").stdout
+    assert (
+        "wirecursor gets: ide" in rig.hub.command("views", "cost", "--client", "wirecursor").stdout
+    )
+    missing = rig.hub.command("views", "show", "none")
+    assert missing.returncode == 5 and 'there is no view "none"' in missing.stderr
+    refused = rig.hub.command("keys", "create", "x", "--view", "idee")
+    assert refused.returncode == 7 and 'did you mean "ide"?' in refused.stderr
+    keys = json.loads(rig.hub.command("keys", "list", "--json").stdout)
+    assert {one["name"]: one["view"] for one in keys}["bound"] == "ide"
+    entry = rig.hub.command("install", "cursor", "--view", "ide", "--print").stdout
+    assert '"--view", "ide"' in entry
 
 
 def test_bad_arguments_of_the_two_tools_are_explained(rig: Rig) -> None:
