@@ -590,6 +590,14 @@ def test_views_change_live_and_clients_learn_of_it(
         names = [one["name"] for one in session.request("tools/list")["result"]["tools"]]
         assert names == ["mcp_vault_look", "mcp_vault_more"]
     assert error_kind(session.request("tools/call", {"name": "files.read"})) == "NotFound"
+    # Tags select without a restart of the server.
+    tagged = text.replace('name = "vault"', 'name = "vault"\ntags = ["gold"]')
+    tagged = tagged.replace('servers = ["files"]', 'tags = ["gold"]')
+    file.write_text(tagged.replace('tags = ["gold"]', 'tags = ["tin"]', 1), encoding="utf-8")
+    until(lambda: len(session.request("tools/list")["result"]["tools"]) == 0)
+    file.write_text(tagged, encoding="utf-8")
+    until(lambda: len(session.request("tools/list")["result"]["tools"]) == 2)
+    assert running.log().count('server "vault" is connected') == 1
     file.write_text(text.replace(view.format("files"), ""), encoding="utf-8")
     until(lambda: session.post(wire.request(5, "ping")).status == 404)
     file.write_text(text.replace('name = "one"', 'name = "one"\nserverz = []'), encoding="utf-8")

@@ -9,8 +9,10 @@ import pytest
 from tests.permissive_hub import build_permissive_hub
 from tests.views.real_tools import SilentTarget, build_tool, build_tools, load_rows
 
+from dragoman.config import parse
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.errors import ConfigError
 from dragoman.core.principal import OWNER
 from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import RESOURCE, TargetFacts, TargetTraits, Tool
@@ -92,6 +94,25 @@ def test_a_view_takes_over_new_rules_and_is_empty_without_any() -> None:
     assert views.narrow(make_view(include=("x.*",)), "v").includes(READ) is False
     assert views.apply([], {}, {})
     assert not bound.includes(READ) and views.find("v") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[mcp]\nviews_for = { "c*" = "ide" }', 'there is no view "ide" in [[views]]; known: none'),
+        ('[[views]]\nname = "a"\n[[views]]\nname = "a"', 'there are two views "a"'),
+        ('[[views]]\nname = "a/b"', "views.name"),
+        ('[[views]]\nname = "a"\nserver = ["x"]', 'did you mean "servers"?'),
+        ('[[views]]\nname = "a"\nrename = { x = "find_tools" }', "is reserved"),
+        ('[[views]]\nname = "a"\nrename = { x = "z", y = "z" }', 'called "z"'),
+        ('[[views]]\nname = "a"\nrename = { x = "a.b" }', "rename"),
+        ('[[views]]\nname = "a"\nsearch = "sometimes"', '"auto", "always", "never"'),
+    ],
+)
+def test_mistakes_in_views_are_refused_when_the_file_is_read(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert problem in str(caught.value)
 
 
 def test_descriptions_are_cut_after_a_sentence_or_a_word() -> None:

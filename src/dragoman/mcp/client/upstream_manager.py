@@ -45,7 +45,7 @@ class UpstreamManager:
         changed = [
             upstream
             for name, upstream in self._running.items()
-            if wanted.get(name) != upstream.entry
+            if not _is_unchanged(wanted.get(name), upstream.entry)
         ]
         self._entries = list(entries)
         for upstream in changed:
@@ -242,6 +242,11 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
     for name, error in zip(stopping, ended, strict=True):
         if isinstance(error, Exception):
             log.error('server "%s" could not be stopped properly', name, exc_info=error)
+
+
+def _is_unchanged(new: ServerEntry | None, old: ServerEntry) -> bool:
+    """Whether a running server can go on. Its tags concern views alone."""
+    return new is not None and msgspec.structs.replace(new, tags=old.tags) == old
 
 
 def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
