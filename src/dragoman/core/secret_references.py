@@ -22,7 +22,7 @@ MAX_SECRET_BYTES = 8 * 1024
 _REFERENCE = re.compile(rf"({'|'.join(KINDS)}):(?=\S).+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EMBEDDED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|(?:" + "|".join(KINDS) + r"):[^}]+)\}")
-_HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+_HUB_FILES = frozenset({"hub.key", "credentials.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are never a credential."""
 
 

@@ -166,7 +166,7 @@ class GuardedHttpClient:
         seconds = min(timeout, CONNECT_SECONDS)
         return await list_permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
 
-    async def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         return dict(headers)
 
     async def _send(

@@ -75,8 +75,9 @@ class AddressFinder(Protocol):
         """Resolves `url` to the IP addresses that may be dialled; a second lookup could lead
         elsewhere. Raises `Unreachable`."""
 
-    async def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Replaces references to credentials in headers by their values."""
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Replaces references to credentials in the headers of a request to `url` by their
+        values."""
 
 
 JSON_HEADERS = [(b"content-type", b"application/json")]

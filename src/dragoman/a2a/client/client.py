@@ -411,8 +411,8 @@ class A2aClient:
         message = request.params.get("message")
         if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
             own["a2a-extensions"] = ",".join(message["extensions"])
-        headers = await http.fill(self._add_credentials(endpoint, {**own, **request.headers}))
-        request = replace(request, headers=headers)
+        headers = self._add_credentials(endpoint, {**own, **request.headers})
+        request = replace(request, headers=await http.fill(endpoint.url, headers))
         try:
             if streamed:
                 return await channels.stream(request, self._pace)

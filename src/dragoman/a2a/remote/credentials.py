@@ -236,7 +236,7 @@ class CredentialHttpClient:
             raise Unreachable("this client supports no gRPC", sent=False)
         return await self._http.find_addresses(url, timeout)
 
-    async def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         if self._names.isdisjoint(headers):
             return dict(headers)
         values = await self._resolve()
