@@ -146,7 +146,7 @@ HOMES: dict[str, set[str]] = {
     "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},
     "httpx2": {"dragoman.agents.models.pydantic_ai"},
     "jwt": {"dragoman.oauth"},
-    "keyring": {"dragoman.core.secret_references", "dragoman.stores.credential_key"},
+    "keyring": {"dragoman.stores"},
     "pydantic_ai": {"dragoman.agents.models.pydantic_ai"},
     "stdnum": {"dragoman.guards.detectors"},
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},

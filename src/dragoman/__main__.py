@@ -6,7 +6,7 @@ import os
 import sys
 
 MCP_USAGE = """\
-Usage: dragoman mcp [--home DIR]
+Usage: dragoman mcp [--home DIR] [--view NAME]
 
 Serves the hub to an IDE over stdin and stdout. Put this into the IDE's MCP configuration
 (Cursor: .cursor/mcp.json; Claude Desktop: claude_desktop_config.json; VS Code: .vscode/mcp.json,
@@ -18,6 +18,7 @@ If a hub is running (`dragoman up`), this connects to it; otherwise the hub runs
 and every other `dragoman mcp` shares it. Errors go to stderr, which the IDE shows in its log.
 
   --home DIR   the hub's home; default: $DRAGOMAN_HOME, or ~/.dragoman
+  --view NAME  serve a view of the configuration instead of [mcp] stdio_expose
   -h, --help   show this text
 """
 
@@ -45,16 +46,16 @@ def mcp(argv: list[str]) -> int:
         return 0
     from dragoman.home import HomeUnusable, find_home
 
-    given: str | None = None
-    if len(argv) == 1 and argv[0].startswith("--home="):
-        argv = ["--home", argv[0].removeprefix("--home=")]
-    if len(argv) == 2 and argv[0] == "--home" and argv[1]:
-        given = argv[1]
-    elif argv:
+    given: dict[str, str] = {}
+    rest = [part for one in argv for part in (one.split("=", 1) if one[:2] == "--" else [one])]
+    while len(rest) > 1 and rest[0] in ("--home", "--view") and rest[1] and rest[0] not in given:
+        given[rest[0]] = rest[1]
+        rest = rest[2:]
+    if rest:
         sys.stderr.write(f"unknown arguments: dragoman mcp {' '.join(argv)}\n\n{MCP_USAGE}")
         return 2
     try:
-        home = find_home(given)
+        home = find_home(given.get("--home"))
     except HomeUnusable as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -64,7 +65,7 @@ def mcp(argv: list[str]) -> int:
         )
     from dragoman.mcp.relay import main as relay
 
-    return relay(home, *_take_stdio())
+    return relay(home, *_take_stdio(), given.get("--view", ""))
 
 
 def _take_stdio() -> tuple[int, int]:

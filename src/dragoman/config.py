@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -27,10 +28,11 @@ from dragoman.config_layers import (
 )
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
+from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import BUILTIN, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits, TaintSettings
-from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry
+from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry, ViewEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.oauth.authority.config import AuthServerSettings
@@ -102,14 +104,42 @@ class AuthSettings(Struct, frozen=True, kw_only=True):
     server: AuthServerSettings = AuthServerSettings()
 
 
+class SecretSettings(Struct, frozen=True, kw_only=True):
+    allow: Annotated[
+        list[Annotated[str, Meta(pattern="^(env|file|keyring):.+$", max_length=500)]],
+        Meta(
+            max_length=1_000,
+            description="Globs of the references to secrets that agents registered by the API or "
+            'the command line may use, besides those of [bridge]: "env:GITHUB_*", '
+            '"file:tokens/*", "keyring:dragoman/*".',
+        ),
+    ] = []
+    cache_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Seconds for which a secret of keyring: and exec: is used before it is "
+            "read again.",
+        ),
+    ] = 300
+    command_secs: Annotated[
+        float, Meta(gt=0, le=300, description="Seconds that the command of exec: may take.")
+    ] = 10
+
+
 class Config(Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str | None,
-        Meta(description="The key that every client must send; without one, loopback only."),
+        Meta(
+            description="The key that every client must send, or a reference to it (env:NAME, "
+            "file:PATH, keyring:SERVICE/NAME, exec:COMMAND); without one, loopback only."
+        ),
     ] = None
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
+    secrets: SecretSettings = SecretSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
     taint: TaintSettings = TaintSettings()
@@ -119,6 +149,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = {}
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
+    views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()
     bridge: BridgeSettings = BridgeSettings()
     routing: RoutingSettings = RoutingSettings()
@@ -201,6 +232,7 @@ def _parse(
         raise ConfigError(_explain(str(error), source)) from None
     _check_agents(config, source, _check_servers(config, source))
     _check_prefixes(config, source)
+    _check_views(config, source)
     _check_key(config, source)
     _check_auth_server(config, source)
     _check_issuers(config.auth, source)
@@ -431,11 +463,14 @@ def _check_sandbox(entry: ServerEntry, where: str) -> None:
 
 def _check_env(entry: ServerEntry, where: str) -> None:
     for variable in entry.env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        name, given, reference = variable.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or (
+            given and not is_reference(reference)
+        ):
             raise ConfigError(
-                f'{where}: "{variable.partition("=")[0]}" in the env of server "{entry.name}" must '
-                "be the name of a variable only; put its value into the environment or the env "
-                "file"
+                f'{where}: "{name}" in the env of server "{entry.name}" must be the name of a '
+                "variable only, or NAME=REFERENCE with env:, file:, keyring: or exec:; put its "
+                "value into the environment or the env file"
             )
 
 
@@ -453,12 +488,51 @@ def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
             )
 
 
+def _check_views(config: Config, source: ConfigSource) -> None:
+    known: set[str] = set()
+    for index, view in enumerate(config.views):
+        at: SettingPath = ("views", index)
+        if view.name in known:
+            raise ConfigError(
+                f'{source.locate((*at, "name"))}: there are two views "{view.name}"; give one of '
+                "them another name"
+            )
+        known.add(view.name)
+        twice = [name for name, count in Counter(view.rename.values()).items() if count > 1]
+        if reserved := {"find_tools", "call_tool"} & set(view.rename.values()):
+            raise ConfigError(
+                f'{source.locate((*at, "rename"))}: the name "{min(reserved)}" is reserved for the '
+                "search of views; choose another one"
+            )
+        if twice:
+            raise ConfigError(
+                f'{source.locate((*at, "rename"))}: two tools of view "{view.name}" would be '
+                f'called "{twice[0]}"'
+            )
+    for client, name in config.mcp.views_for.items():
+        check_view_name(name, config, source.locate(("mcp", "views_for", client)))
+
+
+def check_view_name(name: str, config: Config, where: str) -> None:
+    """Raises `ConfigError` unless the configuration has a view of that name."""
+    names = [view.name for view in config.views]
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"
+    raise ConfigError(f'{where}: there is no view "{name[:100]}" in [[views]]; {hint}')
+
+
 def _check_key(config: Config, source: ConfigSource) -> None:
-    if config.api_key is not None and len(config.api_key) < 16:
+    if config.api_key is not None and not is_reference(config.api_key):
+        check_api_key(config.api_key, f"{source.locate(('api_key',))}: ")
+
+
+def check_api_key(key: str, where: str = "") -> None:
+    if len(key) < 16:
         raise ConfigError(
-            f"{source.locate(('api_key',))}: api_key is too short: it has less than "
-            "16 characters and could be guessed; create one with: "
-            "python3 -c 'import secrets; print(secrets.token_urlsafe())'"
+            f"{where}api_key is too short: it has less than 16 characters and could be guessed; "
+            "create one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
         )
 
 
@@ -737,6 +811,10 @@ LIVE = (
     "mcp.stdio_expose",
     "mcp.names",
     "mcp.names_for",
+    "mcp.views_for",
+    "secrets.cache_secs",
+    "secrets.command_secs",
+    "views",
     "limits.tool_timeout_secs",
     "limits.progress_timeout_secs",
     "limits.task_timeout_secs",

@@ -187,7 +187,7 @@ async def run_registry(
     audit = SqliteAuditLog(home)
     parsed = parse(written)
     live, state, local = (
-        LiveConfig(parsed, lookup or {}),
+        LiveConfig(parsed, lookup or {}, home),
         RunState("mcp", None),
         LocalAgents({}, {}),
     )

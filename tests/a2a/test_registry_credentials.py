@@ -17,6 +17,7 @@ from dragoman.a2a.remote.credentials import AgentCredentials, ReferenceRules
 from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
+from dragoman.core.secret_references import SecretResolver
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")
@@ -134,16 +135,17 @@ async def test_configured_agent_with_a_missing_secret_is_omitted(
         ),
     ],
 )
-def test_unsafe_or_invalid_token_file_is_refused(
+async def test_unsafe_or_invalid_token_file_is_refused(
     tmp_path: Path, make: Callable[[Path], object], name: str, said: str
 ) -> None:
     home = tmp_path / "home"
     (home / "tokens").mkdir(parents=True)
     make(home)
     below = home.resolve() / "tokens"
-    credentials = AgentCredentials("ops", f"file:{name}", {}, {}, home, files_below=below)
+    secrets = SecretResolver({}, home)
+    credentials = AgentCredentials("ops", f"file:{name}", {}, secrets, files_below=below)
     with pytest.raises(ConfigError, match=said) as caught:
-        credentials.resolve()
+        await credentials.resolve()
     assert 'agent "ops"' in str(caught.value) and SECRET not in str(caught.value)
 
 
@@ -171,18 +173,22 @@ def test_api_references_only_agent_credentials(tmp_path: Path, reference: str, s
         rules.check(reference)
 
 
-def test_operator_may_reference_any_file(tmp_path: Path) -> None:
+async def test_operator_may_reference_any_file(tmp_path: Path) -> None:
     outside = private(tmp_path / "outside")
     home = tmp_path / "home"
     home.mkdir()
-    credentials = AgentCredentials("ops", f"file:{outside}", {}, {}, home, files_below=Path("/"))
-    assert credentials.resolve() == {"authorization": f"Bearer {SECRET}"}
+    secrets = SecretResolver({}, home)
+    credentials = AgentCredentials("ops", f"file:{outside}", {}, secrets, files_below=Path("/"))
+    credentials.check_local()
+    assert await credentials.resolve() == {"authorization": f"Bearer {SECRET}"}
     assert SECRET not in str(credentials.headers)
     for name in ("hub.key", "hub.db", "env"):
         private(home / name)
-        own = AgentCredentials("ops", f"file:{name}", {}, {}, home, files_below=Path("/"))
+        own = AgentCredentials("ops", f"file:{name}", {}, secrets, files_below=Path("/"))
         with pytest.raises(ConfigError, match="belongs to the hub itself"):
-            own.resolve()
+            await own.resolve()
+        with pytest.raises(ConfigError, match="belongs to the hub itself"):
+            own.check_local()
 
 
 async def test_refused_reference_sends_and_reveals_nothing(tmp_path: Path) -> None:

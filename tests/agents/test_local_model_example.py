@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.agents.model_keys import build_keys
 
 from dragoman.agents.manifest import load_manifest
 from dragoman.agents.model_factory import build_models
@@ -22,7 +23,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "local_model"
 def test_manifest_and_configuration_load() -> None:
     loaded = load_manifest(EXAMPLE / "agent.toml")
     assert not loaded.warnings
-    (model,) = build_models(loaded.manifest, lambda url, private: None, {})  # type: ignore[arg-type,return-value]
+    (model,) = build_models(loaded.manifest, lambda url, private: None, build_keys({}))  # type: ignore[arg-type,return-value]
     assert isinstance(model, ConstrainedModel)
     (server,) = load(EXAMPLE / "config.toml").mcp_servers
     assert [server.name] == loaded.manifest.capabilities.mcp_servers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agents.model_keys import build_keys
 
 from dragoman.agents.manifest import parse_manifest
 from dragoman.agents.model_factory import build_models
@@ -297,7 +298,7 @@ def test_key_of_a_provider_is_not_sent_elsewhere(model: str, sent: str) -> None:
     text = f'[model]\nmodel = "m"\n{model}\n'
     manifest = parse_manifest(text, Path("/home/agents/a/agent.toml")).manifest
     variables = {"OPENAI_API_KEY": "sk-openai", "OTHER": "sk-other"}
-    (made,) = build_models(manifest, lambda url, private: Http(), variables)
+    (made,) = build_models(manifest, lambda url, private: Http(), build_keys(variables))
     assert isinstance(made, OpenAiModel) and made.settings.api_key == sent
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agents.model_keys import build_keys
 from tests.peers.scripted_model import Answer, ScriptedModel, running_model, say, use
 
 from dragoman.agents.manifest import parse_manifest
@@ -64,7 +65,9 @@ class Rig:
         def open_http(url: str, allow_private: bool) -> Any:
             return self.net.open_configured(url, allow_private=allow_private)
 
-        (model,) = build_models(manifest, open_http, {"MY_KEY": KEY} if keys is None else keys)
+        (model,) = build_models(
+            manifest, open_http, build_keys({"MY_KEY": KEY} if keys is None else keys)
+        )
         return model
 
     async def ask(
@@ -228,10 +231,10 @@ def test_library_is_not_loaded_before_the_first_message() -> None:
 import sys
 from pathlib import Path
 from dragoman.agents.manifest import parse_manifest
-from dragoman.agents.model_factory import build_models
+from dragoman.agents.model_factory import ModelKeys, build_models
 text = '[model]\\nprovider = "anthropic"\\nmodel = "m"\\napi_key_env = "K"\\n'
 manifest = parse_manifest(text, Path("/h/agents/a/agent.toml")).manifest
-build_models(manifest, lambda url, private: None, {"K": "x"})
+build_models(manifest, lambda url, private: None, ModelKeys({"K": "x"}, None))
 print(sorted({one.split(".")[0] for one in sys.modules} & {"pydantic_ai", "httpx2", "anthropic"}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

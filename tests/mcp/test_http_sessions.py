@@ -57,7 +57,7 @@ class Pipe:
 
 
 def made(key: bytes = KEY, audience: Audience | None = None) -> HttpSessions:
-    return HttpSessions(key, EVERYTHING, audience or Audience())
+    return HttpSessions(key, audience or Audience())
 
 
 def shaken(

@@ -27,6 +27,7 @@ from dragoman.core.name_claims import NameClaims
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
+from dragoman.core.secret_references import SecretResolver
 from dragoman.core.structs import replace
 from dragoman.core.taint import LabelStore
 from dragoman.core.tool import AgentFacts, TargetFacts, TargetTraits
@@ -169,8 +170,9 @@ class ToolRig:
         )  # fmt: skip
         self.hub = Hub(catalogs, self.bus, stages, chains, judge, results=kept, limiter=limiter)
         self.parts: ToolParts = build_tools(
-            home, self.settings, self.hub, self.net, self.directory, access, runner, vision
-        )
+            home, self.settings, self.hub, self.net, self.directory, access, runner, vision,
+            SecretResolver({}, home),
+        )  # fmt: skip
         self.stores: ToolStores = self.parts.stores
         self.tester = self.add_agent(self.build_profile("tester"))
 

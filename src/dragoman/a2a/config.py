@@ -31,7 +31,7 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         dict[str, str] | list[str],
         Meta(
             description="Headers to send to this origin alone; ${NAME} takes a value from the "
-            "environment."
+            "environment, ${REFERENCE} from a file, the keyring or a command."
         ),
     ] = {}
     allow_private: Annotated[
@@ -56,10 +56,10 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         Meta(max_length=16, description="Files with the public keys that may sign its card."),
     ] = []
     token: Annotated[
-        Annotated[str, Meta(pattern="^(env|file):.+$")] | None,
+        Annotated[str, Meta(pattern="^(env|file|keyring|exec):.+$")] | None,
         Meta(
-            description="The bearer token for this origin alone, by reference: env:NAME or "
-            "file:PATH."
+            description="The bearer token for this origin alone, by reference: env:NAME, "
+            "file:PATH, keyring:SERVICE/NAME or exec:COMMAND."
         ),
     ] = None
     trust: Annotated[Trust, Meta(description="How far it is trusted, for policies and labels.")] = (
@@ -101,6 +101,10 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
             "user (user)."
         ),
     ] = "shared"
+    tags: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=64)]],
+        Meta(max_length=100, description="Keywords by which [[views]] select it."),
+    ] = []
     enabled: Annotated[bool, Meta(description="Whether the hub connects to it.")] = True
 
 

@@ -61,6 +61,7 @@ def list_exposed(
             sources=tool.sources,
             sinks=tool.sinks,
             destructive=tool.destructive,
+            origin=tool,
             target=target,
         )
     return list(found.values())

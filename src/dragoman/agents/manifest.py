@@ -49,6 +49,13 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         _about("OpenAI's interface of the server: chat completions, or the Responses API."),
     ] = "chat"
     api_key_env: Annotated[str, _about("The variable that has the API key.")] = ""
+    api_key: Annotated[
+        Annotated[str, Meta(pattern="^((env|file|keyring|exec):.+)?$")],
+        _about(
+            "A reference to the API key, instead of api_key_env: env:NAME, file:PATH, "
+            "keyring:SERVICE/NAME or exec:COMMAND."
+        ),
+    ] = ""
     system_prompt: Annotated[str, _about("The instructions.")] = ""
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
@@ -370,13 +377,14 @@ def _bind_models(manifest: Manifest, parent: Manifest) -> Manifest:
         if one.provider not in ("script", "client") and _find_place(one) not in allowed:
             raise ConfigError(
                 f'agent "{manifest.name}" may only use models where its parent "{parent.name}" '
-                "does: with its provider, base_url, api_key_env and allow_private"
+                "does: with its provider, base_url, api_key_env, api_key and allow_private"
             )
     return manifest
 
 
-def _find_place(model: ModelSettings) -> tuple[str, str, str, bool]:
-    return model.provider, model.base_url, model.api_key_env, model.allow_private
+def _find_place(model: ModelSettings) -> tuple[str, str, str, str, bool]:
+    key = model.api_key_env, model.api_key
+    return model.provider, model.base_url, *key, model.allow_private
 
 
 def strip_comments(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from dragoman.agents.manifest import Manifest, ModelSettings
@@ -14,7 +15,9 @@ from dragoman.agents.models.provider import (
     check_installed,
 )
 from dragoman.core.errors import ConfigError
+from dragoman.core.secret_references import SecretResolver
 from dragoman.wire.http import HttpClient
+from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 OpenHttp = Callable[[str, bool], HttpClient]
 """Opens the client for a configured URL; the second argument allows private addresses."""
@@ -37,14 +40,19 @@ MAX_IDLE = 60.0
 """Seconds between two pieces of an answer, unless it must begin sooner."""
 
 
-def build_models(
-    manifest: Manifest, open_http: OpenHttp, variables: Mapping[str, str]
-) -> Sequence[ChatModel]:
+class ModelKeys(NamedTuple):
+    """Where the keys of models come from."""
+
+    variables: Mapping[str, str]
+    secrets: SecretResolver
+
+
+def build_models(manifest: Manifest, open_http: OpenHttp, keys: ModelKeys) -> Sequence[ChatModel]:
     """The model of a manifest, and its fallbacks. Raises `ConfigError`."""
     settings = [manifest.model, *manifest.fallback_models]
     if _is_only_script(manifest):
         return [_build_script(manifest)]
-    return [_build_model(one, manifest, open_http, variables) for one in settings]
+    return [_build_model(one, manifest, open_http, keys) for one in settings]
 
 
 def _is_only_script(manifest: Manifest) -> bool:
@@ -65,7 +73,7 @@ def _build_script(manifest: Manifest) -> ChatModel:
 
 
 def _build_model(
-    settings: ModelSettings, manifest: Manifest, open_http: OpenHttp, variables: Mapping[str, str]
+    settings: ModelSettings, manifest: Manifest, open_http: OpenHttp, keys: ModelKeys
 ) -> ChatModel:
     if settings.provider == SCRIPT:
         return _build_script(manifest)
@@ -75,9 +83,9 @@ def _build_model(
         return ClientModel(settings.max_tokens, settings.temperature)
     where = f'agent "{manifest.name}"'
     if settings.provider in PROVIDERS:
-        model: ChatModel = _build_provider_model(settings, where, open_http, variables)
+        model: ChatModel = _build_provider_model(settings, where, open_http, keys)
     else:
-        model = _build_openai_model(settings, where, open_http, variables)
+        model = _build_openai_model(settings, where, open_http, keys)
     if settings.tool_mode != "constrained":
         return model
     from dragoman.agents.models.constrained import ConstrainedModel
@@ -86,13 +94,17 @@ def _build_model(
 
 
 def _build_provider_model(
-    settings: ModelSettings, where: str, open_http: OpenHttp, variables: Mapping[str, str]
+    settings: ModelSettings, where: str, open_http: OpenHttp, keys: ModelKeys
 ) -> ChatModel:
     provider = PROVIDERS[settings.provider]
     check_installed(where, settings.provider)
     if not settings.model:
         raise ConfigError(f"{where}: model.model is missing: name the model")
-    key = _find_key(settings, provider.key, where, variables)
+    if settings.api_key.startswith(("keyring:", "exec:")):
+        raise ConfigError(
+            f"{where}: the provider {settings.provider} takes its key from env: or file: only"
+        )
+    key = _find_key(settings, provider.key, where, keys)
     if provider.needs_key and not key:
         if settings.base_url:
             raise ConfigError(
@@ -117,7 +129,7 @@ def _build_provider_model(
 
 
 def _build_openai_model(
-    settings: ModelSettings, where: str, open_http: OpenHttp, variables: Mapping[str, str]
+    settings: ModelSettings, where: str, open_http: OpenHttp, keys: ModelKeys
 ) -> ChatModel:
     if settings.provider not in BASE_URLS and not settings.base_url:
         known = ", ".join([*BASE_URLS, *PROVIDERS, SCRIPT, CLIENT])
@@ -135,7 +147,10 @@ def _build_openai_model(
 
         kind = ResponsesModel
     default_url, default_key = BASE_URLS.get(settings.provider, ("", ""))
-    key = _find_key(settings, default_key, where, variables)
+    if settings.api_key.startswith(("keyring:", "exec:")):
+        key, open_http = _hold_key(settings.api_key, where, open_http, keys.secrets)
+    else:
+        key = _find_key(settings, default_key, where, keys)
     base = settings.base_url or default_url
     return kind(
         OpenAiSettings(
@@ -176,7 +191,7 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
     if settings.provider in (SCRIPT, CLIENT):
         return ModelEndpoint(settings.provider, "", "", False)
     url, variable = BASE_URLS.get(settings.provider, ("", ""))
-    needs_key = bool(settings.api_key_env)
+    needs_key = bool(settings.api_key_env or settings.api_key.startswith("env:"))
     if (provider := PROVIDERS.get(settings.provider)) is not None:
         url, variable = provider.url, provider.key
         needs_key = needs_key or provider.needs_key
@@ -188,11 +203,28 @@ def _describe_model(settings: ModelSettings) -> ModelEndpoint:
     )
 
 
-def _find_key(
-    settings: ModelSettings, default: str, where: str, variables: Mapping[str, str]
-) -> str:
+def _hold_key(
+    reference: str, where: str, open_http: OpenHttp, secrets: SecretResolver
+) -> tuple[str, OpenHttp]:
+    """A placeholder for the key, and clients that put the key in its place."""
+    placeholder = build_placeholder()
+
+    def open_with_key(url: str, allow_private: bool) -> HttpClient:
+        return SecretHeadersClient(
+            open_http(url, allow_private),
+            {placeholder: reference},
+            partial(secrets.resolve_to_send, owner=where),
+            secrets.forget,
+        )
+
+    return placeholder, open_with_key
+
+
+def _find_key(settings: ModelSettings, default: str, where: str, keys: ModelKeys) -> str:
+    if settings.api_key:
+        return keys.secrets.resolve_local(settings.api_key, where)
     variable = _find_key_variable(settings, default)
-    key = variables.get(variable, "") if variable else ""
+    key = keys.variables.get(variable, "") if variable else ""
     if settings.api_key_env and not key:
         raise _build_missing_key(where, settings.api_key_env)
     return key
@@ -200,6 +232,9 @@ def _find_key(
 
 def _find_key_variable(settings: ModelSettings, default: str) -> str:
     """The key of a provider goes to that provider only: for a `base_url` it must be named."""
+    if settings.api_key:
+        kind, _, name = settings.api_key.partition(":")
+        return name if kind == "env" else ""
     return settings.api_key_env or ("" if settings.base_url else default)
 
 

@@ -62,7 +62,11 @@ class AgentEndpoints:
     async def _serve(self, request: HttpRequest, principal: Principal | None) -> None:
         name, _, rest = request.path.removeprefix(f"{PREFIX}/").partition("/")
         endpoint = self._find(unquote(name)) if f"/{rest}" == SUFFIX else None
-        if endpoint is None or principal is None:
+        if (
+            endpoint is None
+            or principal is None
+            or (principal.view and not self._is_in_view(endpoint.profile.name, principal))
+        ):
             said = "there is no such agent endpoint: use /agents/NAME/mcp with an agent's name"
             request.reply(404, JSON_HEADERS, encode({"error": {"message": said}}))
             return
@@ -71,6 +75,11 @@ class AgentEndpoints:
         work = endpoint.transport(request, principal)
         if work is not None:
             await work
+
+    def _is_in_view(self, agent: str, principal: Principal) -> bool:
+        """Whether the agent is in the view that the principal is bound to."""
+        view = self._guards.hub.views.get_bound(principal.view)
+        return any(view.includes(one) for one in self._guards.hub.catalog.list_offered(agent))
 
     def _find(self, name: str) -> AgentEndpoint | None:
         profile = self._manifests.find_by_name(name)
@@ -96,6 +105,7 @@ class AgentEndpoints:
             main.authorizer,
             results=guards.kept,
             limiter=guards.limiter,
+            views=main.views,
         )
         manifest = self._manifests.get_manifest(profile.name)
         identity = ServerIdentity(manifest.name, manifest.version, manifest.description)

@@ -73,7 +73,11 @@ class App:
         config = parts.live.config
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}
-        under = [*build_a2a_mounts(config, parts.agents.a2a), parts.endpoints.mount]
+        under = [
+            *parts.mcp.view_mounts,
+            *build_a2a_mounts(config, parts.agents.a2a),
+            parts.endpoints.mount,
+        ]
         if parts.authority is not None:
             under += parts.authority.mounts
         under += parts.logins.mounts

@@ -32,6 +32,7 @@ from dragoman.app.build_guards import build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_routing import LazyRouting
+from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.config_apply import ConfigApplier
@@ -47,6 +48,7 @@ from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
+from dragoman.app.view_reports import HubViewReports
 from dragoman.config import Config
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
@@ -74,21 +76,30 @@ from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
+from dragoman.web.api_views import ViewsApi
 
 
-def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] = ()) -> App:
+def build_app(
+    home: Path,
+    config: Config,
+    mode: str,
+    given: Sequence[Override] = (),
+    api_key: str | None = None,
+) -> App:
     """Builds a hub inside a running event loop. `given` are the settings of the command line, which
-    take precedence over the file when it changes. Raises `ConfigError`, with everything closed."""
-    watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home))
+    take precedence over the file when it changes. `api_key` is the value behind a reference in the
+    configuration that could not be read here. Raises `ConfigError`, with everything closed."""
+    watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
+    if api_key is None:
+        api_key = resolve_local_api_key(config, live.secrets)
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
-        auth = build_auth(mode, live, stores, net)
-        access_watch = AccessWatch(stores.keys, auth.authenticator)
-        state = auth.state
+        auth = build_auth(mode, live, stores, net, api_key)
+        state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config)
@@ -98,9 +109,8 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder),
         )  # fmt: skip
-        upstreams = build_upstreams(
-            home, live, net, catalogs, bus, clients, logins.open_server_account
-        )
+        open_account = logins.open_server_account
+        upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account)
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
@@ -125,21 +135,14 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         )  # fmt: skip
         endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
         agents = AgentsBuilder(
-            home,
-            live,
-            state,
-            stores,
-            hub,
-            net,
+            home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
-            registered,
-            review_card,
-            touch,
-            logins.open_agent_account,
-        ).build()
+            registered, review_card, touch, logins.open_agent_account,
+        ).build()  # fmt: skip
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
-            AgentVision(local), lambda principal: renew_principal(stores.keys, principal),
+            AgentVision(local), live.secrets,
+            lambda principal: renew_principal(stores.keys, principal),
         )  # fmt: skip
         tools.check()
         for built in tools.built:
@@ -155,10 +158,15 @@ def build_app(home: Path, config: Config, mode: str, given: Sequence[Override] =
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
         endpoints, skills, events, tools, routing, auth, authority, logins,
     )  # fmt: skip
-    applier = ConfigApplier(parts, watch)
-    dispatches = events.dispatches
-    view = RegistryView(agents.registry, stores.registry, hub.catalog, dispatches.count_active)
-    status = HubStatus(parts, watch, view)
+    return _assemble(parts, watch, access_watch, net)
+
+
+def _assemble(
+    parts: HubParts, watch: ConfigWatch, access_watch: AccessWatch, net: OutboundHttp
+) -> App:
+    catalog, count = parts.guards.hub.catalog, parts.events.dispatches.count_active
+    view = RegistryView(parts.agents.registry, parts.stores.registry, catalog, count)
+    applier, status = ConfigApplier(parts, watch), HubStatus(parts, watch, view)
     api = _build_api(parts, applier, status, view)
     return App(parts, status, applier, access_watch, api, net)
 
@@ -180,6 +188,7 @@ def _build_api(
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),
         SkillsApi(parts.skills.describe),
+        ViewsApi(HubViewReports(hub, parts.mcp.server.lists, parts.live.find_style)),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
     )
     return Api(hub, status, TASKS_ONLY, apis)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import (
-    TOKENS,
     AgentCredentials,
     CredentialHttpClient,
     ReferenceRules,
@@ -200,7 +199,7 @@ def build_manifest_agents(
 
     def build(loaded: LoadedManifest, profile: AgentProfile) -> LocalAgent:
         from dragoman.agents.model_agent import ModelAgent
-        from dragoman.agents.model_factory import build_models
+        from dragoman.agents.model_factory import ModelKeys, build_models
 
         manifest = loaded.manifest
         if profile.schedules:
@@ -209,7 +208,7 @@ def build_manifest_agents(
             check_schedules(manifest.name, profile.schedules)
         if manifest.command.argv or manifest.function:
             return _build_program(home, loaded, profile.org, prefix(), validate, build_runner)
-        models = build_models(manifest, open_http, live.variables)
+        models = build_models(manifest, open_http, ModelKeys(live.variables, live.secrets))
         return ModelAgent(
             manifest, profile, models, tools, meter, skills, prefix(), validate,
             None if profile.parent else conversations,
@@ -366,18 +365,18 @@ class AgentsBuilder:
     def _build_registry(self) -> Registry:
         """External agents are tools even if the hub does not serve A2A."""
         config, catalog, home = self.live.config, self.hub.catalog, self.home
+        rules = ReferenceRules(config.bridge.credential_env, home, config.secrets.allow)
 
         def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
             credentials = AgentCredentials(
                 entry.name,
                 entry.token,
                 dict(parse_headers(entry.headers)),
-                self.live.variables,
-                home,
-                files_below=Path("/") if source == CONFIG else home.resolve() / TOKENS,
+                self.live.secrets,
+                files_below=Path("/") if source == CONFIG else rules.find_folder(entry),
             )
             if source == CONFIG:
-                credentials.resolve()  # reports what is missing at the start
+                credentials.check_local()  # reports what is missing at the start
 
             def reach(url: str, private: bool) -> HttpClient:
                 client = self.net.open_configured(url, allow_private=private)
@@ -419,7 +418,7 @@ class AgentsBuilder:
             review_card=self.review_card,
             facts_changed=self.touch_policies,
             every=config.bridge.probe_secs,
-            references=ReferenceRules(config.bridge.credential_env, home),
+            references=rules,
         )
         registry.load(config.a2a.external_agents if config.a2a.enabled else ())
         return registry

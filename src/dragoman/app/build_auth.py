@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dragoman.app.build_stores import Stores
@@ -10,9 +9,8 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.run_state import RunState
 from dragoman.config import AuthSettings
-from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
-from dragoman.core.variables import find_variable
+from dragoman.core.secret_references import SecretResolver
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.server.introspection import IntrospectedTokens
 from dragoman.oauth.server.jwt_tokens import JwtTokens
@@ -28,8 +26,7 @@ class AuthParts:
     state: RunState
     jwt: JwtTokens
     introspected: IntrospectedTokens
-    resolve_secret: Callable[[str, str], Awaitable[str]]
-    """Reads the secret that a reference names, for an owner."""
+    secrets: SecretResolver
 
     def apply(self, settings: AuthSettings) -> None:
         self.jwt.apply(settings.jwt)
@@ -40,7 +37,10 @@ class AuthParts:
         self.introspected.close()
 
 
-def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -> AuthParts:
+def build_auth(
+    mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp, api_key: str | None
+) -> AuthParts:
+    """`api_key` is the value of the key in the configuration."""
     config, keys = live.config, stores.keys
 
     def find_key(key: str) -> Principal | None:
@@ -49,12 +49,6 @@ def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -
 
     def open_http(url: str, allow_private: bool) -> HttpClient:
         return net.open_configured(url, allow_private=allow_private)
-
-    async def resolve_secret(reference: str, owner: str) -> str:
-        kind, _, name = reference.partition(":")
-        if kind != "env":
-            raise ConfigError(f"{owner}: only env: references are supported here")
-        return find_variable(name, live.variables, owner)
 
     def is_own(url: str) -> bool:
         """Whether tokens for `url` are for this hub: the URL of one of its endpoints, by the name
@@ -69,13 +63,13 @@ def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -
         return any(path == "/" or metadata.is_resource(path) for path in paths)
 
     jwt = JwtTokens(open_http, is_own)
-    introspected = IntrospectedTokens(open_http, is_own, resolve_secret)
+    introspected = IntrospectedTokens(open_http, is_own, live.secrets.resolve)
     finders: list[TokenFinder] = [jwt, introspected]
     if stores.users is not None:
         stores.users.grants.set_issuer(lambda: state.base)
         # First: no token of the hub is sent to a provider for introspection.
         finders.insert(0, stores.users.grants)
-    authenticator = Authenticator(config.api_key, find_key, keys.has_keys, finders)
+    authenticator = Authenticator(api_key, find_key, keys.has_keys, finders)
     state = RunState(mode, config.server.public_url, authenticator.requires_key)
     metadata = ResourceMetadata(
         authenticator.finders,
@@ -83,6 +77,6 @@ def build_auth(mode: str, live: LiveConfig, stores: Stores, net: OutboundHttp) -
         lambda: live.config.auth.required_scopes,
         config.a2a.listen_path,
     )
-    parts = AuthParts(authenticator, metadata, state, jwt, introspected, resolve_secret)
+    parts = AuthParts(authenticator, metadata, state, jwt, introspected, live.secrets)
     parts.apply(config.auth)
     return parts

@@ -76,7 +76,7 @@ def build_authority(
         lambda: state.base,
         net.open_public(allow_private=False),
         oidc_http,
-        auth.resolve_secret,
+        auth.secrets.resolve,
         _note_failures(stores),
     )
     scopes = dict.fromkeys(("call", *live.config.auth.required_scopes))

@@ -93,7 +93,7 @@ def build_guards(
         flows.find_names,
         stores.users.users if stores.users is not None else None,
     )
-    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended)
+    authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended, live.views)
     chains = CallChains(
         stores.witness.key,
         depth=limits.chain_depth,
@@ -122,6 +122,7 @@ def build_guards(
         visibility=upstreams,
         limiter=limiter,
         logins=targets,
+        views=live.views,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
     return Guards(hub, startup, policies, kept, chains, stages, limiter, flows, authorizer)

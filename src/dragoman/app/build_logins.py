@@ -14,7 +14,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.errors import Unreachable
 from dragoman.core.ports import CredentialStore
 from dragoman.core.principal import Principal
-from dragoman.core.secret_references import SecretResolver
 from dragoman.mcp.config import ServerEntry, StdioTransport, parse_headers
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.logins.accounts import (
@@ -137,7 +136,7 @@ def build_logins(
         open_http,
         open_store,
         lambda: bool(stores) or (home / "credentials.db").exists(),
-        SecretResolver(live.variables, home).resolve,
+        live.secrets.resolve,
         build_redirect_uri,
         build_client_url,
     )

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_skills import build_mark
 from dragoman.app.config_watch import LiveConfig
+from dragoman.core.background import Work
 from dragoman.core.bus import Bus
 from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.tool_filter import View
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.limits import UpstreamLimits
@@ -21,13 +25,16 @@ from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
-from dragoman.mcp.server.streamable_http import StreamableHttpTransport
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport, refuse_unknown_view
 from dragoman.mcp.server.tasks import ToolTaskRegistry, build_task_registry
 from dragoman.net.client import OutboundHttp
 from dragoman.processes.child_process import kill_marked
 from dragoman.processes.descendants import DESCENDANTS
-from dragoman.web.app import Mounted
-from dragoman.wire.http import HolderClients
+from dragoman.web.app import Mounted, PathMount
+from dragoman.wire.http import HolderClients, HttpRequest
+
+ServeView = Callable[[HttpRequest, Principal, View], Work[None] | None]
+"""Serves a request at the address of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,30 @@ class McpParts:
     @property
     def mounts(self) -> dict[str, Mounted]:
         return {"/mcp": self.http, "/mcp/": self.http, **self.sse.mounts}
+
+    @property
+    def view_mounts(self) -> list[PathMount]:
+        """`/mcp/v/NAME`, and `/sse/v/NAME` for the transport of 2024-11-05."""
+        transports: dict[str, ServeView] = {"/mcp/v": self.http, "/sse/v": self.sse.open}
+        return [
+            PathMount(
+                prefix,
+                partial(self._serve_view, prefix, transport),
+                is_open=lambda path: False,
+                is_rpc=lambda path: True,
+            )
+            for prefix, transport in transports.items()
+        ]
+
+    def _serve_view(
+        self, prefix: str, transport: ServeView, request: HttpRequest, principal: Principal | None
+    ) -> Work[None] | None:
+        name = unquote(request.path.removeprefix(prefix).strip("/"))
+        view = self.server.hub.views.find(name)
+        if view is None or principal is None:
+            refuse_unknown_view(request)
+            return None
+        return transport(request, principal, view)
 
     def close(self) -> None:
         self.server.subscriptions.close()
@@ -65,6 +96,7 @@ def build_upstreams(
         mark,
         live.variables,
         lambda url, private: net.open_configured(url, allow_private=private),
+        live.secrets,
     )
 
     def build_upstream(entry: ServerEntry) -> Upstream:
@@ -89,7 +121,7 @@ def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients)
     server = McpServer(
         hub,
         key,
-        lambda client: live.config.mcp.find_style(client),
+        live.find_style,
         limits.question_secs,
         tasks,
         config.mcp.task_after_secs,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dragoman.app.tool_ports import A2aPeers, GuardedWeb, SearchEngine
@@ -13,6 +14,7 @@ from dragoman.core.background import Background
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory
 from dragoman.core.principal import Principal
+from dragoman.core.secret_references import SecretResolver
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
@@ -37,6 +39,8 @@ from dragoman.tools.threads import ToolThreads
 from dragoman.tools.time import TimeTools
 from dragoman.tools.web import WebLimits, WebTools
 from dragoman.tools.workspace import WorkspaceLimits
+from dragoman.wire.http import HttpClient
+from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 MEGABYTE = 1024 * 1024
 
@@ -99,6 +103,7 @@ def build_tools(
     access: BuiltinAccess,
     shell: ShellRunner | None,
     vision: VisionModel | None,
+    secrets: SecretResolver,
     renew: Callable[[Principal], Principal] = lambda principal: principal,
 ) -> ToolParts:
     """Builds the tools and offers them to the hub's catalog. `shell` runs commands; without it
@@ -124,7 +129,7 @@ def build_tools(
             FileTools(files),
             PatchTools(files),
             WebTools(
-                GuardedWeb(public), threads, web_limits, _build_search(settings.search_url, net)
+                GuardedWeb(public), threads, web_limits, _build_search(settings, net, secrets)
             ),
             ShellTools(files, shell, commands),
             AgentTools(directory, calls),
@@ -143,10 +148,19 @@ def build_tools(
     return ToolParts(target, stores, schedules, threads, peers)
 
 
-def _build_search(url: str | None, net: OutboundHttp) -> SearchEngine | None:
+def _build_search(
+    settings: ToolSettings, net: OutboundHttp, secrets: SecretResolver
+) -> SearchEngine | None:
+    url, given = settings.search_url, settings.search_headers
     if url is None:
         return None
-    return SearchEngine(url, net.open_configured(url, allow_private=False))
+    http: HttpClient = net.open_configured(url, allow_private=False)
+    placeholders = {name: build_placeholder() for name in given}
+    if given:
+        templates = {placeholders[name]: value for name, value in given.items()}
+        expand = partial(secrets.expand_to_send, owner="web_search")
+        http = SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
+    return SearchEngine(url, http, placeholders)
 
 
 def _build_workspace_limits(settings: ToolSettings) -> WorkspaceLimits:

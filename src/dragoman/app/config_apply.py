@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dragoman.app.config_watch import ConfigWatch
+from dragoman.app.config_watch import ConfigWatch, build_view_rules
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.secret_variables import withhold_secrets
 from dragoman.config import Config, find_frozen_changes
@@ -42,6 +42,8 @@ class ConfigApplier:
         parts.guards.apply_taint(config.taint)
         parts.mcp.tasks.set_ttl(2 * config.limits.task_timeout_secs)
         parts.guards.policies.apply(old, config)
+        if parts.live.views.apply(*build_view_rules(config)):
+            parts.guards.policies.touch()  # lists and their caches follow the views
         parts.store_watch.record_servers(config.mcp_servers)
         await parts.upstreams.apply(config.mcp_servers)
         removed = {one.name for one in old.mcp_servers} - {one.name for one in config.mcp_servers}

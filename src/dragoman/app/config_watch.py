@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from dragoman.app.build_secrets import build_secrets
 from dragoman.config import Config, load_with_source, read_env
 from dragoman.config_layers import Override
 from dragoman.core.call import NOTHING
@@ -15,6 +16,7 @@ from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 from dragoman.core.tool_filter import View
+from dragoman.core.views import ViewRule, Views
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +30,21 @@ Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 class LiveConfig:
     """The configuration in force. Parts that follow changes read it at each use."""
 
-    def __init__(self, config: Config, variables: Mapping[str, str] = NOTHING) -> None:
+    def __init__(
+        self, config: Config, variables: Mapping[str, str] = NOTHING, home: Path = Path()
+    ) -> None:
         self.config = config
         self.variables = dict(variables)
         """Updated in place: connections look up their secrets in it."""
+        self.secrets = build_secrets(home, self.variables, lambda: self.config)
+        self.views = Views()
+        self.views.apply(*build_view_rules(config))
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         """What clients over stdio are listed; computed once, because every request needs it."""
+
+    def find_style(self, client: str) -> str:
+        """The style of tool names for the client of that name."""
+        return self.config.mcp.find_style(client)
 
     def replace(self, config: Config, variables: Mapping[str, str]) -> Config:
         """Puts `config` in force and returns the previous one."""
@@ -42,6 +53,33 @@ class LiveConfig:
         previous, self.config = self.config, config
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         return previous
+
+
+def build_view_rules(
+    config: Config,
+) -> tuple[list[ViewRule], dict[str, frozenset[str]], dict[str, str]]:
+    """The views of the configuration, the tags of servers and external agents, and the views of
+    single clients: the arguments of `Views.apply`."""
+    rules = [
+        ViewRule(
+            name=one.name,
+            description=one.description,
+            include=tuple(one.include),
+            exclude=tuple(one.exclude),
+            servers=tuple(one.servers),
+            agents=tuple(one.agents),
+            tags=tuple(one.tags),
+            rename=one.rename,
+            describe=one.describe,
+            description_chars=one.description_chars,
+            token_budget=one.token_budget,
+            search=one.search,
+        )
+        for one in config.views
+    ]
+    tags = {one.name: frozenset(one.tags) for one in config.mcp_servers if one.tags}
+    tags |= {one.name: frozenset(one.tags) for one in config.a2a.external_agents if one.tags}
+    return rules, tags, config.mcp.views_for
 
 
 class ConfigWatch:

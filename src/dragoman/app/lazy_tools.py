@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
+from dragoman.core.secret_references import SecretResolver
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.store_inventory import StoreInventory
 from dragoman.tools.access import BuiltinAccess
@@ -59,7 +60,8 @@ class LazyTools:
     access: BuiltinAccess
     inventory: StoreInventory
     find_runner: Callable[[], CommandRunner]
-    vision: VisionModel | None = None
+    vision: VisionModel | None
+    secrets: SecretResolver
     renew: Callable[[Principal], Principal] = lambda principal: principal
     """Takes from a principal what it does not have any more."""
     built: list[ToolParts] = field(default_factory=list)
@@ -85,6 +87,7 @@ class LazyTools:
             self.access,
             shell,
             self.vision,
+            self.secrets,
             self.renew,
         )
         self.built.append(parts)

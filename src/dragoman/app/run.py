@@ -15,7 +15,8 @@ from dragoman import home as home_files
 from dragoman.app import process
 from dragoman.app.app import App
 from dragoman.app.build import build_app
-from dragoman.app.config_watch import refuse_exposed
+from dragoman.app.build_secrets import resolve_api_key
+from dragoman.app.config_watch import load_variables, refuse_exposed
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.secret_variables import list_skill_variables, withhold_secrets
 from dragoman.config import Config, load_with_source
@@ -52,7 +53,8 @@ def run(
         DESCENDANTS.adopt_orphans()
         process.raise_file_limit()
         mode = "daemon" if stop is None else "mcp"
-        build = partial(build_app, home, config, mode, given)
+        api_key = resolve_api_key(home, config, load_variables(home))
+        build = partial(build_app, home, config, mode, given, api_key)
         with asyncio.Runner(loop_factory=process.find_loop_factory()) as runner:
             runner.run(_serve(home, build, ready, stop))
 

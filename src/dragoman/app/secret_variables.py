@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dragoman.agents.skills.skill_book import FOLDER
 from dragoman.config import Config, parse_headers
 from dragoman.config_layers import CREDENTIALS, PREFIX
 from dragoman.core.environment import read_environment, withhold_variables
-from dragoman.core.variables import list_references
+from dragoman.core.secret_references import find_embedded_variables
 from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
@@ -29,7 +30,22 @@ def list_secret_variables(
     if config.agents or config.bus.plugins:
         return []
     named = {*_list_named(config), *(name for name in skills if not _is_ordinary(name))}
-    return [name for name in variables if name in named or _is_secret_setting(name)]
+    globs = list(_list_allowed(config))
+    return [
+        name
+        for name in variables
+        if name in named
+        or _is_secret_setting(name)
+        or (not _is_ordinary(name) and any(fnmatchcase(name, glob) for glob in globs))
+    ]
+
+
+def _list_allowed(config: Config) -> Iterator[str]:
+    """Globs of the variables that agents registered by the API may use."""
+    for glob in config.secrets.allow:
+        kind, _, name = glob.partition(":")
+        if kind == "env":
+            yield name
 
 
 def withhold_secrets(config: Config, skills: Iterable[str]) -> None:
@@ -50,14 +66,20 @@ def _list_named(config: Config) -> Iterator[str]:
     yield from config.bridge.credential_env
     for agent in config.a2a.external_agents:
         for _, value in parse_headers(agent.headers):
-            yield from list_references(value)
+            yield from find_embedded_variables(value)
     for server in config.mcp_servers:
-        yield from (name for name in server.env if not _is_ordinary(name))
+        yield from (name for name in server.env_names if not _is_ordinary(name))
         for _, value in parse_headers(getattr(server.transport, "headers", {})):
-            yield from list_references(value)
+            yield from find_embedded_variables(value)
+    for value in config.tools.search_headers.values():
+        yield from find_embedded_variables(value)
+    references = [agent.token for agent in config.a2a.external_agents]
+    references += [one for server in config.mcp_servers for one in server.env_references.values()]
     for client in (config.auth.introspection, config.auth.server.oidc):
-        if client is not None and client.client_secret.startswith("env:"):
-            yield client.client_secret.removeprefix("env:")
+        references += [client.client_secret] if client is not None else []
+    for reference in (*references, config.api_key):
+        if reference is not None and reference.startswith("env:"):
+            yield reference.removeprefix("env:")
 
 
 def _is_ordinary(name: str) -> bool:

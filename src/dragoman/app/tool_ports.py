@@ -21,7 +21,7 @@ from dragoman.processes.config import ProcessLimits, SandboxLevel
 from dragoman.tools.shell import ShellLimits, ShellOutcome
 from dragoman.tools.web import DialledOrigin
 from dragoman.tools.workspace import parse_path
-from dragoman.wire.http import HttpClient
+from dragoman.wire.http import NO_HEADERS, HttpClient
 
 FIRST_POLL, LONGEST_POLL = 0.2, 3.0
 _ENDED = {"COMPLETED", "FAILED", "CANCELED", "REJECTED"}
@@ -56,6 +56,7 @@ class SearchEngine(NamedTuple):
 
     url: str
     http: HttpClient
+    headers: Mapping[str, str] = NO_HEADERS
 
 
 class SandboxedShell(NamedTuple):

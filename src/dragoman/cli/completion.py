@@ -82,6 +82,12 @@ def _list_servers(ctx: click.Context) -> Iterable[str]:
     return list_server_names((Path(_find_home(ctx)) / "config.toml").read_text(encoding="utf-8"))
 
 
+def _list_views(ctx: click.Context) -> Iterable[str]:
+    from dragoman.config import load
+
+    return [view.name for view in load(Path(_find_home(ctx)) / "config.toml").views]
+
+
 def _build_lister(path: str, member: str, *fields: str) -> Callable[[click.Context], Iterable[str]]:
     """Builds a function that lists these fields of what the running hub has at `path`."""
 
@@ -106,4 +112,5 @@ complete_targets = _build_completer(lambda ctx: [*_list_servers(ctx), *_list_age
 complete_quarantined = _build_completer(_build_lister("/api/pins?state=held", "pins", "name"))
 complete_prompts = _build_completer(_build_lister("/api/prompts", "prompts", "id", "name"))
 complete_resources = _build_completer(_build_lister("/api/resources", "resources", "uri"))
+complete_views = _build_completer(_list_views)
 complete_clients = _build_completer(lambda ctx: CLIENTS)

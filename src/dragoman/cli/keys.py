@@ -21,6 +21,7 @@ from dragoman.cli.base.output import (
     print_json,
     print_table,
 )
+from dragoman.cli.completion import complete_views
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def keys() -> None:
 @click.option("--for", "target", metavar="TARGET",
               help="The server or agent that calls back with this key: its calls are attributed to "
               "the calls that it serves, so that loops are detected.")  # fmt: skip
+@click.option("--view", metavar="NAME", shell_complete=complete_views,
+              help="The view that the key is bound to, at every entry point.")  # fmt: skip
 @click.option("--role", "roles", metavar="ROLE", multiple=True,
               help="Role for policies; may be repeated. The role owner has all your "
               "permissions.")  # fmt: skip
@@ -99,7 +102,14 @@ def create(
 
     \b
     dragoman keys create travel-key --for travel
+
+    Bind a key to a view: a client with it lists and calls what the view has, and nothing else:
+
+    \b
+    dragoman keys create cursor --view ide
     """
+    if (view := options["view"]) is not None:
+        _check_view(home, view)
     if target == "":
         fail("--for is empty: give the name of a server or agent", USAGE)
     expires_at, roles, scopes = _parse_expiry(expires), options["roles"], options["scopes"]
@@ -114,13 +124,15 @@ def create(
             scopes=scopes or ["call"],
             roles=roles,
             target=target or "",
+            view=view or "",
         )
         is_first = len(store.list()) == 1
     if not is_there:
         say(f'unknown server or agent "{target}": until it exists, the key is an ordinary one')
     if as_json:
         made = {"name": name, "key": key, "expires_at": expires_at}
-        return print_json({**made, "for": target, "roles": roles, "scopes": scopes or ["call"]})
+        more = {"for": target, "view": view, "roles": roles, "scopes": scopes or ["call"]}
+        return print_json({**made, **more})
     print(key)
     say(f'key "{name}" was created and is shown only once; send: Authorization: Bearer {key[:12]}…')
     if is_first:
@@ -149,6 +161,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
             "expires": _render_date(record.expires_at) or "never",
             "created": _render_date(record.created_at),
             "for": record.target or None,
+            "view": record.view or None,
             "roles": record.roles,
             "scopes": record.scopes,
         }
@@ -198,6 +211,13 @@ def _parse_expiry(text: str) -> float | None:
 
 def _render_cells(row: Mapping[str, Any]) -> list[Any]:
     return [", ".join(cell) if isinstance(cell, tuple) else cell for cell in row.values()]
+
+
+def _check_view(home: str | None, view: str) -> None:
+    """Raises `ConfigError` unless config.toml has the view."""
+    from dragoman.config import check_view_name, load
+
+    check_view_name(view, load(Path(resolve_home(home)) / "config.toml"), "--view")
 
 
 def _resolve_target(home: str | None, target: str) -> tuple[str, bool]:

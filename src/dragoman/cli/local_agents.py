@@ -171,8 +171,9 @@ def check(name: str | None, home: str | None, as_json: bool) -> None:
 def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
     """Loads a manifest and builds its models, without asking them."""
     from dragoman.agents.manifest import load_manifest
-    from dragoman.agents.model_factory import build_models, describe_models
+    from dragoman.agents.model_factory import ModelKeys, build_models, describe_models
     from dragoman.app.config_watch import load_variables
+    from dragoman.core.secret_references import SecretResolver
     from dragoman.net.client import OutboundHttp
 
     found: dict[str, Any] = {
@@ -203,7 +204,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
         build_models(
             manifest,
             lambda url, private: net.open_configured(url, allow_private=private),
-            variables,
+            ModelKeys(variables, SecretResolver(variables, place)),
         )
     except ConfigError as error:
         found["errors"].append(str(error))

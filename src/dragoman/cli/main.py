@@ -46,6 +46,7 @@ COMMANDS = {
     "demo": ("demo.command", "demo", "Try the hub with agents that need no key and no network."),
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
+    "views": ("views", "views", "Show views: the tools of a client, and their cost in tokens."),
     "keys": ("keys", "keys", "Manage API keys for HTTP clients."),
     "users": ("users", "users", "Manage the users who sign in at the hub itself."),
     "audit": ("audit", "audit", "Read and verify the audit log."),

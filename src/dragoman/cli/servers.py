@@ -256,9 +256,11 @@ class PassThroughCommand(click.Command):
 @click.argument("name")
 @click.argument("where", nargs=-1, required=True, metavar="PROGRAM... | URL")
 @click.option("--env", "env", multiple=True, metavar="NAME[=VALUE]",
-              help="Environment variable of the program; VALUE is stored in env.")  # fmt: skip
+              help="Environment variable of the program; VALUE is stored in env, a reference such "
+              "as keyring:SERVICE/NAME in config.toml.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
-              help="HTTP header for a URL. Write a secret as ${VARIABLE}; other values are stored "
+              help="HTTP header for a URL. Write a secret as ${VARIABLE} or ${REFERENCE}, such as "
+              "${keyring:SERVICE/NAME}; other values are stored "
               "in the file env.")  # fmt: skip
 @click.option("--cwd", metavar="DIR", help="Working directory of the program.")
 @click.option("--prefix", help='Prefix of its tool names in lists; "" for none.')

@@ -194,6 +194,8 @@ class Catalog:
 
     def find_within(self, name: str, view: View) -> Tool:
         """Like `find`, limited to `view`; tools outside it do not count as ambiguous."""
+        if view.real_names:
+            name = view.real_names.get(name, name)
         tool = self._by_name.get(name)
         if tool is not None and view.includes(tool):
             return tool

@@ -49,6 +49,7 @@ from dragoman.core.tool import (
 )
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Trace, TraceContext
+from dragoman.core.views import Views
 
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -96,6 +97,7 @@ class Hub:
         visibility: ListVisibility | None = None,
         limiter: RateLimiter | None = None,
         logins: LoginNeeds | None = None,
+        views: Views | None = None,
     ) -> None:
         """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
         truncated results, `startup` knows the targets that have not connected yet, `refresher`
@@ -116,6 +118,7 @@ class Hub:
         self.logins = logins
         self.limiter: RateLimiter = LocalRateLimiter() if limiter is None else limiter
         """Servers charge the requests to it that make no call; a stage charges the calls."""
+        self.views = Views() if views is None else views
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
@@ -127,6 +130,8 @@ class Hub:
         """Calls a tool and returns it with its result. Servers, agents, the command line and tests
         all use it; no target can be reached otherwise."""
         view, kind, handle = options.view, options.kind, options.handle
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         if kind == RESOURCE:  # kept results are unknown to all but their owners
             tool = self.find_visible(principal, name, view, kind)
         else:
@@ -235,6 +240,8 @@ class Hub:
         """Lists the tools of `view` that the principal may see at that entry point, by name,
         without `hidden` ones: by default those of single clients."""
         sees = self.authorizer.can_see
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         if hidden is None:
             hidden = self.list_client_only_names(kind)
         return [
@@ -260,6 +267,8 @@ class Hub:
 
     def find_visible(self, principal: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
         """Like `find`, but unknown for a principal that may not list what the name stands for."""
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
         tool = self.find(name, view, kind)
         target = tool.target
         if isinstance(target, KeptResult) and target.owner != principal:

@@ -28,6 +28,8 @@ class Principal:
     credential: str = field(default="", compare=False)
     """An id of the access token that it came with, never the token: one user has many tokens, and
     the end of one ends what it opened. Empty if the principal has only one credential."""
+    view: str = field(default="", compare=False)
+    """The view that it is bound to, at every entry point; empty: none."""
     key: str = field(init=False, compare=False, repr=False)
     """Identifies the principal: hashing a string costs less than hashing a principal."""
     label: str = field(init=False, compare=False, repr=False)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, Unreachable
 from dragoman.core.variables import find_variable
 
 KINDS = ("env", "file", "keyring", "exec")
@@ -22,7 +22,7 @@ MAX_SECRET_BYTES = 8 * 1024
 _REFERENCE = re.compile(rf"({'|'.join(KINDS)}):(?=\S).+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EMBEDDED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|(?:" + "|".join(KINDS) + r"):[^}]+)\}")
-_HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+_HUB_FILES = frozenset({"hub.key", "credentials.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are never a credential."""
 
 
@@ -51,6 +51,11 @@ def find_embedded_variables(text: str) -> list[str]:
     """Lists the variables that the references in `text` name."""
     found = (one.partition(":") for one in list_embedded(text))
     return [name for kind, _, name in found if kind == "env"]
+
+
+def needs_resolver(text: str) -> bool:
+    """Whether a reference in `text` is of another kind than `env:`, and so may change."""
+    return any(not one.startswith("env:") for one in list_embedded(text))
 
 
 def _add_kind(inner: str) -> str:
@@ -92,6 +97,20 @@ class SecretResolver:
             end = match.end()
         return "".join(parts) + text[end:]
 
+    async def resolve_to_send(self, reference: str, owner: str) -> str:
+        """Like `resolve`, for a request that is about to leave. Raises `Unreachable`."""
+        try:
+            return await self.resolve(reference, owner)
+        except ConfigError as error:
+            raise Unreachable(str(error), sent=False) from None
+
+    async def expand_to_send(self, text: str, owner: str) -> str:
+        """Like `expand`, for a request that is about to leave. Raises `Unreachable`."""
+        try:
+            return await self.expand(text, owner)
+        except ConfigError as error:
+            raise Unreachable(str(error), sent=False) from None
+
     def resolve_local(self, reference: str, owner: str, files_below: Path = Path("/")) -> str:
         """The same for the kinds that need no other program: `env:` and `file:`."""
         kind, _, name = reference.partition(":")
@@ -102,6 +121,11 @@ class SecretResolver:
         raise ConfigError(
             f'{owner}: unknown kind of secret reference "{kind[:40]}"; known: {", ".join(KINDS)}'
         )
+
+    def forget_embedded(self, text: str) -> bool:
+        """Drops the cached secrets of all references in `text`; returns whether there were any."""
+        forgotten = [self.forget(one) for one in list_embedded(text)]  # all of them
+        return any(forgotten)
 
     def forget(self, reference: str) -> bool:
         """Drops a cached secret, after the other side has refused it. Returns whether reading it

@@ -168,6 +168,8 @@ class Tool:
     """Whether it declares itself destructive."""
     resources: tuple[str, ...] = ()
     """Addresses of its resources, which need not be listed."""
+    origin: Tool | None = None
+    """The tool that it passes its calls on to, if it is another tool under a further name."""
     target: Target
 
 

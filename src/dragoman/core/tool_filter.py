@@ -6,19 +6,30 @@ server `pub` has, not what others call `pub.something`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from dragoman.core.tool import RESOURCE, TEMPLATE, Tool
 
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     patterns: tuple[str, ...]
     agents: bool = False
     """Whether agents are included, whatever their names."""
+
+    # Without annotations: these are no fields, and `core.views` sets them.
+    name = ""
+    """Of a view in the configuration."""
+    can_search = False
+    """Whether clients may find its tools by `find_tools`."""
+    real_names = _NO_NAMES
+    """The names in this view that are not the tools' own, and those."""
 
     def includes(self, tool: Tool) -> bool:
         if tool.agent and self.agents:

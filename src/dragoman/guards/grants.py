@@ -8,7 +8,7 @@ if the name did not exist, and `GrantedAuthorizer` keeps it out of lists.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from typing import Protocol
 
 from dragoman.core.access import WhyEnded
@@ -16,14 +16,16 @@ from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import AuthorizationError, NotFound
 from dragoman.core.hub import Hub
+from dragoman.core.kept_results import KeptResult
 from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
-from dragoman.core.ports import Authorizer, Decision
+from dragoman.core.ports import ADMIN, Authorizer, Decision
 from dragoman.core.principal import SERVER, USER, Principal
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
 from dragoman.core.trace import Trace
+from dragoman.core.views import Views
 
 
 class OfferRule(Protocol):
@@ -68,16 +70,18 @@ class GrantedAuthorizer:
         profiles: AgentProfiles,
         offers: OfferRule | None = None,
         why_ended: WhyEnded = lambda principal: "",
+        views: Views | None = None,
     ) -> None:
         """`offers` says for which principals tools exist; None: no built-in tools are opened to
-        principals other than agents. `why_ended` says why a principal is not served any more."""
+        principals other than agents. `why_ended` says why a principal is not served any more.
+        `views` are those that principals may be bound to."""
         self._why_ended = why_ended
         self._authorizer = authorizer
         self.profiles = profiles
         self._offers = offers
         self.reads_arguments = authorizer.reads_arguments
         self.decide = authorizer.decide
-        self.decide_action: Callable[..., Decision] = authorizer.decide_action
+        self._views = Views() if views is None else views
 
     @property
     def version(self) -> int:
@@ -138,8 +142,25 @@ class GrantedAuthorizer:
                 return False
         return self.decide(call).allowed
 
+    def decide_action(
+        self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
+        """A principal that is bound to a view knows of nothing else, so it administers nothing."""
+        if principal.view and (action == ADMIN or not self._is_in_view(principal, tool)):
+            return Decision(False)
+        return self._authorizer.decide_action(principal, action, tool, owner=owner)
+
+    def _is_in_view(self, principal: Principal, tool: Tool | None) -> bool:
+        if tool is None:
+            return True
+        if isinstance(tool.target, KeptResult):
+            tool = tool.target.origin
+        return self._views.get_bound(principal.view).includes(tool)
+
     def is_offered(self, principal: Principal, tool: Tool) -> bool:
         """Whether the tool exists for the principal."""
+        if principal.view and not self._is_in_view(principal, tool):
+            return False
         if tool.target.name != BUILTIN:
             return True
         if self._offers is not None:
@@ -154,6 +175,8 @@ class GrantedAuthorizer:
 
     def group_of_principal(self, principal: Principal) -> Hashable:
         group = self._authorizer.group_of_principal(principal)
+        if principal.view:
+            group = group, principal.view
         profile = self.profiles.find(principal)
         if profile is not None:
             return group, profile.name

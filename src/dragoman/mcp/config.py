@@ -31,7 +31,10 @@ class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type
     url: Annotated[str, Meta(min_length=1, description="The URL of the server.")]
     headers: Annotated[
         dict[str, str] | list[str],
-        Meta(description="Headers to send; ${NAME} takes a value from the environment."),
+        Meta(
+            description="Headers to send; ${NAME} takes a value from the environment, "
+            "${REFERENCE} from a file, the keyring or a command."
+        ),
     ] = {}
     allow_private: Annotated[
         bool, Meta(description="Whether the name in `url` may lead to a private address.")
@@ -61,7 +64,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         list[str],
         Meta(
             description="Names of environment variables that a stdio server gets, besides those "
-            "for the language, the time zone and certificates."
+            "for the language, the time zone and certificates; NAME=REFERENCE gives it a secret "
+            "under that name (env:, file:, keyring: or exec:)."
         ),
     ] = []
     home: Annotated[
@@ -151,6 +155,10 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "speaks both eras."
         ),
     ] = None
+    tags: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=64)]],
+        Meta(max_length=100, description="Keywords by which [[views]] select it."),
+    ] = []
     era: Annotated[
         Literal["auto", "modern", "legacy"],
         Meta(
@@ -180,6 +188,17 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         """HOME among the variables in `env` has the same effect as `home = "user"`."""
         return self.home == "user" or "HOME" in self.env
 
+    @property
+    def env_names(self) -> list[str]:
+        """The names of the variables in `env`."""
+        return [one.partition("=")[0] for one in self.env]
+
+    @property
+    def env_references(self) -> dict[str, str]:
+        """The references in `env`, by the names of their variables."""
+        pairs = (one.partition("=") for one in self.env)
+        return {name: reference for name, given, reference in pairs if given}
+
     def find_reach(self) -> str:
         """Where it is, as in `TargetFacts.reach`."""
         if isinstance(self.transport, StdioTransport):
@@ -193,6 +212,76 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
 
     def change_sandbox(self, level: SandboxLevel) -> ServerEntry:
         return replace(self, sandbox=level)
+
+
+_Globs = list[Annotated[str, Meta(min_length=1, max_length=256)]]
+
+
+class ViewEntry(Struct, frozen=True, kw_only=True):
+    name: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+            description="The name of the view: it is served at /mcp/v/NAME.",
+        ),
+    ]
+    description: Annotated[str, Meta(max_length=1_000, description="For people.")] = ""
+    include: Annotated[
+        _Globs,
+        Meta(
+            max_length=1_000,
+            description="Globs of names of tools, prompts and resources. What include, servers, "
+            "agents or tags select is in the view; without any of the four, everything is.",
+        ),
+    ] = []
+    exclude: Annotated[
+        _Globs,
+        Meta(max_length=1_000, description="Globs of names that are not in the view in any case."),
+    ] = []
+    servers: Annotated[
+        _Globs, Meta(max_length=1_000, description="Globs of servers, with all that they offer.")
+    ] = []
+    agents: Annotated[_Globs, Meta(max_length=1_000, description="Globs of agents.")] = []
+    tags: Annotated[
+        _Globs,
+        Meta(
+            max_length=1_000,
+            description="Globs of the tags that servers and agents have in this file, and local "
+            "agents in their manifests.",
+        ),
+    ] = []
+    rename: Annotated[
+        dict[str, Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]],
+        Meta(description="Names of tools in this view, by their own names."),
+    ] = {}
+    describe: Annotated[
+        dict[str, Annotated[str, Meta(max_length=4_000)]],
+        Meta(description="Descriptions of tools in this view, by their names."),
+    ] = {}
+    description_chars: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Characters of a description, of a tool or a parameter, before it is cut; "
+            "0: all.",
+        ),
+    ] = 0
+    token_budget: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="Estimated tokens that the list of tools may cost a client; 0: any number.",
+        ),
+    ] = 0
+    search: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(
+            description="Whether clients get two tools, find_tools and call_tool, instead of all: "
+            "if the list would exceed token_budget (auto), always, or never."
+        ),
+    ] = "auto"
 
 
 Style = Literal["legacy", "dotted", "safe", "portable"]
@@ -229,6 +318,13 @@ class McpSettings(Struct, frozen=True, kw_only=True):
     ] = "legacy"
     names_for: Annotated[
         dict[str, Style], Meta(description="The same for single clients, by globs of client names.")
+    ] = {}
+    views_for: Annotated[
+        dict[str, str],
+        Meta(
+            description="The view of single clients, by globs of client names; a client chooses "
+            "its name itself, so bind a key where a view must hold."
+        ),
     ] = {}
     agent_prefix: Annotated[
         str,

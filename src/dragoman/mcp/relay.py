@@ -34,6 +34,7 @@ from dragoman.home import (
     write_instructions,
 )
 from dragoman.mcp.protocol.framing import (
+    CHOOSE_VIEW,
     Deframer,
     Frame,
     FramedMessage,
@@ -64,6 +65,7 @@ MAX_IN_FLIGHT = 10_000
 HUB_LIMIT = 64 * 1024 * 1024  # a result may repeat 10 MB of binary data in base64
 
 PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
+METHOD_NOT_FOUND = -32601
 LISTEN = "subscriptions/listen"  # its response ends the stream, so draining does not wait for it
 INITIALIZED = "notifications/initialized"
 LOST = 'the hub was lost during "%s"; the request may or may not have been executed; try again'
@@ -122,9 +124,15 @@ class Relay:
     """`boot(home, stop)` runs a hub in this process until `stop` is set and the hub has ended."""
 
     def __init__(
-        self, home: str, stdin: int, stdout: int, boot: Callable[[str, threading.Event], None]
+        self,
+        home: str,
+        stdin: int,
+        stdout: int,
+        boot: Callable[[str, threading.Event], None],
+        view: str = "",
     ) -> None:
         self.home = home
+        self._view = view
         self.hosted = False
         self._boot = boot
         self._stdin = stdin
@@ -136,6 +144,7 @@ class Relay:
         self._sock: socket.socket | None = None
         self._handshake: dict[str, Any] | None = None  # the params of the client's `initialize`
         self._own_id = f"relay-{os.urandom(8).hex()}"
+        self._view_id = f"{self._own_id}-view"
         self._initialized = False
         self._waiting: deque[FramedMessage] = deque()
         self._waiting_bytes = 0
@@ -423,6 +432,9 @@ class Relay:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         with self._lock:
             known = self._handshake is not None and self._initialized
+            if self._view:
+                chosen = {"name": self._view}
+                sock.sendall(_encode(id=self._view_id, method=CHOOSE_VIEW, params=chosen) + b"\n")
             if self._handshake is not None:  # no wait for the response: the hub reads in order
                 hello = _encode(id=self._own_id, method="initialize", params=self._handshake)
                 sock.sendall(hello + b"\n")
@@ -446,6 +458,9 @@ class Relay:
     def _encode_for_client(self, piece: Piece) -> bytes:
         if isinstance(piece, Frame):
             answered, asked = find_ids(piece.payload)
+            if self._view_id in answered:
+                self._check_view(piece.payload)
+                return b""
             if self._own_id in answered:
                 self._save_instructions(piece.payload)
                 return b""
@@ -458,6 +473,16 @@ class Relay:
                 self._hub_requests[id_] = None
             return frame(piece.payload, framing)
         raise ConnectionError(f"it sent an invalid message, or one of more than {HUB_LIMIT} bytes")
+
+    def _check_view(self, payload: bytes) -> None:
+        """Ends the relay if the hub does not serve its view: the client must not get another."""
+        error = json.loads(payload).get("error")
+        if error is not None:
+            text = error.get("message") if error.get("code") != METHOD_NOT_FOUND else ""
+            _log(text or "the running hub is of a version without views; restart it")
+            self._has_failed = True
+            self.end()
+            raise ConnectionError("the view is not served")
 
     def _close_session(self, sock: socket.socket) -> None:
         """Answers every request in flight with an error, and sends none of them again."""
@@ -520,8 +545,8 @@ def host_here(home: str, stop: threading.Event) -> None:
     host(home, stop)
 
 
-def main(home: str, stdin: int, stdout: int) -> int:
-    relay = Relay(home, stdin, stdout, host_here)
+def main(home: str, stdin: int, stdout: int, view: str = "") -> int:
+    relay = Relay(home, stdin, stdout, host_here, view)
 
     def end(number: int, where: object) -> None:
         relay.end()

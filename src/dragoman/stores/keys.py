@@ -46,6 +46,7 @@ MIGRATIONS = (
     ALTER TABLE keys ADD COLUMN roles TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE keys ADD COLUMN target TEXT NOT NULL DEFAULT '';
     """,
+    "ALTER TABLE keys ADD COLUMN view TEXT NOT NULL DEFAULT '';",
 )
 
 CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
@@ -92,6 +93,8 @@ class KeyRecord:
     target: str = ""
     """The server or agent that owns the key: its calls while it serves a call belong to that call's
     chain. Empty for keys of people and programs."""
+    view: str = ""
+    """The view that the key is bound to; empty: none."""
 
     def get_state(self, now: float) -> str:
         if self.revoked_at is not None:
@@ -127,9 +130,11 @@ class KeyStore:
         org: str = "default",
         roles: Sequence[str] = (),
         target: str = "",
+        view: str = "",
     ) -> str:
         """Creates and returns a key, which cannot be retrieved again. It never expires if
-        `expires_at` is None; an empty `target` means that no server or agent owns it."""
+        `expires_at` is None; an empty `target` means that no server or agent owns it, an empty
+        `view` that it is bound to none."""
         now = time.time()
         if not _NAME.fullmatch(name):
             raise InvalidInput(
@@ -141,16 +146,18 @@ class KeyStore:
                 f'"{name}" is reserved for the key in config.toml; choose another name'
             )
         _check_fields(name, owner, org, scopes, roles, target)
+        if view and not _NAME.fullmatch(view):
+            raise InvalidInput(f"invalid view of a key {view!r}: use the name of a view")
         if expires_at is not None and not now < expires_at < float("inf"):
             raise InvalidInput(f'key "{name}" would already be expired; choose a later time')
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
         key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
-        row = (name, id, _hash_key(key), owner, org, *lists, target, now, expires_at)
+        row = (name, id, _hash_key(key), owner, org, *lists, target, view, now, expires_at)
         try:
             self._db.execute(
-                "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, created_at, "
-                "expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
+                "created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
         except sqlite3.IntegrityError as error:
@@ -243,7 +250,7 @@ class KeyStore:
             version = self._data_version()
             rows = self._db.execute(
                 "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
-                "roles, target FROM keys"
+                "roles, target, view FROM keys"
             ).fetchall()
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
             self.version += 1
@@ -355,9 +362,10 @@ def _hash_key(key: str) -> bytes:
 
 
 def _record_from_row(
-    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None, str, str],
+    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None, str, str, str],
 ) -> KeyRecord:
-    return KeyRecord(*row[:5], _decode_texts(row[5]), *row[6:9], _decode_texts(row[9]), row[10])
+    lists = _decode_texts(row[5]), _decode_texts(row[9])
+    return KeyRecord(*row[:5], lists[0], *row[6:9], lists[1], *row[10:])
 
 
 def _decode_texts(listed: str) -> tuple[str, ...]:
@@ -374,6 +382,8 @@ def _describe(record: KeyRecord) -> dict[str, Any]:
         told["roles"] = list(record.roles)
     if record.target:
         told["for"] = record.target
+    if record.view:
+        told["view"] = record.view
     if record.revoked_at is not None:
         told["revoked_at"] = record.revoked_at
     return told

@@ -50,6 +50,14 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
             "is no web_search.",
         ),
     ] = None
+    search_headers: Annotated[
+        dict[str, str],
+        Meta(
+            max_length=50,
+            description="Headers to send to search_url alone; ${NAME} and ${REFERENCE} stand for "
+            "secrets.",
+        ),
+    ] = {}
     allow_private: Annotated[
         bool, Meta(description="Whether web_fetch and a2a_send may reach private addresses.")
     ] = False

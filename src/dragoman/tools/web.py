@@ -125,6 +125,10 @@ class SearchPort(Protocol):
     @property
     def http(self) -> HttpClient: ...
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its own, for every request."""
+
 
 def is_granted_host(agent: AgentProfile, origin: DialledOrigin) -> bool:
     """Whether the agent may reach the host: patterns are hosts, or hosts with a port."""
@@ -227,7 +231,7 @@ class WebTools:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 reply = await search.http.request(
-                    "GET", url, _build_headers({"accept": "application/json"}),
+                    "GET", url, _build_headers({"accept": "application/json", **search.headers}),
                     timeout=self._limits.seconds,
                 )  # fmt: skip
                 data = await reply.body.read(self._limits.body_bytes)

@@ -1,27 +1,26 @@
 """The credentials of external agents: stored as references, resolved when a request leaves.
 
-`env:NAME` and `${NAME}` name a variable of the environment or of the home's env file, `file:PATH`
-names a private file. The operator may refer to anything in config.toml; the API may refer only to
-what the operator set aside for agents (`ReferenceRules`). The A2A client sends the headers to the
-registered origin alone; this module fills in their values. No value is ever rendered.
+`core.secret_references` reads them. The operator may refer to anything in config.toml; the API may
+refer only to what the operator set aside for agents (`ReferenceRules`). The A2A client sends the
+headers to the registered origin alone; this module fills in their values. No value is ever
+rendered.
 """
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-import stat
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
+from dragoman.core.secret_references import SecretResolver, list_embedded, render_reference
 from dragoman.core.structs import replace
-from dragoman.core.variables import expand_variables, find_variable, list_references
 from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
 
-MAX_FILE_BYTES = 8 * 1024
+UNAUTHORIZED = 401
 PLACEHOLDER = "(held)"
 """Stands for a value until the request is sent."""
 ENV_PREFIX = "DRAGOMAN_AGENT_"
@@ -29,35 +28,65 @@ ENV_PREFIX = "DRAGOMAN_AGENT_"
 TOKENS = "tokens"
 """The folder of the home whose files are reserved for agents."""
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_HUB_FILES = frozenset({"hub.key", "credentials.key", "env", "config.toml", "daemon.json"})
-"""Files of the home that are never an agent's credential."""
 
 
 class ReferenceRules:
     """The references that agents registered by the API may use."""
 
-    def __init__(self, names: Iterable[str], home: Path) -> None:
-        """`names` are the variables that the operator listed in config.toml."""
+    def __init__(self, names: Iterable[str], home: Path, allow: Iterable[str] = ()) -> None:
+        """`names` are the variables that the operator listed in config.toml, `allow` the globs of
+        further references."""
         self._names = frozenset(names)
         self._home = home
+        self._allow = [self._normalize_glob(one) for one in allow]
 
     def check(self, reference: str) -> None:
         """Raises `InvalidInput` for a reference that is not allowed, and looks at nothing: the
         error is the same whether or not the variable or the file exists."""
         kind, _, name = reference.partition(":")
+        if kind != "exec" and self._find_glob(reference) is not None:
+            return
         if kind == "env" and not (name.startswith(ENV_PREFIX) or name in self._names):
-            raise InvalidInput(
-                "agents registered by the API or the command line may not use the variable "
-                f'"{name}": add "{name}" to credential_env below [bridge] in config.toml and '
-                "restart the hub, or put the value under a name that begins with "
-                f"{ENV_PREFIX} into the hub's env file. See: dragoman docs registry"
+            raise _build_refusal(
+                f'the variable "{name}": add "{name}" to credential_env below [bridge] in '
+                f'config.toml, or "env:{name}" to allow below [secrets], and restart the hub, or '
+                f"put the value under a name that begins with {ENV_PREFIX} into the hub's env file"
             )
         if kind == "file" and not self.normalize(reference).startswith(f"file:{TOKENS}/"):
-            raise InvalidInput(
-                "agents registered by the API or the command line may only use files below "
-                f'"{TOKENS}" in the hub\'s home: put the token there, mode 600, and give '
-                f"file:{TOKENS}/NAME. See: dragoman docs registry"
+            raise _build_refusal(
+                f'files outside of "{TOKENS}" in the hub\'s home: put the token there, mode 600, '
+                f"and give file:{TOKENS}/NAME, or add the file to allow below [secrets] in "
+                "config.toml and restart the hub"
             )
+        if kind == "keyring":
+            raise _build_refusal(
+                f'"{reference[:200]}": add it to allow below [secrets] in config.toml and restart '
+                "the hub"
+            )
+        if kind not in ("env", "file"):
+            raise _build_refusal(f"{kind[:20]}: references, which only config.toml may contain")
+
+    def find_folder(self, entry: ExternalAgent) -> Path:
+        """The folder that the files of an agent must be in once all links are resolved: the one
+        that is allowed, however the file is linked."""
+        for reference in self.find_in(entry):
+            if reference.startswith("file:") and not reference.startswith(f"file:{TOKENS}/"):
+                glob = self._find_glob(reference)
+                if glob is not None:
+                    fixed = re.split(r"[*?\[]", glob.removeprefix("file:"))[0]
+                    return Path(posixpath.join(str(self._home), posixpath.dirname(fixed))).resolve()
+        return self._home.resolve() / TOKENS
+
+    def _find_glob(self, reference: str) -> str | None:
+        found = self.normalize(reference)
+        for glob, folded in self._allow:
+            if fnmatchcase(found, folded):
+                return glob
+        return None
+
+    def _normalize_glob(self, glob: str) -> tuple[str, str]:
+        """The glob, and the form that normalized references are compared with."""
+        return glob, self.normalize(glob)
 
     def normalize(self, reference: str) -> str:
         """One spelling for each file; case is folded, since some file systems ignore it."""
@@ -71,10 +100,17 @@ class ReferenceRules:
         """The normalized references of an agent's token and headers."""
         headers = entry.headers
         lines = headers.values() if isinstance(headers, dict) else headers
-        found = [f"env:{name}" for line in lines for name in list_references(line)]
+        found = [self.normalize(one) for line in lines for one in list_embedded(line)]
         if entry.token is not None:
             found.append(self.normalize(entry.token))
         return list(dict.fromkeys(found))
+
+
+def _build_refusal(what: str) -> InvalidInput:
+    return InvalidInput(
+        f"agents registered by the API or the command line may not use {what}. See: dragoman docs "
+        "secrets"
+    )
 
 
 class AgentCredentials:
@@ -83,18 +119,16 @@ class AgentCredentials:
         agent: str,
         token: str | None,
         headers: Mapping[str, str],
-        lookup: Mapping[str, str],
-        home: Path,
+        secrets: SecretResolver,
         *,
         files_below: Path,
     ) -> None:
         """A file must be below `files_below` once all links are resolved: `/` for the operator's
-        own agents, the home's tokens folder for those registered by the API."""
+        own agents, the allowed folder for those registered by the API."""
         self._whose = f'agent "{agent}"'
         self._token = token
         self._headers = {name.lower(): value for name, value in headers.items()}
-        self._lookup = lookup
-        self._home = home
+        self._secrets = secrets
         self._files_below = files_below
 
     @property
@@ -103,57 +137,42 @@ class AgentCredentials:
         names = [*self._headers, *(["authorization"] if self._token is not None else [])]
         return dict.fromkeys(names, PLACEHOLDER)
 
-    def resolve(self) -> dict[str, str]:
+    @property
+    def _references(self) -> list[str]:
+        found = [one for value in self._headers.values() for one in list_embedded(value)]
+        return [*found, *([self._token] if self._token is not None else [])]
+
+    def check_local(self) -> None:
+        """Raises `ConfigError` if a variable or a file is missing; asks no other program."""
+        for reference in self._references:
+            if reference.startswith(("env:", "file:")):
+                found = self._secrets.resolve_local(reference, self._whose, self._files_below)
+                if reference == self._token:
+                    self._check_token(found)
+
+    async def resolve(self) -> dict[str, str]:
         """Resolves all values. Raises `ConfigError` if one is missing."""
+        secrets, whose, below = self._secrets, self._whose, self._files_below
         found = {
-            name: expand_variables(value, self._lookup, self._whose)
-            for name, value in self._headers.items()
+            name: await secrets.expand(value, whose, below) for name, value in self._headers.items()
         }
         if self._token is not None:
-            found["authorization"] = f"Bearer {self._resolve_token(self._token)}"
+            token = await secrets.resolve(self._token, whose, below)
+            self._check_token(token)
+            found["authorization"] = f"Bearer {token}"
         return found
 
-    def _resolve_token(self, reference: str) -> str:
-        kind, _, rest = reference.partition(":")
-        token = (
-            find_variable(rest, self._lookup, self._whose)
-            if kind == "env"
-            else self._read_file(rest)
-        )
+    def forget(self) -> bool:
+        """Drops cached secrets, which the agent has refused; returns whether there were any."""
+        forgotten = [self._secrets.forget(one) for one in self._references]  # all of them
+        return any(forgotten)
+
+    def _check_token(self, token: str) -> None:
         if not _VISIBLE.fullmatch(token):
             raise ConfigError(
-                f'{self._whose}: invalid token at "{reference}": a token has visible ASCII '
-                "characters only"
+                f'{self._whose}: invalid token at "{render_reference(self._token or "")}": a token '
+                "has visible ASCII characters only"
             )
-        return token
-
-    def _read_file(self, name: str) -> str:
-        try:
-            home = self._home.resolve(strict=True)
-            path = (home / name).resolve(strict=True)
-            if not path.is_relative_to(self._files_below):
-                raise self._build_error(name, f'it is outside of "{self._files_below}"')
-            if path.parent == home and (path.name in _HUB_FILES or path.suffix == ".db"):
-                raise self._build_error(name, "it belongs to the hub itself")
-            # Non-blocking, in case it is a pipe.
-            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                about = os.fstat(file)
-                if not stat.S_ISREG(about.st_mode):
-                    raise self._build_error(name, "it is not a regular file")
-                if about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0):
-                    raise self._build_error(name, "others may read or change it: chmod 600")
-                data = os.read(file, MAX_FILE_BYTES + 1)
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise self._build_error(name, str(error.strerror).lower()) from None
-        if len(data) > MAX_FILE_BYTES:
-            raise self._build_error(name, f"it has more than {MAX_FILE_BYTES} bytes")
-        return data.decode("latin-1").strip()
-
-    def _build_error(self, name: str, why: str) -> ConfigError:
-        return ConfigError(f'{self._whose}: the token at "file:{name}" cannot be used: {why}')
 
 
 class CredentialHttpClient:
@@ -182,20 +201,32 @@ class CredentialHttpClient:
             return await self._http.request(
                 method, url, headers, body, timeout=timeout, extra_headers=extra_headers
             )
-        values = self._resolve()
+        values = await self._resolve()
+        filled = self._fill(headers, values)
+        reply = await self._http.request(
+            method, url, filled, body, timeout=timeout, extra_headers=extra_headers
+        )
+        if reply.status == UNAUTHORIZED and self._credentials.forget():
+            again = await self._resolve()
+            if again != values:  # the agent has executed nothing
+                reply.body.close()
+                values, filled = again, self._fill(headers, again)
+                reply = await self._http.request(
+                    method, url, filled, body, timeout=timeout, extra_headers=extra_headers
+                )
+        return replace(reply, secrets=tuple(values.values()))
+
+    def _fill(self, headers: Mapping[str, str], values: dict[str, str]) -> FixedHeaders:
         if headers is not self._template or values != self._values:
             filled = {name: values.get(name, value) for name, value in headers.items()}
             self._filled, self._values = FixedHeaders(filled), values
             # Only these do not change from one request to the next.
             self._template = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
-        reply = await self._http.request(
-            method, url, self._filled, body, timeout=timeout, extra_headers=extra_headers
-        )
-        return replace(reply, secrets=tuple(values.values()))
+        return self._filled
 
-    def _resolve(self) -> dict[str, str]:
+    async def _resolve(self) -> dict[str, str]:
         try:
-            return self._credentials.resolve()
+            return await self._credentials.resolve()
         except ConfigError as error:
             raise Unreachable(str(error), sent=False) from None
 
@@ -208,5 +239,5 @@ class CredentialHttpClient:
     async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         if self._names.isdisjoint(headers):
             return dict(headers)
-        values = self._resolve()
+        values = await self._resolve()
         return {name: values.get(name, value) for name, value in headers.items()}

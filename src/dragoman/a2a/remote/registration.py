@@ -35,9 +35,15 @@ _SPACE = UUID("6f3c1d0e-6b0a-5c1b-9a55-6d2a5f9a7c11")
 """Namespace of the ids of configured agents, which are the same at every start."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _()-]*")
-_TOKEN = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:[^\x00-\x1f\x7f]{1,500}")
+_REFERENCE = (
+    r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:[^\x00-\x1f\x7f}]{1,500}|"
+    r"keyring:[^\x00-\x1f\x7f}]{1,200}"
+)
+_TOKEN = re.compile(_REFERENCE)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_VALUE = re.compile(r"(?:[A-Za-z][A-Za-z0-9-]{0,30} )?\$\{[A-Za-z_][A-Za-z0-9_]{0,127}\}")
+_VALUE = re.compile(
+    r"(?:[A-Za-z][A-Za-z0-9-]{0,30} )?\$\{(?:[A-Za-z_][A-Za-z0-9_]{0,127}|" + _REFERENCE + r")\}"
+)
 _FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding", "upgrade", "te"})
 _CHOICES = {
     "trust": ("external", "trusted"),
@@ -169,7 +175,7 @@ def _check_token(value: Any) -> None:
             "a token must be a reference, not its value: put it into the env file in the hub's "
             "home as DRAGOMAN_AGENT_NAME=… and give env:DRAGOMAN_AGENT_NAME (any env:NAME that is "
             "in [bridge] credential_env will do), or into a private file below tokens/ in its home "
-            "and give file:tokens/NAME"
+            "and give file:tokens/NAME. See: dragoman docs registry"
         )
 
 

@@ -157,8 +157,10 @@ class MessageRouter:
         tool = self._hub.catalog.find(build_tool_name(name))
         return tool if tool.agent is not None else None
 
-    def route(self, agent: str | None, request: Mapping[str, Any]) -> Destination:
-        """Returns where the message goes that came by the path of `agent`."""
+    def route(
+        self, agent: str | None, request: Mapping[str, Any], principal: Principal
+    ) -> Destination:
+        """Returns where the message of the principal goes that came by the path of `agent`."""
         named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
@@ -170,12 +172,19 @@ class MessageRouter:
         is_assumed = agent is None and all(one.get("id") != skill for one in there.facts.skills)
         if there.agent and not is_assumed:
             return Destination(there.agent, there.facts, there.tool, skill, True)
-        tool = self._hub.find(skill, EVERYTHING)
+        tool = self._find_listable(skill, principal)
         if there.agent and self._is_unknown(skill, tool):
             return Destination(there.agent, there.facts, there.tool, skill, True)
         if tool.agent is not None:
             return Destination(tool.agent.name, tool.agent, tool.name, "", True)
         return Destination("", HUB_FACTS, skill, skill, False)
+
+    def _find_listable(self, name: str, principal: Principal) -> Tool:
+        """The tool of that name; an unknown one if the principal may not know of it."""
+        tool = self._hub.find_visible(principal, name, EVERYTHING)
+        if isinstance(tool.target, Nowhere) or self._hub.authorizer.can_list(principal, tool):
+            return tool
+        return build_unknown_tool(name)
 
     def _is_unknown(self, skill: str, tool: Tool) -> bool:
         """Quarantined and ambiguous names, and those of a server or agent that is not connected

@@ -183,14 +183,14 @@ class MessageSender:
     ) -> A2aTask:
         """A task in `state`, or in INPUT_REQUIRED if the message does not say what it is for."""
         message, router, principal = request["message"], self._router, ctx.principal
-        there = router.route(ctx.agent, request)
+        there = router.route(ctx.agent, request, principal)
         routing.check_agent_requirements(there.facts, ctx.extensions, streamed)
         if there.facts is not HUB_FACTS or not there.tool:
             routing.check_media_types(there.facts, message["parts"])
         named = ""
         if not there.tool:
             named = router.match_skill(join_texts(message["parts"]), principal)
-            there = router.route(HUB, _name_skill(request, named)) if named else there
+            there = router.route(HUB, _name_skill(request, named), principal) if named else there
         extra = NO_EXTRA
         arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
         if len(request) > 1 or ctx.extensions or not _PLAIN.issuperset(message):
@@ -326,12 +326,13 @@ class MessageSender:
         known: Mapping[str, Any] = record.arguments
         there = Destination(header.agent, HUB_FACTS, header.tool, header.skill, False)
         if not header.agent:
-            chosen = router.route(HUB, request)
+            chosen = router.route(HUB, request, task.owner)
             if not chosen.tool:
                 text = join_texts(message["parts"])
                 if not header.tool or not self._takes_text(task, text):
                     named = router.match_skill(text, task.owner)
-                chosen = router.route(HUB, _name_skill(request, named)) if named else chosen
+                if named:
+                    chosen = router.route(HUB, _name_skill(request, named), task.owner)
             if not chosen.tool and not header.tool:
                 return False
             if chosen.tool in ("", header.tool):

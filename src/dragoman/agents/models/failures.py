@@ -26,8 +26,8 @@ def build_failure(
     return WorkFailed(said)
 
 
-def find_error(text: str, secret: str = "") -> str:
-    """Finds the message in the body of an error: OpenAI's form, or others."""
+def find_error(text: str, *secrets: str) -> str:
+    """Finds the message in the body of an error: OpenAI's form, or others. Without `secrets`."""
     try:
         body = decode_reply(text.encode())
     except ValueError:
@@ -42,5 +42,6 @@ def find_error(text: str, secret: str = "") -> str:
         text = ": ".join(words) or text
     elif isinstance(error, str):
         text = error
-    text = text.replace(secret, "…") if secret else text
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "…")
     return " ".join(text.split())[:300] or "no reason given"

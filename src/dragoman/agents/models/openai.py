@@ -77,7 +77,7 @@ class OpenAiModel:
             raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
         if reply.status != 200:
             raise await self._build_error(reply)
-        answer = self._open_answer(on_text)
+        answer = self._open_answer(on_text, (self.settings.api_key, *reply.secrets))
         try:
             if "event-stream" in reply.headers.get("content-type", ""):
                 await self._read_stream(reply, answer)
@@ -91,8 +91,8 @@ class OpenAiModel:
             reply.body.close()
         return answer.build()
 
-    def _open_answer(self, on_text: TakeText) -> ChatAnswer:
-        return ChatAnswer(self.name, on_text, self.settings.api_key)
+    def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
+        return ChatAnswer(self.name, on_text, secrets)
 
     def _build_request(
         self,
@@ -156,7 +156,7 @@ class OpenAiModel:
         finally:
             reply.body.close()
         retry_after = _parse_retry_after(reply.headers.get("retry-after", ""))
-        words = find_error(text, self.settings.api_key)
+        words = find_error(text, self.settings.api_key, *reply.secrets)
         return build_failure(self.name, reply.status, words, retry_after)
 
     def _build_malformed(self, why: str) -> ModelUnavailable:
@@ -192,9 +192,9 @@ class _Request:
 class ChatAnswer:
     """Puts the pieces of a streamed answer together."""
 
-    def __init__(self, model: str, on_text: TakeText, secret: str) -> None:
-        """`secret` is removed from errors."""
-        self._secret = secret
+    def __init__(self, model: str, on_text: TakeText, secrets: tuple[str, ...]) -> None:
+        """`secrets` are removed from errors."""
+        self._secrets = secrets
         self.is_done = False
         self._name = self._model = model
         self._on_text = on_text
@@ -246,7 +246,7 @@ class ChatAnswer:
 
     def _build_error(self, error: Any) -> Exception:
         """Builds the error that comes with a status of 200: some have the status as a code."""
-        words = find_error(encode({"error": error}).decode(), self._secret)
+        words = find_error(encode({"error": error}).decode(), *self._secrets)
         code = str(error.get("code")) if isinstance(error, dict) else ""
         status = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 500
         return build_failure(self._name, status, words)

@@ -19,8 +19,8 @@ class ResponsesModel(OpenAiModel):
 
     path = "/responses"
 
-    def _open_answer(self, on_text: TakeText) -> ChatAnswer:
-        return ResponsesAnswer(self.name, on_text, self.settings.api_key)
+    def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
+        return ResponsesAnswer(self.name, on_text, secrets)
 
     def _build_request(
         self,

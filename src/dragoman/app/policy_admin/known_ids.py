@@ -40,6 +40,7 @@ def principal_from_key(record: KeyRecord) -> Principal:
         scopes=record.scopes,
         behalf=record.owner,
         serves=record.target,
+        view=record.view,
     )
 
 

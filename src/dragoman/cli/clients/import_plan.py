@@ -27,6 +27,7 @@ from dragoman.core.package_runners import (
     find_unpinned_package,
     is_container_command,
 )
+from dragoman.core.secret_references import is_reference
 
 NOT_HERE = {"workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "pathSeparator", "cwd"}
 
@@ -280,6 +281,9 @@ def _plan_variable(name: str, value: str, client: KnownClient, plan: ServerPlan)
     if name in SET_BY_HUB:
         plan.notes.append(f"its {name} was omitted: the hub sets it")
         return
+    if client.name == COMMAND_LINE and is_reference(value):
+        plan.env.append(f"{name}={value}")
+        return
     plan.env.append(name)
     pieces = split_references(value, client)
     if all(kind == "text" for kind, _ in pieces):
@@ -348,9 +352,15 @@ def _is_private(url: str) -> bool:
     return address.is_private and not address.is_link_local
 
 
+_REFERRING = re.compile(r"(?:[A-Za-z]{1,12} )?\$\{(?:env|file|keyring|exec):[^}]+\}")
+"""A header whose value is a reference to a secret, perhaps behind a word such as Bearer."""
+
+
 def _plan_header(header: str, value: str, client: KnownClient, plan: ServerPlan) -> str:
     """Returns the header for `config.toml`: with references, never with a secret."""
     if header.lower() in HARMLESS_HEADERS and "${" not in value:
+        return value
+    if client.name == COMMAND_LINE and _REFERRING.fullmatch(value):
         return value
     pieces = split_references(value, client)
     if all(kind == "text" for kind, _ in pieces):

@@ -28,8 +28,8 @@ from dragoman.cli.clients.known_clients import (
     find_servers,
     is_hub_entry,
 )
-from dragoman.cli.completion import complete_clients
-from dragoman.config import load
+from dragoman.cli.completion import complete_clients, complete_views
+from dragoman.config import check_view_name, load
 from dragoman.core.errors import ConfigError
 from dragoman.home import HomeUnusable, find_home
 
@@ -198,7 +198,13 @@ def build_unknown_client_error(word: str, also: str = "") -> click.UsageError:
 
 
 def run_install(
-    client: str, project: Path | None, name: str, named: bool, verb: str, home: str | None
+    client: str,
+    project: Path | None,
+    name: str,
+    named: bool,
+    verb: str,
+    home: str | None,
+    view: str | None = None,
 ) -> InstallResult:
     """Installs, removes or previews the hub in one client; `verb` is the option given."""
     if client not in CLIENTS:
@@ -206,7 +212,10 @@ def run_install(
     known = CLIENTS[client]
     home = home or os.environ.get("DRAGOMAN_HOME")
     env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
-    entry = build_entry(known, *find_hub_command(gui=known.gui), env)
+    command, args = find_hub_command(gui=known.gui)
+    if view is not None:
+        args = [*args, "--view", view]
+    entry = build_entry(known, command, args, env)
     path = find_config_file(known, project.absolute() if project else None)
     if path is None:
         raise click.UsageError(f"{known.title} has no project file; omit --project.")
@@ -245,6 +254,8 @@ def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
               help="Use the client's file in this project folder.")  # fmt: skip
 @click.option("--name", default="dragoman", show_default=True, callback=_check_name,
               help="Name of the entry.")  # fmt: skip
+@click.option("--view", metavar="NAME", shell_complete=complete_views,
+              help="View of the hub that the client gets.")  # fmt: skip
 @click.option("--remove", is_flag=True, help="Remove the hub.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @common_options
@@ -258,6 +269,7 @@ def install(
     dragoman install                   list the clients and which have the hub
     dragoman install cursor            add the hub
     dragoman install cursor --print    only print the entry and where it belongs
+    dragoman install cursor --view ide add a view of the hub: [[views]] in config.toml
     dragoman install cursor --remove   remove the hub
 
     The entry starts "dragoman mcp". Clients with a window get the absolute path of this dragoman,
@@ -282,7 +294,9 @@ def install(
         named = ctx.get_parameter_source("name") is not click.core.ParameterSource.DEFAULT
         verb = "print" if printed else "remove" if remove else "dry" if dry_run else "add"
         verb = "remove-dry" if remove and dry_run else verb
-        done = run_install(client, options["project"], options["name"], named, verb, home)
+        if (view := options["view"]) is not None and not remove:
+            check_view_name(view, load(Path(find_home(home)) / "config.toml"), "--view")
+        done = run_install(client, options["project"], options["name"], named, verb, home, view)
     except click.ClickException as error:
         if not as_json:
             raise
@@ -294,13 +308,13 @@ def install(
         lines = (done.said, (done.snippet or "").rstrip("\r\n"), done.next)
         click.echo("\n".join(filter(None, lines)))
         if done.action in ("added", "updated", "already"):
-            for remark in _list_remarks(done, home):
+            for remark in _list_remarks(done, home, view):
                 say(remark)
     if done.action == "manual":
         ctx.exit(CANNOT_EDIT)
 
 
-def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
+def _list_remarks(done: InstallResult, home: str | None, view: str | None) -> Iterator[str]:
     """Yields reasons why the client would see no tools, or see tools twice."""
     try:
         file = Path(find_home(home)) / "config.toml"
@@ -316,7 +330,7 @@ def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
             "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
             "dragoman agents add"
         )
-    elif not config.mcp.stdio_expose:
+    elif not config.mcp.stdio_expose and view is None:
         yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
     client, path = CLIENTS[done.client], Path(done.path)
     theirs = find_servers(parse_document(client.format, read_bytes(path) or b""), client)[1]

@@ -16,6 +16,7 @@ from dragoman.cli.base.output import clean
 from dragoman.cli.doctor.findings import DoctorContext, Finding
 from dragoman.core.errors import HubError
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
+from dragoman.core.secret_references import find_embedded_variables
 from dragoman.processes.bubblewrap import NoBubblewrap, find_bubblewrap
 
 MANY_RESTARTS = 3
@@ -86,7 +87,11 @@ def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Findin
         headers = transport.headers
         texts = list(headers.values()) if isinstance(headers, dict) else headers
         yield from _check_headers(found, texts, name)
-    unset = [each for each in entry.env if found.find_variable(each) is None]
+    wanted = [each for each in entry.env_names if each not in entry.env_references]
+    wanted += [
+        one.removeprefix("env:") for one in entry.env_references.values() if one[:4] == "env:"
+    ]
+    unset = [each for each in wanted if found.find_variable(each) is None]
     if unset:
         said = f"{', '.join(unset)} is not set in this environment or in {found.home}/env"
         fix = f"add the line {unset[0]}=… to {found.home}/env"
@@ -173,7 +178,7 @@ def _check_container(args: Sequence[str], name: str) -> Iterator[Finding]:
 
 
 def _check_headers(found: DoctorContext, texts: Sequence[str], name: str) -> Iterator[Finding]:
-    named = [each for text in texts for each in re.findall(r"\$\{([A-Za-z_]\w*)\}", text)]
+    named = [each for text in texts for each in find_embedded_variables(text)]
     unset = [each for each in dict.fromkeys(named) if found.find_variable(each) is None]
     if unset:
         said = f"its headers use {', '.join(unset)}, which is not set"

@@ -17,7 +17,7 @@ from secrets import token_hex
 
 from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
-from dragoman.core.variables import expand_variables
+from dragoman.core.secret_references import SecretResolver, needs_resolver
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
@@ -40,6 +40,7 @@ from dragoman.processes.sandbox import (
     describe_loose_files,
 )
 from dragoman.wire.http import HttpClient
+from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,15 @@ Reach = Callable[[str, bool], HttpClient]
 
 
 class Connector:
-    def __init__(self, home: Path, mark: str, lookup: Mapping[str, str], reach: Reach) -> None:
+    def __init__(
+        self,
+        home: Path,
+        mark: str,
+        lookup: Mapping[str, str],
+        reach: Reach,
+        secrets: SecretResolver | None = None,
+    ) -> None:
+        self._secrets = SecretResolver(lookup, home) if secrets is None else secrets
         self.home = home
         self.mark = mark
         self.lookup = lookup
@@ -102,12 +111,13 @@ class Connector:
         mark = f"{self.mark}:{upstream.name}"
         if not spec.is_main:  # all processes with the same mark are killed together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
-        names, users = upstream.entry.env, upstream.entry.has_user_home
+        names, users = upstream.entry.env_names, upstream.entry.has_user_home
         self._check_package(upstream, transport)
         bubblewrap = await self._find_sandbox(upstream)
         # What one server puts into a shared cache, another would run.
         caches = folder / "cache" if bubblewrap else self.home / "cache"
-        env = build_environment(names, self.lookup, folder, caches, mark, with_user_home=users)
+        lookup = await self._add_secrets(upstream)
+        env = build_environment(names, lookup, folder, caches, mark, with_user_home=users)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
         if bubblewrap:
             for name in _OUTSIDE - set(names) if users else ():
@@ -126,6 +136,18 @@ class Connector:
         except BothErasAnswered:
             upstream.connection.modern = True
             return await start(True)
+
+    async def _add_secrets(self, upstream: Upstream) -> Mapping[str, str]:
+        """The variables, with those that the server's entry refers to."""
+        references = upstream.entry.env_references
+        if not references:
+            return self.lookup
+        owner = f'server "{upstream.name}"'
+        found = {
+            name: await self._secrets.resolve(reference, owner)
+            for name, reference in references.items()
+        }
+        return {**self.lookup, **found}
 
     def _check_package(self, upstream: Upstream, transport: StdioTransport) -> None:
         """Logs a package without a version; refuses it where the sandbox is strict."""
@@ -173,9 +195,11 @@ class Connector:
             entry.has_user_home,
             tuple(entry.sandbox_paths),
         )
-        upstream.sandbox_remarks = describe_loose_files(spec, command, env, entry.env)
+        upstream.sandbox_remarks = describe_loose_files(spec, command, env, entry.env_names)
         return Confined(
-            build_sandbox_command(bubblewrap, spec, command, env, entry.env, cwd, entry.limits)
+            build_sandbox_command(
+                bubblewrap, spec, command, env, entry.env_names, cwd, entry.limits
+            )
         )
 
     def _warn_once(self, server: str, reason: str) -> None:
@@ -200,15 +224,29 @@ class Connector:
             http = upstream.clients.get_client(spec.holder or upstream.clients.find_list_holder())
         else:
             http = self._reach(transport.url, transport.allow_private)
-        headers = {
-            name.lower(): expand_variables(value, self.lookup, f'server "{upstream.name}"')
-            for name, value in parse_headers(transport.headers)
-        }
+        headers, http = await self._fill_headers(upstream, transport, http)
         wire = wire_type(upstream.name, http, transport.url, headers, spec.sink)
         await wire.start()
         session = await self._open(upstream, wire, seconds, modern, spec)
         upstream.connection.http_wire = wire_type
         return session
+
+    async def _fill_headers(
+        self, upstream: Upstream, transport: SseTransport, http: HttpClient
+    ) -> tuple[dict[str, str], HttpClient]:
+        """Returns the headers, and the client that puts secrets into them which may change."""
+        secrets, owner = self._secrets, f'server "{upstream.name}"'
+        headers, templates = {}, {}
+        for name, value in parse_headers(transport.headers):
+            filled = await secrets.expand(value, owner)  # reports what is missing now
+            if needs_resolver(value):
+                filled = build_placeholder()
+                templates[filled] = value
+            headers[name.lower()] = filled
+        if not templates:
+            return headers, http
+        expand = partial(secrets.expand_to_send, owner=owner)
+        return headers, SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
 
     async def _open(
         self, upstream: Upstream, wire: Wire, seconds: float, modern: bool | None, spec: SessionSpec

@@ -14,6 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.ports import Viewer
+from dragoman.core.secret_references import render_reference
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
@@ -44,7 +45,7 @@ class UpstreamManager:
         changed = [
             upstream
             for name, upstream in self._running.items()
-            if wanted.get(name) != upstream.entry
+            if not _is_unchanged(wanted.get(name), upstream.entry)
         ]
         self._entries = list(entries)
         for upstream in changed:
@@ -257,10 +258,20 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
             log.error('server "%s" could not be stopped properly', name, exc_info=error)
 
 
+def _is_unchanged(new: ServerEntry | None, old: ServerEntry) -> bool:
+    """Whether a running server can go on. Its tags concern views alone."""
+    return new is not None and msgspec.structs.replace(new, tags=old.tags) == old
+
+
 def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
     """Returns the entry as it was written, without what may be secret."""
     described: dict[str, Any] = msgspec.to_builtins(entry)
     described["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
+    references = entry.env_references
+    described["env"] = [
+        f"{name}={render_reference(references[name])}" if name in references else name
+        for name in entry.env_names
+    ]
     if isinstance(entry.transport, StdioTransport):
         described["transport"]["args"] = render_arguments(entry.transport.args)
     else:

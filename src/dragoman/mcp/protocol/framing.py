@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Id: TypeAlias = str | int
     Piece: TypeAlias = "Frame | OversizedFrame | MalformedFrame | Unrecoverable"
 
+CHOOSE_VIEW = "dragoman/view"
+"""The method of the first message of a relay that was started with a view."""
 LINE: Framing = "line"
 LENGTH: Framing = "length"
 LIMIT = 10 * 1024 * 1024

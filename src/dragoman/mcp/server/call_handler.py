@@ -7,7 +7,7 @@ a revision has, in `revisions`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dragoman.core.background import Background
@@ -44,6 +44,7 @@ from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_state import McpRequest
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, build_updates
 from dragoman.mcp.server.tasks import McpTasks, ToolTask, ToolTaskRecord, declares_tasks
+from dragoman.mcp.server.tool_search import FIND_TOOLS, SEARCH_TOOLS, parse_inner_call
 from dragoman.wire import rpc
 
 METHODS = {
@@ -60,13 +61,21 @@ _NAMED = frozenset({TOOL, PROMPT})
 Outcome = tuple[Tool, Result]
 ParsedCall = tuple[str, dict[str, Any]]
 """The name and the arguments of a call."""
+FindTools = Callable[[McpRequest, Mapping[str, Any]], Awaitable[bytes]]
 
 
 class CallHandler:
     def __init__(
-        self, hub: Hub, question_seconds: float, tasks: McpTasks, bridge_errors: str = "auto"
+        self,
+        hub: Hub,
+        question_seconds: float,
+        tasks: McpTasks,
+        bridge_errors: str = "auto",
+        find_tools: FindTools | None = None,
     ) -> None:
+        """`find_tools` answers the tool of that name in views with search mode."""
         self.hub = hub
+        self._find_tools = find_tools
         self._bridge_errors = bridge_errors
         self._tasks = tasks
         self._question_seconds = question_seconds
@@ -82,6 +91,11 @@ class CallHandler:
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
+            if request.client.view.can_search and kind == TOOL and name in SEARCH_TOOLS:
+                if name == FIND_TOOLS and self._find_tools is not None:
+                    return await self._find_tools(request, arguments)
+                # From here on this is a call of that tool, as if the client had named it.
+                parsed = name, arguments = parse_inner_call(arguments)
             if kind == TOOL and (
                 (revision.has_task_extension and "extensions" in options.features)
                 or (revision.has_task_requests and "task" in request.params)

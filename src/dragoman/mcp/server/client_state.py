@@ -21,8 +21,8 @@ it could not be sent: a notification is then lost, a question has failed."""
 
 class ClientState:
     __slots__ = (
-        "client", "client_name", "closed", "door", "features", "listens", "log_level", "pending",
-        "principal", "revision", "subscribed", "view",
+        "client", "client_name", "closed", "door", "endpoint", "features", "listens", "log_level",
+        "pending", "principal", "revision", "subscribed", "view",
     )  # fmt: skip
 
     def __init__(
@@ -35,7 +35,10 @@ class ClientState:
     ) -> None:
         self.principal = principal
         self.door = door
+        self.endpoint = view
+        """What its address or its key offers."""
         self.view = view
+        """The same, or what its name has chosen of it."""
         self.revision = revision
         """Of the session; a request may name its own."""
         self.client = client

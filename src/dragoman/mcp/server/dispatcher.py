@@ -18,7 +18,9 @@ from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import Viewer
 from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.tool import TOOL
 from dragoman.core.trace import parse_trace
+from dragoman.core.views import NamedView, Views
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
 from dragoman.mcp.protocol.errors import encode_crash, encode_error
 from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH
@@ -33,6 +35,7 @@ from dragoman.mcp.protocol.revisions import (
     build_discover_result,
     build_initialize_result,
     find_version,
+    shape_result,
 )
 from dragoman.mcp.server import client_questions, list_pages
 from dragoman.mcp.server.call_handler import METHODS as CALLS
@@ -43,6 +46,7 @@ from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, ToolTaskRegistry, build_task_registry
+from dragoman.mcp.server.tool_search import FIND_TOOLS, ToolFinder, parse_find, render_found
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
@@ -59,7 +63,7 @@ NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 NO_NAMES: frozenset[str] = frozenset()
 Running = MutableMapping[Any, Callable[[], Any]]
 """How to cancel each running request of a client, by the key of its id."""
-FindMismatch = Callable[[Any, Mapping[bytes, bytes]], str | None]
+FindMismatch = Callable[[Any, Mapping[bytes, bytes], ClientState], str | None]
 """Finds a header that contradicts the message."""
 
 
@@ -96,10 +100,15 @@ class McpServer:
         self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits)
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
-        self.call_handler = CallHandler(hub, question_seconds, self.tasks, bridge_errors)
+        self.call_handler = CallHandler(
+            hub, question_seconds, self.tasks, bridge_errors, self._find_tools
+        )
+        self._finder = ToolFinder(hub)
         self._style_of = style_of
         self._introduction = Introduction(hub, instructions)
         self._identity = identity
+        # The address of a single agent is a choice already.
+        self._views = hub.views if identity is None else Views()
         self._methods: dict[str, Callable[[McpRequest], Awaitable[bytes]]] = {
             "initialize": self._initialize,
             "ping": _answer_ping,
@@ -132,7 +141,7 @@ class McpServer:
         id = message.get("id") if isinstance(message, dict) else None
         is_request = True
         try:
-            if find_mismatch is not None and (problem := find_mismatch(message, fields)):
+            if find_mismatch is not None and (problem := find_mismatch(message, fields, client)):
                 return rpc.encode_error(rpc.find_id(message), HEADER_MISMATCH, problem)
             problem = rpc.find_flaw(message)
             if problem is not None:
@@ -160,20 +169,27 @@ class McpServer:
                 problem = f'unknown method "{method[:100]}" in revision {revision.name}'
                 return rpc.encode_error(id, rpc.METHOD_NOT_FOUND, problem)
             request = McpRequest(id, method, params, client, revision, push)
+            if self._views.chooses_by_client or client.view is not client.endpoint:
+                self._choose_view(client, _find_client_name(request))
             kind = CALLS.get(method)
             if kind is not None:
                 return await self.call_handler.answer(request, kind, parse_trace(fields, meta))
-            if method not in FREE:
-                try:
-                    self._limiter.charge(client.principal, REQUEST, method)
-                except RateLimited as refusal:
-                    return encode_error(id, refusal, revision)
+            if method not in FREE and (refusal := self._charge(request)) is not None:
+                return refusal
             work = self._methods[method](request)
             del message, params, meta, request  # a request to listen may last for days
             return await work
         except Exception as error:
             answer = encode_crash(id, error)
             return answer if is_request else None
+
+    def _charge(self, request: McpRequest) -> bytes | None:
+        """Charges a request that is no call; returns the answer if it is refused."""
+        try:
+            self._limiter.charge(request.client.principal, REQUEST, request.method)
+        except RateLimited as refusal:
+            return encode_error(request.id, refusal, request.revision)
+        return None
 
     async def answer_tracked(
         self,
@@ -224,7 +240,14 @@ class McpServer:
             client_questions.parse_capabilities(params.get("capabilities"), client.revision)
         )
         client.client_name = _find_name(params.get("clientInfo"))
+        self._choose_view(client, client.client_name)
         return await self._introduce(request, client.revision, result)
+
+    def _choose_view(self, client: ClientState, name: str) -> None:
+        """Gives a client the view that is meant for clients of its name, unless its key or its
+        address has chosen one."""
+        chosen = self._views.find_for_client(name) if not client.endpoint.name else None
+        client.view = client.endpoint if chosen is None else chosen
 
     async def _discover(self, request: McpRequest) -> bytes:
         return await self._introduce(
@@ -250,29 +273,51 @@ class McpServer:
             able["extensions"] = {**extensions, **able.get("extensions", {})}
         return rpc.encode_result(request.id, result)
 
-    async def _list(self, request: McpRequest) -> bytes:
-        """Many clients list once, right after they have started the hub, and never again: the first
-        list waits until the servers have started."""
-        hub, params, client, revision = self.hub, request.params, request.client, request.revision
-        kind, cursor = list_pages.METHODS[request.method], params.get("cursor")
+    async def _prepare_list(self, request: McpRequest, kind: str) -> frozenset[str]:
+        """Brings a list up to date; returns the names that are hidden from the client. Many clients
+        list once, right after they have started the hub, and never again: the first list waits
+        until the servers have started."""
+        hub = self.hub
         startup, refresher, visibility = hub.startup, hub.refresher, hub.visibility
         if startup is not None and not startup.is_settled:
             await startup.wait()
-        elif refresher is not None and "cursor" not in params and refresher.is_stale(kind):
+        elif refresher is not None and "cursor" not in request.params and refresher.is_stale(kind):
             await refresher.refresh(kind)
-        hidden = logins = NO_NAMES
-        if visibility is not None or hub.logins is not None:
-            viewer = _viewer_from_request(request)
-        if hub.logins is not None:
-            logins = hub.logins.list_needed(viewer)
-        if visibility is not None:
-            if (pending := visibility.prepare(kind, viewer)) is not None:
-                await pending
-            hidden = visibility.list_hidden(kind, viewer)
-        name = client.client_name
-        if not revision.has_sessions:
-            name = _find_name(params["_meta"].get(CLIENT_KEY))
-        style = self._style_of(name)
+        if visibility is None:
+            return NO_NAMES
+        viewer = _viewer_from_request(request)
+        if (pending := visibility.prepare(kind, viewer)) is not None:
+            await pending
+        return visibility.list_hidden(kind, viewer)
+
+    async def _find_tools(self, request: McpRequest, arguments: Mapping[str, Any]) -> bytes:
+        """Answers a call of `find_tools`: a list of another form, so it is charged like one. Raises
+        `HubError`."""
+        client, revision, view = request.client, request.revision, request.client.view
+        assert isinstance(view, NamedView)
+        query, limit = parse_find(arguments)
+        self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
+        hidden = await self._prepare_list(request, TOOL)
+        found = await self._finder.find(client, query, limit, hidden)
+        style, lists = self._style_of(_find_client_name(request)), self.lists
+        definitions = [
+            lists.render_definition(
+                tool, lists.find_shown_name(tool, TOOL, style, view), TOOL, revision, view
+            )
+            for tool in found.tools
+        ]
+        text = render_found(definitions, view)
+        result = shape_result({"content": [{"type": "text", "text": text}]}, revision)
+        return rpc.encode_result(request.id, result)
+
+    async def _list(self, request: McpRequest) -> bytes:
+        params, client, revision = request.params, request.client, request.revision
+        kind, cursor = list_pages.METHODS[request.method], params.get("cursor")
+        hidden = await self._prepare_list(request, kind)
+        logins = NO_NAMES
+        if self.hub.logins is not None:
+            logins = self.hub.logins.list_needed(_viewer_from_request(request))
+        style = self._style_of(_find_client_name(request))
         page = self.lists.find_page(kind, cursor, client, revision, style, hidden, logins)
         if page is None:
             problem = "invalid cursor: use the nextCursor of the previous page"
@@ -360,6 +405,12 @@ def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
         f"unsupported protocol version {requested!r}, or not requested in its own way",
         {"supported": list(NAMES), "requested": requested},
     )
+
+
+def _find_client_name(request: McpRequest) -> str:
+    if request.revision.has_sessions:
+        return request.client.client_name
+    return _find_name(request.params["_meta"].get(CLIENT_KEY))
 
 
 def _find_name(client_info: Any) -> str:

@@ -22,6 +22,7 @@ from dragoman.mcp.protocol.mirrored_headers import (
     render_value,
 )
 from dragoman.mcp.protocol.revisions import MODERN_KEY
+from dragoman.mcp.server.client_state import ClientState
 
 _METHOD = 'Mcp-Method and "method" must be the same'
 
@@ -35,8 +36,11 @@ class HeaderCheck:
         self._params: dict[str, dict[str, Path]] = {}
         """The arguments of each tool that have a header of their own."""
 
-    def find_mismatch(self, message: Any, fields: Mapping[bytes, bytes]) -> str | None:
-        """Finds a header that contradicts the message, or that it must have and has not."""
+    def find_mismatch(
+        self, message: Any, fields: Mapping[bytes, bytes], client: ClientState
+    ) -> str | None:
+        """Finds a header that contradicts the message, or that it must have and has not. Says
+        nothing of the arguments of a tool that the client may not know of."""
         method = message.get("method") if isinstance(message, dict) else None
         if not isinstance(method, str):
             return None
@@ -69,7 +73,13 @@ class HeaderCheck:
         mirrored = self._params.get(name)
         if mirrored is None:
             mirrored = self._find_params(name)
-        return _find_wrong_param(mirrored, fields, params) if mirrored else None
+        problem = _find_wrong_param(mirrored, fields, params) if mirrored else None
+        return problem if problem is None or self._is_known(name, client) else None
+
+    def _is_known(self, name: str, client: ClientState) -> bool:
+        hub, principal = self._hub, client.principal
+        tool = hub.find_visible(principal, name, client.view)
+        return not isinstance(tool.target, Nowhere) and hub.authorizer.can_list(principal, tool)
 
     def _find_params(self, name: str) -> dict[str, Path]:
         tool = self._hub.find(name, EVERYTHING)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.principal import Principal
-from dragoman.core.tool_filter import View
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.elicitation import add_task_support
 from dragoman.mcp.protocol.revisions import ORDERED, Revision
 from dragoman.mcp.server.client_state import ClientState
@@ -50,10 +50,10 @@ class HttpSession(ClientState):
     __slots__ = ("id", "replay", "running", "siblings", "streams", "unsent", "used")
 
     def __init__(
-        self, id: str, principal: Principal, view: View, revision: Revision, store: ReplayStore
+        self, id: str, principal: Principal, endpoint: View, revision: Revision, store: ReplayStore
     ) -> None:
         # `client` is known to others, so it must not contain what proves possession of the id.
-        super().__init__(principal, "mcp-http", view, revision, client=id[3:_NONCE])
+        super().__init__(principal, "mcp-http", endpoint, revision, client=id[3:_NONCE])
         self.id = id
         self.used = monotonic()
         self.streams: list[EventStream] = []
@@ -110,9 +110,8 @@ class SessionObserver(Protocol):
 
 
 class HttpSessions:
-    def __init__(self, key: bytes, view: View, observer: SessionObserver) -> None:
+    def __init__(self, key: bytes, observer: SessionObserver) -> None:
         self._key = key
-        self._view = view
         self._observer = observer
         self._store = ReplayStore()
         self._open: Order = OrderedDict()
@@ -126,17 +125,20 @@ class HttpSessions:
         """Creates the session of a client that has completed `initialize`."""
         nonce = f"{int(client.revision)}{pack_capabilities(client.features):02x}{token_hex(16)}"
         name = client.client_name.encode("utf-8", "replace")[:MAX_NAME].hex()
-        id = nonce + self._seal(nonce + name, client.principal) + name
-        session = HttpSession(id, client.principal, self._view, client.revision, self._store)
+        id = nonce + self._seal(nonce + name, client.principal, client.endpoint) + name
+        session = HttpSession(id, client.principal, client.endpoint, client.revision, self._store)
+        session.view = client.view
         session.features = client.features
         session.client_name = client.client_name
         return self._keep(session)
 
-    def find(self, id: str, principal: Principal) -> HttpSession | None:
-        """Finds a session of the principal; one from before a restart is restored."""
+    def find(
+        self, id: str, principal: Principal, endpoint: View = EVERYTHING
+    ) -> HttpSession | None:
+        """Finds a session of the principal there; one from before a restart is restored."""
         session = self._open.get(id)
         if session is not None:
-            if session.principal != principal:
+            if session.principal != principal or session.endpoint is not endpoint:
                 return None
             session.principal = principal  # its token and its roles may be others now
             session.used = monotonic()
@@ -146,11 +148,12 @@ class HttpSessions:
         if id in self._ended or not 0 <= len(id) - _NONCE - _SEAL <= 2 * MAX_NAME:
             return None
         nonce, seal, name = id[:_NONCE], id[_NONCE : _NONCE + _SEAL], id[_NONCE + _SEAL :]
-        if not hmac.compare_digest(self._seal(nonce + name, principal).encode(), seal.encode()):
+        own = self._seal(nonce + name, principal, endpoint)
+        if not hmac.compare_digest(own.encode(), seal.encode()):
             return None
         if id[0] not in _REVISIONS:
             return None
-        session = HttpSession(id, principal, self._view, ORDERED[int(id[0])], self._store)
+        session = HttpSession(id, principal, endpoint, ORDERED[int(id[0])], self._store)
         session.features = add_task_support(unpack_capabilities(int(id[1:3], 16)))
         session.client_name = bytes.fromhex(name).decode("utf-8", "ignore")
         return self._keep(session)
@@ -208,9 +211,11 @@ class HttpSessions:
         session.replay.clear(all=True)
         self._observer.leave(session)
 
-    def _seal(self, sealed: str, principal: Principal) -> str:
-        bound = f"{sealed}\n{principal.kind}\n{principal.org}\n{principal.id}".encode()
-        return hmac.digest(self._key, bound, "sha256").hex()[:_SEAL]
+    def _seal(self, sealed: str, principal: Principal, endpoint: View) -> str:
+        bound = f"{sealed}\n{principal.kind}\n{principal.org}\n{principal.id}"
+        if endpoint.name:
+            bound += f"\n\n{endpoint.name}"
+        return hmac.digest(self._key, bound.encode(), "sha256").hex()[:_SEAL]
 
 
 # --- capabilities in a few bits -------------------------------------------------------------------

@@ -16,13 +16,18 @@ from urllib.parse import parse_qs
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work, resolve, start_task
 from dragoman.core.principal import Principal
-from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import find_version
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer, Running
 from dragoman.mcp.server.http_response import parse_accept
 from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Keepalive
-from dragoman.mcp.server.streamable_http import parse_message, refuse, refuse_method
+from dragoman.mcp.server.streamable_http import (
+    parse_message,
+    refuse,
+    refuse_method,
+    refuse_unknown_view,
+)
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
 
@@ -40,8 +45,8 @@ class SseClient(ClientState):
 
     __slots__ = ("_ended", "_unsent", "closing", "request", "running", "tasks")
 
-    def __init__(self, request: HttpRequest, principal: Principal) -> None:
-        super().__init__(principal, "mcp-sse", EVERYTHING, client=token_hex(16))
+    def __init__(self, request: HttpRequest, principal: Principal, endpoint: View) -> None:
+        super().__init__(principal, "mcp-sse", endpoint, client=token_hex(16))
         self.request = request
         self.running: Running = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -130,7 +135,15 @@ class LegacySseTransport:
             if why := why_ended(client.principal):
                 client.revoke(why)
 
-    async def open(self, request: HttpRequest, principal: Principal) -> None:
+    async def open(
+        self, request: HttpRequest, principal: Principal, endpoint: View = EVERYTHING
+    ) -> None:
+        """`endpoint` is what the address offers."""
+        if principal.view:
+            bound = self.server.hub.views.get_bound(principal.view)
+            if endpoint is not EVERYTHING and endpoint is not bound:
+                return refuse_unknown_view(request)
+            endpoint = bound
         if request.method != "GET":
             refuse_method(request, "use GET; its first event names the URL for messages", b"GET")
         elif not parse_accept(request.fields.get(b"accept", b"*/*")).stream:
@@ -139,7 +152,7 @@ class LegacySseTransport:
             problem = "too many clients, or the hub is shutting down; try again shortly"
             refuse(request, 503, problem)
         else:
-            await self._serve(SseClient(request, principal))
+            await self._serve(SseClient(request, principal, endpoint))
 
     async def _serve(self, client: SseClient) -> None:
         id = token_hex(16)

@@ -11,15 +11,17 @@ import base64
 import binascii
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.hub import Hub
 from dragoman.core.logins import NO_LOGINS
 from dragoman.core.principal import Principal
+from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import View
+from dragoman.core.views import NamedView
 from dragoman.mcp.protocol.revisions import (
     Revision,
     build_list_tail,
@@ -29,7 +31,9 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.protocol.translate import replace_ui_addresses
 from dragoman.mcp.server.client_state import ClientState
-from dragoman.wire.json import encode
+from dragoman.mcp.server.tool_search import build_search_tools, needs_search
+from dragoman.mcp.server.view_shapes import shape_for_view
+from dragoman.wire.json import decode, encode
 
 PAGE_BYTES = 8 * 1024 * 1024
 MAX_KEPT = 64
@@ -69,6 +73,17 @@ Sight = tuple[Principal, str, View]
 """A principal, its entry point and the tools that this offers."""
 
 
+class ToolCost(NamedTuple):
+    """What a tool costs in a list."""
+
+    name: str
+    """As it is listed."""
+    id: str
+    server: str
+    tokens: int
+    """An estimate."""
+
+
 class ListPages:
     def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
         """`aliases`: whether tools are also listed under their alias."""
@@ -78,10 +93,8 @@ class ListPages:
         self._kept: dict[str, dict[tuple[Hashable, ...], tuple[Pages, Names]]] = {
             kind: {} for kind in _MEMBER
         }
-        self._sights: dict[str, OrderedDict[Sight, Names]] = {
-            kind: OrderedDict() for kind in _MEMBER
-        }
-        """The names that each was listed last."""
+        self._sights: dict[str, OrderedDict[Sight, Any]] = {kind: OrderedDict() for kind in _MEMBER}
+        """The names that each was listed last; in a view, how it was listed and the pages."""
         self._kept_of: dict[str, Hashable] = {}
         self._refers = -1, False
         """A version of the catalog, and whether its tools name resources."""
@@ -99,7 +112,33 @@ class ListPages:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
         are not listed to this client, `logins` the targets that need a login before it can call
         them."""
-        judge, caller, door, view = self._hub.authorizer, client.principal, client.door, client.view
+        caller, door, view = client.principal, client.door, client.view
+        how = revision, style, hidden, logins
+        found = self._find_pages(kind, caller, door, view, *how)
+        pages, names = found
+        sights = self._sights[kind]
+        sights[caller, door, view] = (how, pages) if view.name else names
+        if len(sights) > MAX_SIGHTS:
+            sights.popitem(last=False)
+        if cursor is None:
+            return pages[0][1]
+        after = self._open_cursor(cursor, kind)
+        if after is None:
+            return None
+        return next((page for last, page in pages if last > after), pages[-1][1])
+
+    def _find_pages(
+        self,
+        kind: str,
+        caller: Principal,
+        door: str,
+        view: View,
+        revision: Revision,
+        style: str,
+        hidden: frozenset[str],
+        logins: frozenset[str],
+    ) -> tuple[Pages, Names]:
+        judge = self._hub.authorizer
         version = self._version(kind), judge.version
         kept = self._kept[kind]
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
@@ -112,26 +151,60 @@ class ListPages:
             if logins and kind == TOOL:
                 tools = self._add_login_tools(tools, caller, view, door)
             entries = [
-                (tool.name, encode(self._render_definition(tool, name, kind, revision, logins)))
+                (
+                    tool.name,
+                    encode(self.render_definition(tool, name, kind, revision, view, logins)),
+                )
                 for tool in tools
-                for name in self._list_names(tool, kind, style)
+                for name in self._list_names(tool, kind, style, view)
             ]
+            if kind == TOOL and isinstance(view, NamedView):
+                entries = self._limit_cost(entries, tools, view, revision)
             tail = build_list_tail(revision)
             if logins and (needed := sorted({one.target.name for one in tools} & logins)):
                 tail["_meta"] = {**tail.get("_meta", {}), LOGINS_KEY: needed}
             pages = self._split_pages(kind, entries, tail)
             found = kept[key] = pages, tuple(tool.name for tool in tools)
-        pages, names = found
-        sights = self._sights[kind]
-        sights[caller, door, view] = names
-        if len(sights) > MAX_SIGHTS:
-            sights.popitem(last=False)
-        if cursor is None:
-            return pages[0][1]
-        after = self._open_cursor(cursor, kind)
-        if after is None:
-            return None
-        return next((page for last, page in pages if last > after), pages[-1][1])
+        return found
+
+    def _limit_cost(
+        self, entries: Pages, tools: Sequence[Tool], view: NamedView, revision: Revision
+    ) -> Pages:
+        """Returns the entries, or the two of search mode if all would exceed the budget."""
+        if not view.can_search:
+            return entries
+        tokens = sum(_estimate_entry(entry) for _, entry in entries)
+        if not needs_search(view, tokens):
+            return entries
+        definitions = build_search_tools(tools)
+        return [(one["name"], encode(shape_tool(one, revision))) for one in definitions]
+
+    def list_costs(
+        self, caller: Principal, door: str, view: View, revision: Revision, style: str
+    ) -> list[ToolCost]:
+        """What each tool of the list costs a client, whether or not it would be listed."""
+        return [
+            ToolCost(
+                name,
+                tool.name,
+                tool.target.name,
+                _estimate_entry(encode(self.render_definition(tool, name, TOOL, revision, view))),
+            )
+            for tool in self._hub.list_tools(caller, view, TOOL, door)
+            for name in self._list_names(tool, TOOL, style, view)
+        ]
+
+    def list_search_costs(
+        self, caller: Principal, door: str, view: View, revision: Revision
+    ) -> list[ToolCost]:
+        """What the two tools of search mode cost."""
+        tools = self._hub.list_tools(caller, view, TOOL, door)
+        return [
+            ToolCost(
+                one["name"], one["name"], "", _estimate_entry(encode(shape_tool(one, revision)))
+            )
+            for one in build_search_tools(tools)
+        ]
 
     def _add_login_tools(
         self, tools: list[Tool], caller: Principal, view: View, door: str
@@ -159,23 +232,46 @@ class ListPages:
         return tuple(one.version for one in self._hub.catalogs.values())
 
     def has_changed(self, kind: str, caller: Principal, door: str, view: View) -> bool:
-        """Whether the list differs from the last one, which at first is empty."""
+        """Whether the list differs from the last one, which at first is empty: by its names, and in
+        a view by all that it shows."""
         before = self._sights[kind].get((caller, door, view), ())
+        if view.name:
+            if not before:
+                return True
+            how, pages = before
+            return bool(self._find_pages(kind, caller, door, view, *how)[0] != pages)
         tools = self._hub.list_tools(caller, view, kind, door)
-        return before != tuple(tool.name for tool in tools)
+        return bool(before != tuple(tool.name for tool in tools))
 
-    def _list_names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
+    def find_shown_name(self, tool: Tool, kind: str, style: str, view: View) -> str:
+        """The name of a tool in the list of that view."""
         catalog = self._hub.catalogs[kind]
         shown = catalog.listed_name(tool, style)
         if shown == tool.name and isinstance(catalog.find(shown).target, Nowhere):
             shown = tool.other_names.get(style, tool.alias)  # it stands for others
+        if isinstance(view, NamedView) and kind == TOOL:
+            renamed = view.find_shown_name(tool)
+            if renamed is not None and catalog.find_within(renamed, view).name == tool.name:
+                return renamed
+            if shown in view.real_names:  # which leads to another tool here
+                return tool.name
+        return shown
+
+    def _list_names(self, tool: Tool, kind: str, style: str, view: View) -> Iterator[str]:
+        shown = self.find_shown_name(tool, kind, style, view)
         yield shown
         alias = tool.other_names.get("alias", shown) if self._aliases else shown
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
             yield alias
 
-    def _render_definition(
-        self, tool: Tool, name: str, kind: str, revision: Revision, logins: frozenset[str]
+    def render_definition(
+        self,
+        tool: Tool,
+        name: str,
+        kind: str,
+        revision: Revision,
+        view: View,
+        logins: frozenset[str] = NO_LOGINS,
     ) -> dict[str, Any]:
         definition = tool.definition
         if tool.resources:
@@ -186,6 +282,8 @@ class ListPages:
             definition["description"] = tool.description
         elif definition.get("description") is None:
             definition.pop("description", None)
+        if isinstance(view, NamedView):
+            definition = shape_for_view(definition, tool, view)
         if logins and tool.target.name in logins:
             _mark_login(definition, tool.target.name)
         return _SHAPE[kind](definition, revision)
@@ -230,6 +328,10 @@ def _mark_login(definition: dict[str, Any], server: str) -> None:
     definition["_meta"] = {**known, LOGIN_KEY: {"server": server, "state": "needs_login"}}
     words = f'(Needs a login at "{server}" first: call it to get the link.)'
     definition["description"] = f"{definition.get('description') or ''} {words}".strip()
+
+
+def _estimate_entry(entry: bytes) -> int:
+    return estimate_tokens(len(encode(select_shown(decode(entry)))))
 
 
 def _encode_page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.framing import (
+    CHOOSE_VIEW,
     LINE,
     Deframer,
     Frame,
@@ -72,6 +73,8 @@ class SocketConnection(asyncio.Protocol):
         self.client: ClientState
         self._find_peer = find_peer
         self._view = view
+        self._chosen = ""
+        """The name of the view that the client was started with."""
         self._register = register
         self._deframer = Deframer(MAX_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,6 +164,9 @@ class SocketConnection(asyncio.Protocol):
                 rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, repeated), framing
             )
             return
+        if isinstance(message, dict) and message.get("method") == CHOOSE_VIEW:
+            self._write(self._choose_view(message), framing)
+            return
         task = start_task(self._answer(message, framing))
         self._tasks.add(task)
         task.add_done_callback(self._end)
@@ -172,9 +178,21 @@ class SocketConnection(asyncio.Protocol):
             self._hold(-1)
         self._tasks.discard(task)
 
+    def _choose_view(self, message: Mapping[str, Any]) -> bytes:
+        """Answers the first message of `dragoman mcp --view NAME`."""
+        id, params = rpc.find_id(message), message.get("params")
+        name = params.get("name") if isinstance(params, dict) else None
+        if not isinstance(name, str) or self.server.hub.views.find(name) is None:
+            problem = f'there is no view "{str(name)[:100]}"; see: dragoman views list'
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
+        self._chosen = name
+        return rpc.encode_result(id, {})
+
     async def _answer(self, message: Any, framing: Framing) -> None:
-        client = self.client
-        client.view = self._view()
+        client, chosen = self.client, self._chosen
+        view = self.server.hub.views.get_bound(chosen) if chosen else self._view()
+        if client.endpoint is not view:
+            client.endpoint = client.view = view
 
         def push(update: bytes) -> bool:
             return not self._is_unread() and self._write(update, framing)

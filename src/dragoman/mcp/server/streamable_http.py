@@ -11,7 +11,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
 from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
-from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.revisions import ASSUMED, LATEST, REVISIONS, Revision, find_version
 from dragoman.mcp.server.client_state import ClientState, Push
@@ -43,7 +43,7 @@ UNLIMITED = frozenset(
 class StreamableHttpTransport:
     def __init__(self, server: McpServer, key: bytes) -> None:
         self.server = server
-        self.sessions = HttpSessions(key, EVERYTHING, server.subscriptions)
+        self.sessions = HttpSessions(key, server.subscriptions)
         self.keepalive = Keepalive()
         self._find_mismatch = HeaderCheck(server.hub).find_mismatch
         self._closed = False
@@ -62,20 +62,31 @@ class StreamableHttpTransport:
                 one.cancel(why)
         self.sessions.end_principals(why_ended)
 
-    def __call__(self, request: HttpRequest, principal: Principal) -> Work[None] | None:
+    def __call__(
+        self, request: HttpRequest, principal: Principal, endpoint: View = EVERYTHING
+    ) -> Work[None] | None:
+        """`endpoint` is what the address offers."""
+        if principal.view:
+            bound = self.server.hub.views.get_bound(principal.view)
+            if endpoint is not EVERYTHING and endpoint is not bound:
+                refuse_unknown_view(request)
+                return None
+            endpoint = bound
         if request.method == "POST":
-            return self._post(request, principal)
+            return self._post(request, principal, endpoint)
         if request.method == "GET":
-            return self._get(request, principal)
+            return self._get(request, principal, endpoint)
         if request.method == "DELETE":
-            self._delete(request, principal)
+            self._delete(request, principal, endpoint)
         else:
             refuse_method(request, "use POST, GET or DELETE", b"POST, GET, DELETE")
         return None
 
     # --- POST --------------------------------------------------------------------------------
 
-    def _post(self, request: HttpRequest, principal: Principal) -> Work[None] | None:
+    def _post(
+        self, request: HttpRequest, principal: Principal, endpoint: View
+    ) -> Work[None] | None:
         """Returns what sends the response; None if the request was refused."""
         fields = request.fields
         accepted = parse_accept(fields.get(b"accept", b"*/*"))
@@ -92,9 +103,9 @@ class StreamableHttpTransport:
             return None
         is_modern = not revision.has_sessions
         if is_modern:
-            client = ClientState(principal, "mcp-http", EVERYTHING, revision)
+            client = ClientState(principal, "mcp-http", endpoint, revision)
         else:
-            client = self._find_client(request, message, principal, revision)
+            client = self._find_client(request, message, principal, revision, endpoint)
         if client is None:
             return None
         responder = HttpResponder(client, accepted, request, self.keepalive, principal)
@@ -119,14 +130,19 @@ class StreamableHttpTransport:
         return responder.run(work, message.get("id"))
 
     def _find_client(
-        self, request: HttpRequest, message: Any, principal: Principal, revision: Revision
+        self,
+        request: HttpRequest,
+        message: Any,
+        principal: Principal,
+        revision: Revision,
+        endpoint: View,
     ) -> ClientState | None:
         """Finds the session; creates a client of `revision` for a request without one. None if the
         request was refused."""
         id = request.fields.get(b"mcp-session-id")
         if id is None or (isinstance(message, dict) and message.get("method") == "initialize"):
-            return ClientState(principal, "mcp-http", EVERYTHING, revision)
-        session = self.sessions.find(id.decode("latin-1"), principal)
+            return ClientState(principal, "mcp-http", endpoint, revision)
+        session = self.sessions.find(id.decode("latin-1"), principal, endpoint)
         if session is None:
             _refuse_session(request, rpc.find_id(message))
         return session
@@ -163,8 +179,8 @@ class StreamableHttpTransport:
 
     # --- GET and DELETE ------------------------------------------------------------------------
 
-    async def _get(self, request: HttpRequest, principal: Principal) -> None:
-        session = self._find_session(request, principal, "a stream needs a session")
+    async def _get(self, request: HttpRequest, principal: Principal, endpoint: View) -> None:
+        session = self._find_session(request, principal, endpoint, "a stream needs a session")
         if session is None:
             return
         if not parse_accept(request.fields.get(b"accept", b"")).stream:
@@ -207,14 +223,14 @@ class StreamableHttpTransport:
             if isinstance(stream, ReplayStream) and stream not in session.streams:
                 session.replay.drop_if_empty(stream)
 
-    def _delete(self, request: HttpRequest, principal: Principal) -> None:
-        session = self._find_session(request, principal, "there is no session to end")
+    def _delete(self, request: HttpRequest, principal: Principal, endpoint: View) -> None:
+        session = self._find_session(request, principal, endpoint, "there is no session to end")
         if session is not None:
             self.sessions.end(session)
             request.reply(200, [], b"")
 
     def _find_session(
-        self, request: HttpRequest, principal: Principal, problem: str
+        self, request: HttpRequest, principal: Principal, endpoint: View, problem: str
     ) -> HttpSession | None:
         """Finds the session that the headers name; refuses the request if there is none."""
         id = request.fields.get(b"mcp-session-id")
@@ -226,7 +242,7 @@ class StreamableHttpTransport:
         if revision is None:
             send_json(request, 400, encode_unsupported(None, version))
             return None
-        session = self.sessions.find(id.decode("latin-1"), principal)
+        session = self.sessions.find(id.decode("latin-1"), principal, endpoint)
         if session is None:
             _refuse_session(request, None)
         return session
@@ -276,6 +292,10 @@ def refuse(request: HttpRequest, status: int, problem: str, id: rpc.Id = None) -
 
 def _refuse_session(request: HttpRequest, id: rpc.Id) -> None:
     refuse(request, 404, "session not found; begin a new one with initialize", id)
+
+
+def refuse_unknown_view(request: HttpRequest) -> None:
+    refuse(request, 404, "there is no such view; see: dragoman views list")
 
 
 def refuse_method(request: HttpRequest, problem: str, methods: bytes) -> None:

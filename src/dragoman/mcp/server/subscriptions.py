@@ -426,7 +426,10 @@ class Subscriptions:
         self._changed.clear()
         for method in sorted(changed):
             check = self._build_view_check(method)
-            self._notify_list(method, (lambda client: True) if changed[method] else check)
+            if changed[method]:
+                self._notify_list(method, partial(_needs_notice, check))
+            else:
+                self._notify_list(method, check)
         self._notify_announced(changed)
 
     def _notify_list(self, method: str, concerns: Callable[[ClientState], bool]) -> None:
@@ -567,6 +570,11 @@ def _find_flaw(wanted: Any) -> str | None:
     if len(uris) > MAX_FOLLOWED:
         return f'"resourceSubscriptions" is too long: at most {MAX_FOLLOWED} addresses'
     return find_task_ids_error(wanted)
+
+
+def _needs_notice(check: Callable[[ClientState], bool], client: ClientState) -> bool:
+    """Of a changed catalog: a client of a view learns of changes in that view alone."""
+    return not client.view.name or check(client)
 
 
 def _list_parents(name: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ OFFLINE = "offline_access"
 MAX_SERVERS = 20
 
 
-class ResourceMetadata(Struct, frozen=True):
+class ProtectedResource(Struct, frozen=True):
     """What a resource says about itself (RFC 9728)."""
 
     resource: str
@@ -65,7 +65,7 @@ class ServerMetadata(Struct, frozen=True):
 
 
 class Discovered(Struct, frozen=True):
-    resource: ResourceMetadata
+    resource: ProtectedResource
     server: ServerMetadata
 
 
@@ -100,7 +100,7 @@ class Discovery:
                 f"{self._limits.discovery_seconds:g} s"
             ) from None
 
-    async def find_resource(self, challenge: BearerChallenge) -> ResourceMetadata:
+    async def find_resource(self, challenge: BearerChallenge) -> ProtectedResource:
         own = insert_well_known(self._url, RESOURCE)
         root = insert_well_known(render_base(self._url), RESOURCE)
         failure: HubError | None = None
@@ -124,9 +124,9 @@ class Discovery:
                 f'"{render_origin(self._url)}" names resource metadata at '
                 f'"{render_origin(candidates[0])}", and there is none'
             )
-        return ResourceMetadata(build_resource(self._url), is_published=False)
+        return ProtectedResource(build_resource(self._url), is_published=False)
 
-    def _read_resource(self, found: dict[str, Any], url: str) -> ResourceMetadata:
+    def _read_resource(self, found: dict[str, Any], url: str) -> ProtectedResource:
         resource = found.get("resource")
         what = f'the resource in the metadata of "{render_origin(url)}",'
         resource = self.check(resource, what)
@@ -137,11 +137,11 @@ class Discovery:
             )
         servers = found.get("authorization_servers")
         named = [one for one in servers if isinstance(one, str)] if type(servers) is list else []
-        return ResourceMetadata(
+        return ProtectedResource(
             resource, tuple(named[:MAX_SERVERS]), parse_scopes(found.get("scopes_supported"))
         )
 
-    async def _choose_server(self, resource: ResourceMetadata, issuer: str) -> ServerMetadata:
+    async def _choose_server(self, resource: ProtectedResource, issuer: str) -> ServerMetadata:
         if issuer:
             if resource.servers and issuer not in resource.servers:
                 named = ", ".join(f'"{render_origin(one)}"' for one in resource.servers[:3])

@@ -82,7 +82,7 @@ class StoredToken(Struct, frozen=True, omit_defaults=True):
         return float("inf") if self.expires_at is None else self.expires_at
 
 
-class TokenEndpoint:
+class TokenClient:
     """Sends the token requests of one server or agent."""
 
     def __init__(

@@ -11,7 +11,7 @@ from dragoman.core.urls import render_origin
 from dragoman.oauth.client.challenges import join_scopes
 from dragoman.oauth.client.discovery import OFFLINE, S256, Discovered, Discovery, ServerMetadata
 from dragoman.oauth.client.exchanges import EndpointRefused, quote_text
-from dragoman.oauth.client.grants import StoredToken, TokenEndpoint, build_token
+from dragoman.oauth.client.grants import StoredToken, TokenClient, build_token
 from dragoman.oauth.client.limits import OAuthLimits
 from dragoman.oauth.client.logins import (
     PendingDevice,
@@ -45,7 +45,7 @@ class LoginFlows:
         discovery: Discovery,
         finder: ServerFinder,
         registration: ClientRegistration,
-        endpoint: TokenEndpoint,
+        endpoint: TokenClient,
         redirect_uri: Callable[[], str],
         document_url: Callable[[], str],
         limits: OAuthLimits,

@@ -35,7 +35,7 @@ from dragoman.oauth.client.exchanges import EndpointRefused, quote_text
 from dragoman.oauth.client.grants import (
     FindSubject,
     StoredToken,
-    TokenEndpoint,
+    TokenClient,
     build_token,
     finite_expiry,
 )
@@ -159,7 +159,7 @@ class TokenManager:
         self._discovery = Discovery(http, resource_url, limits)
         self._finder = ServerFinder(resource_url, settings, http, self._discovery, limits)
         self._registration = ClientRegistration(name, settings, http, store, limits)
-        self._endpoint = TokenEndpoint(
+        self._endpoint = TokenClient(
             name, settings, http, resolve_secret, self._discovery, limits, find_subject
         )
         self._flows = LoginFlows(
