@@ -297,6 +297,7 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/pins": hub.get("/api/pins"),
         "/api/pins/diff": hub.get("/api/pins/diff?name=s.echo"),
         "/api/limits": hub.get("/api/limits"),
+        "/api/logins/{name}": hub.get("/api/logins/none"),
         "/api/skills": hub.get("/api/skills"),
         "/api/taint": hub.get("/api/taint"),
         "/api/taint/stored": hub.get("/api/taint/stored"),

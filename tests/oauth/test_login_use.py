@@ -10,6 +10,8 @@ import httpx
 import pytest
 from tests.oauth.login_rig import URL_CLIENT, LoginBrowser, build_login_rig
 
+from dragoman.stores.keys import KeyStore
+
 NEEDS = "dragoman.hub/error"
 
 
@@ -235,3 +237,21 @@ async def test_a_server_that_was_never_connected_is_listed_with_what_to_do(short
         await rig.until_state("connected")
         listed = (await rig.rpc("anna", "tools/list"))["result"]
         assert [tool["name"] for tool in listed["tools"]] == ["mcp_files_mark"]
+
+
+async def test_a_revoked_key_loses_its_logins(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, credentials="user", opens_lists=True) as rig:
+        await rig.log_in("anna")
+        await rig.log_in("bob")
+        assert not (await rig.call("anna", "one")).get("isError")
+        store = KeyStore(short_tmp)
+        store.revoke("anna")
+
+        async def is_gone() -> bool:
+            found = await rig.api("GET", "/api/mcp/servers/files/login?all=1", "root")
+            return [one["holder"] for one in found.json()["logins"]] == ["key:bob"]
+
+        await rig.until(is_gone)
+        assert rig.authority.revoked
+        store.close()
+        assert not (await rig.call("bob", "three")).get("isError")

@@ -191,8 +191,10 @@ class App:
             *(parts.mcp.http, parts.mcp.sse, parts.mcp.tasks, parts.events.streams, parts.agents),
             parts.guards.kept,
             parts.endpoints,
+            parts.logins.desk,
             *self._listeners,
         ]
+        parts.logins.desk.end_principals(self.access.explain_ended)
         for watch in (
             self.applier.follow(),
             poll(parts.guards.policies.check),

@@ -38,6 +38,13 @@ def find_holder_of(principal: Principal) -> str | None:
     return principal.key if principal.kind in _PEOPLE else None
 
 
+def principal_from_holder(holder: str) -> Principal | None:
+    """Returns the principal that a holder is; None for `SHARED` and the owner."""
+    label, has_org, org = holder.partition("\0")
+    kind, _, id = label.partition(":")
+    return Principal(kind, id, org) if has_org else None
+
+
 def find_root(call: Call | Viewer) -> Principal | None:
     """Finds the principal that started the call's chain; None if it is unknown."""
     trace = getattr(call, "trace", None)

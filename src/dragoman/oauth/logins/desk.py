@@ -15,6 +15,7 @@ from secrets import token_urlsafe
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.background import Background, resolve
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
@@ -29,7 +30,13 @@ from dragoman.core.errors import (
     Unreachable,
 )
 from dragoman.core.events import LoginChanged, LoginNeeded
-from dragoman.core.holders import SHARED, find_holder_of, find_root, render_holder
+from dragoman.core.holders import (
+    SHARED,
+    find_holder_of,
+    find_root,
+    principal_from_holder,
+    render_holder,
+)
 from dragoman.core.logins import LoginLink
 from dragoman.core.principal import Principal
 from dragoman.oauth.logins.accounts import LoginAccount
@@ -48,6 +55,8 @@ MAX_LINKS_EACH = 20
 KEPT_SECONDS = 600.0
 """How long the outcome of a login can be asked for."""
 
+KEY = "key"
+"""The kind of principals with a key of their own."""
 LEAST_POLL = 0.1
 """Seconds between two polls of a device flow, whatever the server says."""
 
@@ -331,6 +340,24 @@ class HubLoginDesk:
         if status.state == "needs_login" and self._accounts.get(account.name) is account:
             self._note_change(account, holder)
             self._bus.emit(LoginChanged(account.name, render_holder(holder), "expired"))
+
+    def end_principals(self, why_ended: WhyEnded) -> None:
+        """Removes the logins of keys that were revoked or have expired, which are of no further
+        use, and revokes them. A user whose session ends keeps the logins."""
+        for login in self._logins.values():
+            if login.by.kind == KEY and login.state in (OPEN, STARTED) and why_ended(login.by):
+                self._fail(login, "the key that it was for is no longer valid")
+        for account in self._accounts.values():
+            for holder in account.list_holders():
+                principal = principal_from_holder(holder)
+                if principal is not None and principal.kind == KEY and why_ended(principal):
+                    self._background.spawn(self._forget_ended(account, holder))
+
+    async def _forget_ended(self, account: LoginAccount, holder: str) -> None:
+        try:
+            await self.forget(account, holder)
+        except HubError as error:
+            log.error("%s: a login was not removed: %s", account.label, error)
 
     def describe(self, account: LoginAccount, holder: str) -> dict[str, Any]:
         """Describes the login of a holder, without any token."""
