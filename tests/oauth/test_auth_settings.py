@@ -75,7 +75,7 @@ def rules(**settings: Any) -> JwtIssuer:
 
 
 def build(claims: dict[str, Any], **settings: Any) -> Principal:
-    return build_principal(rules(**settings), "corp", {"sub": "ann", **claims}, "c")
+    return build_principal(rules(**settings), "corp", {"sub": "ann", **claims}, "c", [])
 
 
 def test_claims_are_found_by_name_and_by_path() -> None:

@@ -107,7 +107,7 @@ def build_app(
         logins = build_logins(
             home, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
-            lambda account, holder: targets.note_login(account.name, holder),
+            lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account)

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from dragoman.app.build_auth import AuthParts
 from dragoman.app.build_stores import Stores, UserStores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import HubError
-from dragoman.core.principal import Principal
+from dragoman.core.principal import USER, Principal
 from dragoman.net.client import OutboundHttp
 from dragoman.web.app import PathMount
 from dragoman.web.browser_sessions import BrowserSessions
@@ -40,6 +41,13 @@ class Authority:
     def find_browser_user(self, request: HttpRequest) -> Principal | None:
         """Finds the user who has signed in in the browser that sent a request."""
         return self.browsers.find_user(request)
+
+    def find_sign_in(self, principal: Principal, path: str) -> str | None:
+        """Finds where a principal signs in to come back to `path`; None if it is no user of this
+        server. The ids of users of identity providers have a slash."""
+        if principal.kind != USER or "/" in principal.id:
+            return None
+        return f"/oauth/login?{urlencode({'next': path})}"
 
     async def record_changes(self) -> None:
         """Writes what happened to users and grants, here or by command, to the audit log."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman.a2a.config import ExternalAgent
+from dragoman.app.build_authority import Authority
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
 from dragoman.core.bus import Bus
@@ -100,7 +101,10 @@ def build_logins(
     bus: Bus,
     may_administer: Callable[[Principal], bool],
     note_login: Callable[[LoginAccount, str], None],
+    authority: Authority | None,
 ) -> LoginParts:
+    """`authority` knows the users who sign in at the hub itself: only the browser of such a user
+    may use a link that was made for that user."""
     stores: list[SqliteCredentials] = []
 
     def open_store() -> CredentialStore:
@@ -147,7 +151,12 @@ def build_logins(
         return build_client_document(build_client_url(), build_redirect_uri())
 
     desk = HubLoginDesk(bus, find_base, may_administer, note_login)
-    return LoginParts(desk, LoginPages(desk, build_client_document), services, stores)
+    pages = LoginPages(desk, build_client_document)
+    if authority is not None:
+        pages = LoginPages(
+            desk, build_client_document, authority.find_browser_user, authority.find_sign_in
+        )
+    return LoginParts(desk, pages, services, stores)
 
 
 def _has_authorization(headers: dict[str, str] | list[str]) -> bool:

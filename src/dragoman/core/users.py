@@ -29,8 +29,10 @@ class UserRecord:
     enrolment_until: float | None
     """When the open enrolment link expires."""
 
-    def build_principal(self, scopes: Sequence[str] = (), credential: str = "") -> Principal:
-        """`scopes` and `credential` are those of a token: a browser session has none."""
+    def build_principal(
+        self, scopes: Sequence[str] = (), credential: str = "", view: str = ""
+    ) -> Principal:
+        """`scopes`, `credential` and `view` are those of a token: a browser session has none."""
         return Principal(
             "user",
             self.name,
@@ -39,6 +41,7 @@ class UserRecord:
             scopes=tuple(scopes),
             behalf=self.name,
             credential=credential,
+            view=view,
         )
 
 

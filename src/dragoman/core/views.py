@@ -6,9 +6,11 @@ change of the configuration at once. A view that is not configured includes noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from urllib.parse import unquote
 
 from dragoman.core.call import empty_mapping
 from dragoman.core.local_agents import fold_tool_pattern, matches_any
@@ -46,6 +48,14 @@ class ViewRule:
 
 
 _NOTHING = ViewRule(name="", exclude=("*",))
+_ADDRESS = re.compile(r"[^?#]*/(?:mcp|sse)/v/([^/?#]+)")
+
+
+def find_view_name(urls: Iterable[str]) -> str:
+    """Returns the name of the view whose address all these URLs of the hub are; empty if one of
+    them is the address of something else. URLs of several views give a name that no view has."""
+    found = {unquote(match[1]) if (match := _ADDRESS.fullmatch(url)) else "" for url in urls}
+    return "" if "" in found else found.pop() if len(found) == 1 else "\0"
 
 
 class NamedView(View):

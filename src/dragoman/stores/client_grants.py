@@ -23,6 +23,7 @@ from dragoman.core.access import TOKEN_EXPIRED, TokenRejected
 from dragoman.core.errors import NotFound, RateLimited
 from dragoman.core.principal import USER, Principal
 from dragoman.core.users import ClientRecord, GrantRecord, IssuedCode, IssuedTokens, SessionRecord
+from dragoman.core.views import find_view_name
 from dragoman.stores.users import (
     LOOK_SECONDS,
     UsersDatabase,
@@ -401,7 +402,8 @@ class ClientGrantStore:
         id, grant, expires_at, _ = found
         # Scopes that the user has lost are lost to tokens as well.
         scopes = [scope for scope in grant.scopes if scope in user.scopes]
-        principal = user.build_principal(scopes, f"{grant.id}.{id}")
+        view = find_view_name([grant.resource])
+        principal = user.build_principal(scopes, f"{grant.id}.{id}", view)
         return _CachedToken(hash_secret(token), principal, expires_at)
 
     def _read_token(

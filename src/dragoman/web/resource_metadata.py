@@ -13,7 +13,7 @@ from dragoman.wire.json import encode
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 _NAME = r"[A-Za-z0-9._~%()-]{1,200}"
-_RESOURCE = re.compile(rf"/mcp|/sse|/api|/mcp/v/{_NAME}|/agents/{_NAME}/mcp", re.ASCII)
+_RESOURCE = re.compile(rf"/mcp|/sse|/api|/(?:mcp|sse)/v/{_NAME}|/agents/{_NAME}/mcp", re.ASCII)
 _UNQUOTABLE = re.compile(r"[^ !#-\[\]-~]")
 """Characters that `error_description` must not have (RFC 6750, section 3)."""
 

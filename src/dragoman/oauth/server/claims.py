@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.principal import USER, Principal
+from dragoman.core.views import find_view_name
 from dragoman.oauth.server.config import ClaimRules
 
 OWNER_ROLE = "owner"
@@ -66,10 +67,11 @@ def list_orgs(rules: ClaimRules) -> list[str]:
 
 
 def build_principal(
-    rules: ClaimRules, name: str, claims: Mapping[str, Any], credential: str
+    rules: ClaimRules, name: str, claims: Mapping[str, Any], credential: str, audiences: list[str]
 ) -> Principal:
-    """Builds the principal of verified claims; `name` is that of the issuer. Raises `TokenRejected`
-    if the claims do not meet the rules."""
+    """Builds the principal of verified claims; `name` is that of the issuer, `audiences` those of
+    the token that mean this hub: a token for the address of a view is bound to that view. Raises
+    `TokenRejected` if the claims do not meet the rules."""
     subject = claims.get("sub")
     if not isinstance(subject, str) or not _TEXT.fullmatch(subject):
         raise TokenRejected("the token names no subject that can be used")
@@ -91,6 +93,7 @@ def build_principal(
         scopes=tuple(one for one in scopes[:MAX_WORDS] if _TEXT.fullmatch(one)),
         behalf=owner if isinstance(owner, str) and _TEXT.fullmatch(owner) else subject,
         credential=credential,
+        view=find_view_name(audiences),
     )
 
 

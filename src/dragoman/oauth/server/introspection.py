@@ -209,11 +209,11 @@ class IntrospectedTokens:
             raise TokenRejected("the settings of the issuer have changed; try again")
         if claims.get("iss", settings.issuer) != settings.issuer:
             raise TokenRejected("the token is of another issuer")
-        select_audiences(settings, claims.get("aud"), self._is_own)
+        own = select_audiences(settings, claims.get("aud"), self._is_own)
         expires_at = check_expiry(claims["exp"], settings) if "exp" in claims else 0.0
         short = digest.hex()[:32]
         credential = TokenCredential(find_issuer_name(settings), expires_at, "", self._mark, short)
-        principal = build_principal(settings, credential.issuer, claims, credential.render())
+        principal = build_principal(settings, credential.issuer, claims, credential.render(), own)
         again = time() + settings.cache_secs
         self._known.keep(digest, principal, min(again, expires_at) if expires_at else again)
         if expires_at:

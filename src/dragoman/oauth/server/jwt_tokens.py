@@ -192,10 +192,11 @@ class JwtTokens:
         if key is None:
             raise TokenRejected("the token is signed by a key that its issuer does not have")
         rules = issuer.rules
-        claims = _decode_verified(token, key, algorithm, rules, self._is_own)
+        claims = _decode_verified(token, key, algorithm, rules)
+        own = select_audiences(rules, claims["aud"], self._is_own)
         until = check_expiry(claims.get("exp"), rules)
         credential = TokenCredential(issuer.name, until, key.mark, issuer.mark, digest.hex()[:32])
-        principal = build_principal(rules, issuer.name, claims, credential.render())
+        principal = build_principal(rules, issuer.name, claims, credential.render(), own)
         self._known.keep(digest, principal, until)
         return principal
 
@@ -235,7 +236,7 @@ def _find_place(rules: JwtIssuer) -> tuple[str, str | None, bool]:
 
 
 def _decode_verified(
-    token: str, key: SigningKey, algorithm: str, rules: JwtIssuer, is_own: IsOwnResource
+    token: str, key: SigningKey, algorithm: str, rules: JwtIssuer
 ) -> dict[str, Any]:
     import jwt
 
@@ -254,7 +255,6 @@ def _decode_verified(
     except Exception:
         log.exception("an access token could not be verified")
         raise TokenRejected("the token cannot be verified") from None
-    select_audiences(rules, claims["aud"], is_own)
     return claims
 
 
