@@ -14,6 +14,8 @@ from tests.oauth.login_rig import LoginBrowser, LoginRig, build_login_rig
 
 from dragoman.cli.logins import is_safe_link
 
+pytestmark = pytest.mark.promise("U3")
+
 LINK = re.compile(r"http://\S+/oauth/connect/\S+")
 
 

@@ -16,6 +16,8 @@ from tests.oauth.login_rig import LoginBrowser, LoginRig, build_login_rig
 
 from mcp import Client
 
+pytestmark = pytest.mark.promise("U3")
+
 SCRIPTED = """
 description = "Marks what it is told"
 [model]

@@ -12,6 +12,8 @@ from tests.oauth.login_rig import URL_CLIENT, LoginBrowser, build_login_rig
 
 from dragoman.stores.keys import KeyStore
 
+pytestmark = pytest.mark.promise("U3")
+
 NEEDS = "dragoman.hub/error"
 
 

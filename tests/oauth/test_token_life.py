@@ -19,6 +19,8 @@ from dragoman.oauth.client.records import SHARED
 from dragoman.oauth.client.tokens import TokenManager
 from dragoman.oauth.config import OAuthSettings
 
+pytestmark = pytest.mark.promise("U3")
+
 
 async def test_a_rejected_token_is_refreshed_and_the_call_sent_again(world: World) -> None:
     tokens = world.manage()

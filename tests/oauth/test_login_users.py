@@ -1,0 +1,86 @@
+"""Users who sign in at the hub, and log in at a server through it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.oauth.login_rig import LoginRig, build_login_rig
+from tests.peers.browser import PASSWORD, App, Browser
+
+from dragoman.oauth.authority.passwords import build_hasher
+from dragoman.stores.users import UsersDatabase, UserStore
+
+pytestmark = [pytest.mark.promise("U3"), pytest.mark.promise("U4"), pytest.mark.promise("U5")]
+
+MORE = """
+[auth.server]
+enabled = true
+[[views]]
+name = "nothing"
+include = ["none.*"]
+"""
+
+
+def connect(rig: LoginRig, user: str, path: str = "/mcp") -> str:
+    """Signs a user in with an app, and returns the access token of the app."""
+    app = App(rig.url).register()
+    with Browser(rig.url) as browser:
+        page = browser.sign_in(user, url=app.build_url(resource=f"{rig.url}{path}"))
+        answer = app.read_answer(browser.allow(page))
+    return str(app.exchange(answer["code"], resource=f"{rig.url}{path}").json()["access_token"])
+
+
+def open_link(rig: LoginRig, url: str, user: str = "") -> tuple[int, str]:
+    """Opens a link in the browser of a user, or in one in which no user has signed in."""
+    with Browser(rig.url) as browser:
+        if user:
+            browser.sign_in(user)
+        page = browser.get(url.removeprefix(rig.url))
+        return page.status_code, page.headers.get("location", "")
+
+
+def follow_link(rig: LoginRig, url: str, user: str) -> None:
+    """Signs in because the link asks for it, and is led back to it."""
+    with Browser(rig.url) as browser:
+        sign_in = browser.get(url.removeprefix(rig.url)).headers["location"]
+        page = browser.sign_in(user, url=sign_in)
+        assert page.status_code == 200 and "files" in page.text and user in page.text, page.text
+
+
+async def test_a_link_works_in_the_browser_of_its_user_alone(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, credentials="user", more=MORE) as rig:
+        await _add_users(rig, "cleo", "dora")
+        rig.keys["cleo"] = await asyncio.to_thread(connect, rig, "cleo")
+        refused: Any = await rig.call("cleo", "hello")
+        assert refused["isError"], refused
+        begun = await rig.api("POST", "/api/mcp/servers/files/login", "cleo", {})
+        url = begun.json()["url"]
+        status, where = await asyncio.to_thread(open_link, rig, url)
+        assert status == 303 and where.startswith("/oauth/login?next=%2Foauth%2Fconnect%2F")
+        assert (await asyncio.to_thread(open_link, rig, url, "dora"))[0] == 403
+        await asyncio.to_thread(follow_link, rig, url, "cleo")
+        assert not rig.server.calls
+
+
+async def test_a_token_for_a_view_is_bound_to_it_at_every_door(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, opens_lists=True, more=MORE) as rig:
+        await _add_users(rig, "cleo")
+        for path, seen in (("/mcp", 1), ("/mcp/v/nothing", 0)):
+            rig.keys["cleo"] = await asyncio.to_thread(connect, rig, "cleo", path)
+            listed = (await rig.api("GET", "/api/tools", "cleo")).json()
+            assert listed["total"] == seen, (path, listed)
+            found = await rig.rpc("cleo", "tools/list")
+            assert len(found["result"]["tools"]) == seen, (path, found)
+        unknown = await rig.api("POST", "/api/tools/files.mark/call", "cleo", {"arguments": {}})
+        assert unknown.status_code == 404, unknown.text
+
+
+async def _add_users(rig: LoginRig, *names: str) -> None:
+    hashed = await asyncio.to_thread(build_hasher().hash, PASSWORD)
+    with closing(UsersDatabase(rig.home)) as base:
+        for name in names:
+            UserStore(base).add(name, password=hashed)
