@@ -56,7 +56,8 @@ def calls_goals(calls: dict, plan: dict) -> list[Verdict]:
             lambda times: times >= 8,
         ),
         judge(
-            "CPU of a call with an access token: at most 10 % more than with a key",
+            "CPU of a call with an access token and a user's login: at most 10 % more than with a "
+            "key and a fixed header",
             ratio(calls.get(rows.HUB_JWT.name, []), calls.get(rows.HUB_KEY.name, []), *ONE_CLIENT),
             "{:.2f} times",
             lambda times: times <= 1.1,

@@ -1,4 +1,5 @@
-"""How a client of the bench identifies itself to a hub: by a key, or by a token of an issuer."""
+"""How a client of the bench identifies itself to a hub, by a key or by a token of an issuer, and
+the login of that user at the far end."""
 
 import json
 import subprocess
@@ -13,6 +14,7 @@ from bench.paths import HUB
 
 SCOPE = "hub:invoke"  # what the policies of the bench ask for
 AUDIENCE = "https://hub.example.com/mcp"
+SUBJECT = "8a2f1c5e-ann"
 
 
 def create_key(home: Path) -> str:
@@ -46,6 +48,29 @@ def _run_issuer() -> tuple[str, Any]:
     return f"http://127.0.0.1:{server.server_address[1]}", key
 
 
+def store_login(home: Path, url: str) -> None:
+    """Stores a token for the user of `sign_token` at the far end, as after a login there."""
+    from dragoman.core.principal import USER, Principal
+    from dragoman.oauth.client.client_auth import ClientIdentity
+    from dragoman.oauth.client.grants import StoredToken
+    from dragoman.oauth.client.token_vault import TokenVault
+    from dragoman.oauth.config import OAuthSettings
+    from dragoman.stores.credential_key import find_key
+    from dragoman.stores.credentials import SqliteCredentials
+
+    issuer, now = "https://login.example.com", time.time()
+    stored = StoredToken(
+        "t" * 400, "", now + 7_200, now, (), (), issuer, url, f"{issuer}/token", "",
+        ClientIdentity("bench", source="registered"),
+    )  # fmt: skip
+    store = SqliteCredentials(home, find_key(home, "file", {}))
+    try:
+        user = Principal(USER, f"bench/{SUBJECT}")
+        TokenVault("up0", url, OAuthSettings(), store).save(user.key, stored)
+    finally:
+        store.close()
+
+
 def render_issuer() -> str:
     issuer = _run_issuer()[0]
     return (
@@ -61,7 +86,7 @@ def sign_token() -> str:
     issuer, key = _run_issuer()
     now = int(time.time())
     claims = {
-        "iss": issuer, "aud": AUDIENCE, "sub": "8a2f1c5e-ann", "scope": SCOPE, "exp": now + 7_200,
+        "iss": issuer, "aud": AUDIENCE, "sub": SUBJECT, "scope": SCOPE, "exp": now + 7_200,
         "iat": now, "jti": "b1946ac92492d2347c6235b4d2611184", "azp": "bench", "typ": "Bearer",
         "email": "ann@example.com", "preferred_username": "ann", "session_state": "0d6b1f",
         "realm_access": {"roles": ["offline_access", "uma_authorization", "developer"]},

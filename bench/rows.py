@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.identity import create_key, render_issuer, sign_token
+from bench.identity import create_key, render_issuer, sign_token, store_login
 from bench.paths import (
     BENCH_PYTHON,
     FASTMCP_PYTHON,
@@ -111,8 +111,9 @@ def write_home(home: Path, config: str) -> None:
     (home / "policies" / "own.cedar").write_text(render_policies(POLICIES), encoding="utf-8")
 
 
-def server_table(number: int, transport: str) -> str:
-    return f'\n[[mcp_servers]]\nname = "up{number}"\n[mcp_servers.transport]\n{transport}\n'
+def server_table(number: int, transport: str, more: str = "") -> str:
+    table = f'\n[[mcp_servers]]\nname = "up{number}"\n{more}'
+    return f"{table}[mcp_servers.transport]\n{transport}\n"
 
 
 def write_hub_config(context: RowContext, transports: list[str], more: str = "") -> None:
@@ -127,9 +128,20 @@ def hub_over_http(context: RowContext) -> Command:
     return [HUB, "up", "--home", context.home]
 
 
+def hub_with_header(context: RowContext) -> Command:
+    """The far end gets a token that is in the configuration."""
+    header = f'headers = {{ Authorization = "Bearer {"t" * 400}" }}'
+    write_hub_config(context, [f'type = "http"\nurl = "{url}"\n{header}' for url in context.urls()])
+    return [HUB, "up", "--home", context.home]
+
+
 def hub_with_tokens(context: RowContext) -> Command:
-    transports = [f'type = "http"\nurl = "{url}"' for url in context.urls()]
-    write_hub_config(context, transports, render_issuer())
+    """Callers have tokens of an issuer, and the far end gets the token of each user's login."""
+    (url,) = context.urls()
+    own = 'credentials = "user"\n'
+    tables = server_table(0, f'type = "http"\nurl = "{url}"', own)
+    write_hub_config(context, [], f'{render_issuer()}\n[oauth]\ncredential_key = "file"\n{tables}')
+    store_login(context.home, url)
     return [HUB, "up", "--home", context.home]
 
 
@@ -161,9 +173,14 @@ HUB_2025 = Row(
     replace(SESSION_2025, tool="mcp_up0_echo"),
     ready="/healthz",
 )
-HUB_KEY = Row("Dragoman, with a key", hub_over_http, ready="/healthz", register=with_key)
+HUB_KEY = Row(
+    "Dragoman, with a key and a fixed header", hub_with_header, ready="/healthz", register=with_key
+)
 HUB_JWT = Row(
-    "Dragoman, with an access token (JWT)", hub_with_tokens, ready="/healthz", register=with_token
+    "Dragoman, with an access token (JWT) and a user's login",
+    hub_with_tokens,
+    ready="/healthz",
+    register=with_token,
 )
 ASGI_POOL = Row("plain ASGI server + keep-alive pool", peer("asgi_proxy.py", "{up}", "pool"))
 ASGI_AIOHTTP = Row("plain ASGI server + aiohttp client", peer("asgi_proxy.py", "{up}", "aiohttp"))

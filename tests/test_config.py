@@ -422,7 +422,7 @@ def test_every_configuration_key_is_documented() -> None:
 
 
 LOGIN_SERVER = '[[mcp_servers]]\nname = "s"\n{more}\ntransport = {{ {transport} }}\n{table}'
-REMOTE = 'type = "http", url = "https://a.example/mcp"'
+REMOTE_TABLE = 'type = "http", url = "https://a.example/mcp"'
 
 
 @pytest.mark.parametrize(
@@ -432,17 +432,17 @@ REMOTE = 'type = "http", url = "https://a.example/mcp"'
         ('credentials = "user"', 'type = "stdio", command = "x"', "", "is a program"),
         (
             'credentials = "user"',
-            REMOTE + ', headers = { authorization = "Bearer ${X}" }',
+            REMOTE_TABLE + ', headers = { authorization = "Bearer ${X}" }',
             "",
             "remove one of them",
         ),
         (
             'credentials = "user"',
-            REMOTE,
+            REMOTE_TABLE,
             '[mcp_servers.oauth]\ngrant = "client_credentials"',
             "one login for all",
         ),
-        ("", REMOTE, '[mcp_servers.oauth]\nclientid = "x"', "client_id"),
+        ("", REMOTE_TABLE, '[mcp_servers.oauth]\nclientid = "x"', "client_id"),
     ],
 )
 def test_impossible_login_settings_are_refused(

@@ -24,7 +24,8 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
 def list_files(home: Path) -> dict[str, bytes]:
     """The files and folders of a home that a person might have made."""
-    ours = ("audit", "hub", "pins", "registry", "dispatches", "tasks", "usage", "labels", "stores")
+    ours = ("audit", "hub", "pins", "registry", "dispatches", "tasks", "usage", "labels", "stores",
+            "agents.db")  # fmt: skip
     return {
         str(path.relative_to(home)): path.read_bytes() if path.is_file() else b""
         for path in sorted(home.rglob("*"))

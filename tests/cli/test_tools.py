@@ -106,6 +106,7 @@ def test_unknown_tool_is_audited_by_every_calling_form(terminal: Terminal) -> No
     terminal.up()
     terminal.quick("call", "nobody.a", "x=1")
     terminal.quick("call", "nobody.b")
+    terminal.wait_until_recorded(2)
     done = terminal.quick("audit", "tail", "--outcome", "not_found", "--json")
     verbs = [json.loads(line)["verb"] for line in done.out.splitlines()]
     assert verbs == ["nobody.a", "nobody.b"]

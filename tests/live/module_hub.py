@@ -68,7 +68,7 @@ def wait_failure_reason(hub: RunningHub, server: str, seconds: float = 20.0) -> 
 
     def found() -> str:
         state = state_of(hub, server)
-        return str(state["reason"]) if state["state"] == "failed" else ""
+        return str(state["reason"]) if state["state"] in ("failed", "needs_login") else ""
 
     return until(found, seconds)
 

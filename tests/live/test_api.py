@@ -302,6 +302,8 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/taint": hub.get("/api/taint"),
         "/api/taint/stored": hub.get("/api/taint/stored"),
         "/api/usage": hub.get("/api/usage"),
+        "/api/views": hub.get("/api/views"),
+        "/api/views/{name}": hub.get("/api/views/none"),
     }
     plain = {path for path in whole["paths"] if path in PLAIN}
     posts = {path for path, item in whole["paths"].items() if "post" in item}

@@ -13,6 +13,7 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import (
     AgentCredentials,
+    CredentialClients,
     CredentialHttpClient,
     ReferenceRules,
 )
@@ -382,6 +383,9 @@ class AgentsBuilder:
                 client = self.net.open_configured(url, allow_private=private)
                 return CredentialHttpClient(client, credentials) if credentials.headers else client
 
+            clients = self.open_account(entry)
+            if clients is not None and credentials.headers:
+                clients = CredentialClients(clients, credentials)
             return RemoteAgent(
                 entry,
                 reach,
@@ -392,7 +396,7 @@ class AgentsBuilder:
                 prefix=config.mcp.agent_prefix,
                 place=home,
                 timeout=config.bridge.timeout_secs,
-                clients=self.open_account(entry),
+                clients=clients,
             )
 
         def list_others() -> Iterator[tuple[str, str]]:

@@ -18,7 +18,14 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
 from dragoman.core.secret_references import SecretResolver, list_embedded, render_reference
 from dragoman.core.structs import replace
-from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
+from dragoman.wire.http import (
+    NO_HEADERS,
+    AddressFinder,
+    FixedHeaders,
+    HolderClients,
+    HttpClient,
+    HttpReply,
+)
 
 UNAUTHORIZED = 401
 PLACEHOLDER = "(held)"
@@ -237,7 +244,26 @@ class CredentialHttpClient:
         return await self._http.find_addresses(url, timeout)
 
     async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-        if self._names.isdisjoint(headers):
-            return dict(headers)
-        values = await self._resolve()
-        return {name: values.get(name, value) for name, value in headers.items()}
+        filled = dict(headers)
+        if not self._names.isdisjoint(headers):
+            values = await self._resolve()
+            filled = {name: values.get(name, value) for name, value in headers.items()}
+        http = self._http
+        return await http.fill(url, filled) if isinstance(http, AddressFinder) else filled
+
+
+class CredentialClients:
+    """Implements `wire.http.HolderClients` for an agent with headers besides those of a login."""
+
+    def __init__(self, clients: HolderClients, credentials: AgentCredentials) -> None:
+        self._clients = clients
+        self._credentials = credentials
+        self.is_per_user = clients.is_per_user
+        self.find_list_holder = clients.find_list_holder
+        self.has_login = clients.has_login
+
+    def get_client(self, holder: str) -> HttpClient:
+        return CredentialHttpClient(self._clients.get_client(holder), self._credentials)
+
+    def get_list_client(self) -> HttpClient:
+        return CredentialHttpClient(self._clients.get_list_client(), self._credentials)

@@ -287,10 +287,19 @@ class ListClient:
         timeout: float,
         extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpReply:
-        client = self._account.get_client(self._account.find_list_holder())
-        return await client.request(
+        return await self._find_client().request(
             method, url, headers, body, timeout=timeout, extra_headers=extra_headers
         )
+
+    def _find_client(self) -> AccountClient | OAuthHttpClient:
+        return self._account.get_client(self._account.find_list_holder())
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        """Implements `wire.http.AddressFinder`."""
+        return await self._find_client().find_addresses(url, timeout)
+
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        return await self._find_client().fill(url, headers)
 
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -91,7 +91,7 @@ class SqliteAuditLog:
         """Intents without an outcome, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._save_at = 0.0
-        """When the timer saves, on the clock of the loop; before that it writes the journal."""
+        """When the timer saves; before that it writes the journal."""
         self._closed = False
         self._failure: str | None = None
         self._paused_until = 0.0
@@ -327,9 +327,8 @@ class SqliteAuditLog:
             os.fsync(self._head)
 
     def _start_timer(self) -> None:
+        self._save_at = time.monotonic() + SAVE_SECONDS - JOURNAL_SECONDS / 2
         self._schedule(JOURNAL_SECONDS)
-        if self._timer is not None:
-            self._save_at = self._timer.when() + SAVE_SECONDS - JOURNAL_SECONDS
 
     def _schedule(self, seconds: float) -> None:
         try:
@@ -339,12 +338,11 @@ class SqliteAuditLog:
         self._timer = loop.call_later(seconds, self._write_on_timer)
 
     def _write_on_timer(self) -> None:
-        assert self._timer is not None
-        now, self._timer = self._timer.when(), None
+        self._timer = None
         if self._closed:
             return
-        pause = self._paused_until - time.monotonic()
-        if pause > 0:
+        now = time.monotonic()
+        if (pause := self._paused_until - now) > 0:
             self._schedule(pause)
         elif now < self._save_at and len(self._unsaved) < SAVE_ENTRIES and self._failure is None:
             if self._pending:
