@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.oauth.login_rig import URL_CLIENT, LoginBrowser, build_login_rig
+from tests.peers.process import server_entry
 
 from dragoman.core.event_payloads import render_event
 from dragoman.core.events import (
@@ -21,6 +23,13 @@ from dragoman.core.events import (
 )
 
 QUIET = {"login-needed", "login-changed"}
+
+
+def read_child_environments() -> list[str]:
+    """The environments of the processes that the hub in this process has started."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
+    assert listed
+    return [Path(f"/proc/{pid}/environ").read_text(encoding="utf-8") for pid in listed]
 
 
 async def test_secrets_of_logins_are_written_nowhere(
@@ -37,7 +46,8 @@ async def test_secrets_of_logins_are_written_nowhere(
     def note(event: Event) -> None:
         events.append(render_event(event))
 
-    async with build_login_rig(short_tmp, credentials="user") as rig:
+    child = server_entry("child", "faulty_server", "ok", env=["PATH"])
+    async with build_login_rig(short_tmp, credentials="user", more=child) as rig:
         assert rig.app is not None
         hub = rig.app.parts.guards.hub
         for kind in (LoginNeeded, LoginChanged, ServerChanged, PostVerb, VerbError):
@@ -68,6 +78,7 @@ async def test_secrets_of_logins_are_written_nowhere(
         shown.append((await rig.api("GET", "/metrics", "root")).text)
         shown.append((await rig.rpc("bob", "tools/list"))["result"]["tools"][0]["description"])
         await rig.api("DELETE", "/api/mcp/servers/files/login", "bob")
+        shown += read_child_environments()
         own = {header.removeprefix("Bearer ") for header in rig.server.headers}
         keys = set(rig.keys.values())
     canaries = {one for one in canaries if len(one) > 8}
