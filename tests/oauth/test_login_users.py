@@ -11,6 +11,9 @@ import pytest
 from tests.oauth.login_rig import LoginRig, build_login_rig
 from tests.peers.browser import PASSWORD, App, Browser
 
+from dragoman.core.ports import TASK_READ
+from dragoman.core.principal import Principal
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.oauth.authority.passwords import build_hasher
 from dragoman.stores.users import UsersDatabase, UserStore
 
@@ -22,6 +25,9 @@ enabled = true
 [[views]]
 name = "nothing"
 include = ["none.*"]
+[[views]]
+name = "files"
+servers = ["files"]
 """
 
 
@@ -77,6 +83,20 @@ async def test_a_token_for_a_view_is_bound_to_it_at_every_door(short_tmp: Path) 
             assert len(found["result"]["tools"]) == seen, (path, found)
         unknown = await rig.api("POST", "/api/tools/files.mark/call", "cleo", {"arguments": {}})
         assert unknown.status_code == 404, unknown.text
+
+
+async def test_a_token_for_a_view_finds_no_tasks_of_other_tools(short_tmp: Path) -> None:
+    """The tasks of a user were perhaps started with a token that is bound to no view."""
+    async with build_login_rig(short_tmp, opens_lists=True, more=MORE) as rig:
+        assert rig.app is not None
+        hub = rig.app.parts.guards.hub
+        for view, seen in (("", True), ("files", True), ("nothing", False), ("unknown", False)):
+            cleo = Principal("user", "cleo", view=view)
+            served = hub.views.get_bound(view) if view else EVERYTHING
+            assert hub.can_act_on_task(cleo, TASK_READ, "files.mark", served) is seen, view
+        for view, seen in (("", True), ("nothing", False)):  # a tool that is not there any more
+            cleo = Principal("user", "cleo", view=view)
+            assert hub.can_act_on_task(cleo, TASK_READ, "files.old", EVERYTHING) is seen, view
 
 
 async def _add_users(rig: LoginRig, *names: str) -> None:
