@@ -99,6 +99,17 @@ async def test_a_token_for_a_view_finds_no_tasks_of_other_tools(short_tmp: Path)
             assert hub.can_act_on_task(cleo, TASK_READ, "files.old", EVERYTHING) is seen, view
 
 
+async def test_the_card_of_the_hub_shows_a_token_the_skills_of_its_view(short_tmp: Path) -> None:
+    async with build_login_rig(
+        short_tmp, opens_lists=True, more=MORE + "[a2a]\nenabled = true\n"
+    ) as rig:
+        await _add_users(rig, "cleo")
+        for path, seen in (("/mcp", True), ("/mcp/v/nothing", False), ("/mcp", True)):
+            rig.keys["cleo"] = await asyncio.to_thread(connect, rig, "cleo", path)
+            card = await rig.api("GET", "/.well-known/agent-card.json", "cleo")
+            assert ("files.mark" in card.text) is seen, (path, card.text)
+
+
 async def _add_users(rig: LoginRig, *names: str) -> None:
     hashed = await asyncio.to_thread(build_hasher().hash, PASSWORD)
     with closing(UsersDatabase(rig.home)) as base:
