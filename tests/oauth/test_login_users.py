@@ -85,6 +85,17 @@ async def test_a_token_for_a_view_is_bound_to_it_at_every_door(short_tmp: Path) 
         assert unknown.status_code == 404, unknown.text
 
 
+async def test_a_token_for_a_view_logs_in_at_no_server_outside_of_it(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, credentials="user", opens_lists=True, more=MORE) as rig:
+        await _add_users(rig, "cleo")
+        login = "/api/mcp/servers/files/login"
+        for path, status in (("/mcp", 200), ("/mcp/v/files", 200), ("/mcp/v/nothing", 404)):
+            rig.keys["cleo"] = await asyncio.to_thread(connect, rig, "cleo", path)
+            for method, body in (("POST", {}), ("GET", None), ("DELETE", None)):
+                answer = await rig.api(method, login, "cleo", body)
+                assert answer.status_code == status, (path, method, answer.text)
+
+
 async def test_a_token_for_a_view_finds_no_tasks_of_other_tools(short_tmp: Path) -> None:
     """The tasks of a user were perhaps started with a token that is bound to no view."""
     async with build_login_rig(short_tmp, opens_lists=True, more=MORE) as rig:
