@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.oauth.login_rig import LoginRig, build_login_rig
+from tests.oauth.login_rig import LoginBrowser, LoginRig, build_login_rig
 from tests.peers.browser import PASSWORD, App, Browser
 
 from dragoman.core.ports import TASK_READ
@@ -55,6 +55,19 @@ def follow_link(rig: LoginRig, url: str, user: str) -> None:
         sign_in = browser.get(url.removeprefix(rig.url)).headers["location"]
         page = browser.sign_in(user, url=sign_in)
         assert page.status_code == 200 and "files" in page.text and user in page.text, page.text
+
+
+async def log_in(rig: LoginRig, url: str, user: str) -> None:
+    """Logs in at the server, in the browser in which the user has signed in at the hub."""
+    other = LoginBrowser(user)
+    with Browser(rig.url) as browser:
+        await asyncio.to_thread(browser.sign_in, user)
+        other.client.cookies.update(browser.cookies)
+    try:
+        page = await other.visit(url)
+        assert "You are logged in" in page.text, page.text
+    finally:
+        await other.close()
 
 
 async def test_a_link_works_in_the_browser_of_its_user_alone(short_tmp: Path) -> None:
@@ -119,6 +132,26 @@ async def test_the_card_of_the_hub_shows_a_token_the_skills_of_its_view(short_tm
             rig.keys["cleo"] = await asyncio.to_thread(connect, rig, "cleo", path)
             card = await rig.api("GET", "/.well-known/agent-card.json", "cleo")
             assert ("files.mark" in card.text) is seen, (path, card.text)
+
+
+async def test_the_logins_of_a_removed_user_end(short_tmp: Path) -> None:
+    async with build_login_rig(short_tmp, credentials="user", opens_lists=True, more=MORE) as rig:
+        await _add_users(rig, "cleo", "dora")
+        assert rig.app is not None
+        account = rig.app.parts.logins.desk.get_account("files")
+        for user in ("cleo", "dora"):
+            rig.keys[user] = await asyncio.to_thread(connect, rig, user)
+            begun = await rig.api("POST", "/api/mcp/servers/files/login", user, {})
+            await log_in(rig, begun.json()["url"], user)
+        assert account.find_list_holder().startswith("user:cleo")
+        with closing(UsersDatabase(rig.home)) as base:
+            UserStore(base).remove("cleo")
+
+        async def is_gone() -> bool:
+            return account.find_list_holder().startswith("user:dora")
+
+        await rig.until(is_gone)
+        assert len(account.list_holders()) == 1 and rig.authority.revoked
 
 
 async def _add_users(rig: LoginRig, *names: str) -> None:
