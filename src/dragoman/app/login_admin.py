@@ -11,7 +11,7 @@ from dragoman.core.holders import SHARED, find_holder_of, render_holder
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.oauth.logins.accounts import AGENT, LoginAccount
-from dragoman.oauth.logins.desk import HubLoginDesk
+from dragoman.oauth.logins.desk import HubLoginDesk, build_no_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,20 @@ class LoginAdmin:
         return {"name": account.name, "removed": [one for one in removed if one is not None]}
 
     def _find(self, kind: str, name: str, by: Principal) -> LoginAccount:
-        if kind == AGENT:
-            name = self._registered.find(name).name  # by id or slug, too
-        account = self._desk.get_account(name)
-        if account.spec.kind != kind or (by.view and not self._is_in_view(name, by)):
+        """What is not in the view of a bound principal is unknown to it, and no name is suggested
+        to it."""
+        asked = name
+        try:
+            if kind == AGENT:
+                name = self._registered.find(name).name  # by id or slug, too
+            account = self._desk.get_account(name)
+        except NotFound:
+            if by.view:
+                raise build_no_account(asked) from None
+            raise
+        if by.view and not self._is_in_view(name, by):
+            raise build_no_account(asked)
+        if account.spec.kind != kind:
             raise NotFound(f'there is no {kind} "{name[:200]}"')
         return account
 

@@ -140,10 +140,7 @@ class HubLoginDesk:
     def get_account(self, name: str) -> LoginAccount:
         account = self._accounts.get(name)
         if account is None:
-            raise NotFound(
-                f'there is nothing to log in to at "{name[:200]}": it is unknown or disabled, is '
-                "no HTTP server or agent, or has its credentials in the configuration"
-            )
+            raise build_no_account(name)
         return account
 
     def find_account(self, name: str) -> LoginAccount | None:
@@ -409,6 +406,13 @@ class HubLoginDesk:
         await self._background.close()
         for account in self._accounts.values():
             await account.close()
+
+
+def build_no_account(name: str) -> NotFound:
+    return NotFound(
+        f'there is nothing to log in to at "{name[:200]}": it is unknown or disabled, is no HTTP '
+        "server or agent, or has its credentials in the configuration"
+    )
 
 
 def _explain_over(why_ended: WhyEnded, principal: Principal) -> str:
