@@ -21,6 +21,7 @@ from dragoman.core.tool import Tool
 from dragoman.core.trace import CHAIN, TRACE_ID, Trace, TraceContext
 
 ANNA = Principal("user", "anna")
+BERT = Principal("key", "bert")
 AGENT = Principal("agent", "helper", serves="helper")
 SCHEDULE = Principal("schedule", "helper")
 
@@ -44,9 +45,12 @@ def test_who_acts_for_others_holds_nothing(principal: Principal) -> None:
 def begin(stage: ChainStage, caller: Principal, above: Trace | None = None) -> Call:
     """A call that has entered its chain, on behalf of the call with the trace `above`."""
     carried = TraceContext(above.id, above.span, "", above.state) if above is not None else None
-    flight = stage.begin(caller, f"t{stage.chains._used}", carried)
+    return build_call(caller, stage.begin(caller, f"t{stage.chains._used}", carried).trace)
+
+
+def build_call(caller: Principal, trace: Trace) -> Call:
     tool = Tool(name="files.read", alias="read", remote_name="read", target=FakeTarget("files"))
-    return Call(caller, tool, tool.name, {}, flight.trace, "test")
+    return Call(caller, tool, tool.name, {}, trace, "test")
 
 
 def test_an_agent_uses_the_holder_of_the_first_caller() -> None:
@@ -55,6 +59,36 @@ def test_an_agent_uses_the_holder_of_the_first_caller() -> None:
     second = begin(stage, AGENT, first.trace)
     third = begin(stage, Principal("agent", "other", serves="other"), second.trace)
     assert find_holder(first) == find_holder(second) == find_holder(third) == ANNA.key
+
+
+def test_a_user_who_knows_the_trace_of_another_uses_the_own_credential() -> None:
+    """A server of the hub, or its log, shows the traces of the calls that it serves."""
+    stage = ChainStage()
+    first = begin(stage, ANNA)
+    stolen = begin(stage, BERT, first.trace)
+    nested = begin(stage, AGENT, stolen.trace)
+    assert stolen.trace.parent is not None
+    assert find_holder(stolen) == find_holder(nested) == BERT.key
+    assert find_holder(begin(stage, AGENT, first.trace)) == ANNA.key
+    carried = nested.trace.build_context()
+    for flight in list(stage.chains._running.values()):
+        stage.chains.leave(flight)
+    later = stage.begin(AGENT, "files", TraceContext(carried[TRACE_ID], "", carried[CHAIN], ""))
+    assert find_holder(build_call(AGENT, later.trace)) is None
+
+
+def test_an_agent_that_serves_several_users_and_names_none_has_no_holder() -> None:
+    stage = ChainStage()
+    stage.begin(ANNA, "helper")
+    alone = stage.begin(AGENT, "files")
+    assert find_holder(build_call(AGENT, alone.trace)) == ANNA.key
+    second = stage.begin(BERT, "helper")
+    guessed = stage.begin(AGENT, "files")
+    nested = begin(stage, Principal("agent", "other", serves="other"), guessed.trace)
+    for call in (build_call(AGENT, guessed.trace), nested):
+        with pytest.raises(Denied, match="who started it is unknown"):
+            require_holder(call, "files")
+    assert find_holder(begin(stage, AGENT, second.trace)) == BERT.key
 
 
 def test_a_call_that_no_user_started_is_refused() -> None:

@@ -81,6 +81,12 @@ async def test_issuer_is_asked_once_for_all_that_ask(rig: Rig) -> None:
     assert "token" not in known.credential
 
 
+@pytest.mark.parametrize("prefix", ["dgm_", "dgt_", "dgr_"])
+async def test_issuer_is_not_told_keys_and_tokens_of_hubs(rig: Rig, prefix: str) -> None:
+    rig.allow(f"{prefix}abc")
+    assert await rig.find(f"{prefix}abc") is None and rig.asked == 0
+
+
 async def test_answer_counts_for_a_short_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.allow("token")
     assert await rig.find("token")

@@ -11,6 +11,7 @@ import pytest
 from tests.oauth.authlib_authority import AuthlibAuthority
 from tests.oauth.world import World
 
+from dragoman.core.access import USER_REMOVED
 from dragoman.core.bus import Bus
 from dragoman.core.errors import Denied, NotFound, Overloaded
 from dragoman.core.events import LoginChanged
@@ -65,6 +66,21 @@ async def build_rig(world: World) -> AsyncIterator[Rig]:
     rig = Rig(world)
     yield rig
     await rig.desk.close()
+
+
+async def test_logins_on_other_devices_are_bounded_and_end_with_their_user(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    async with build_rig(authlib_world) as rig:
+        for _ in range(MAX_LINKS_EACH):
+            login, shown = await rig.desk.begin_device(rig.account, ANNA, shared=False)
+        with pytest.raises(Overloaded):
+            await rig.desk.begin_device(rig.account, ANNA, shared=False)
+        rig.desk.end_principals(lambda principal: USER_REMOVED)
+        authority.decisions[shown["user_code"]] = True
+        assert USER_REMOVED in await asyncio.wait_for(login.done, 10)
+        await rig.desk._background.close()
+        assert not rig.account.list_holders() and not rig.noted.count(BOB.key)
 
 
 async def test_a_login_on_another_device_is_followed(

@@ -17,7 +17,7 @@ from dragoman.core.principal import OWNER
 from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import RESOURCE, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.views import NamedView, ViewRule, Views
+from dragoman.core.views import NamedView, ViewRule, Views, find_view_name
 from dragoman.mcp.protocol.revisions import LATEST, R2511
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
@@ -80,6 +80,29 @@ CASES: tuple[tuple[dict[str, Any], Tool, bool], ...] = (
 def test_a_rule_selects_and_excludes(rule: dict[str, Any], tool: Tool, included: bool) -> None:
     view = make_view(**rule)
     assert view.includes(tool) is included
+
+
+@pytest.mark.parametrize(
+    ("urls", "name"),
+    [
+        (["http://hub/mcp"], ""),
+        (["http://hub"], ""),
+        (["http://hub/mcp/v/ide"], "ide"),
+        (["http://hub/sse/v/i%64e"], "ide"),
+        (["http://hub/mcp/v/ide/"], "ide"),
+        (["http://hub/mcp/v/ide", "http://hub/mcp"], ""),
+        (["http://hub/mcp/v/ide", "http://hub/sse/v/ide/"], "ide"),
+        (["http://hub/mcp/v/ide", "http://hub/mcp/v/other"], "\0"),
+        (["http://hub/mcp/v/ide?x"], "ide?x"),
+        (["http://hub/mcp/v/ide\n"], "ide\n"),
+        (["http://hub/mcp/v/ide/x"], "ide/x"),
+        (["http://hub/mcp/v/"], "\0"),
+    ],
+)
+def test_a_token_for_the_address_of_a_view_is_bound_however_it_is_written(
+    urls: list[str], name: str
+) -> None:
+    assert find_view_name(urls) == name
 
 
 def test_a_view_takes_over_new_rules_and_is_empty_without_any() -> None:

@@ -183,7 +183,7 @@ def _build_api(
         LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
         DispatchesApi(hub, parts.events.dispatches, parts.routing, TASKS_ONLY),
         ServersApi(applier),
-        LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents), stores.audit),
+        LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents, hub), stores.audit),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),

@@ -8,9 +8,10 @@ from typing import Any
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.core.errors import NotFound, Unreachable
 from dragoman.core.holders import SHARED, find_holder_of, render_holder
+from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.oauth.logins.accounts import AGENT, LoginAccount
-from dragoman.oauth.logins.desk import HubLoginDesk
+from dragoman.oauth.logins.desk import HubLoginDesk, build_no_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class LoginAdmin:
 
     _desk: HubLoginDesk
     _registered: RegisteredAgents
+    _hub: Hub
 
     async def begin(
         self,
@@ -30,7 +32,7 @@ class LoginAdmin:
         device: bool,
         shared: bool,
     ) -> dict[str, Any]:
-        account = self._find(kind, name)
+        account = self._find(kind, name, by)
         if device:
             login, shown = await self._desk.begin_device(account, by, scopes, shared=shared)
             return {**login.render(), **shown, "expires_at": login.expires_at}
@@ -49,7 +51,7 @@ class LoginAdmin:
         return self._desk.get_own_login(id, by).render()
 
     def describe(self, kind: str, name: str, by: Principal, *, all: bool) -> dict[str, Any]:
-        account = self._find(kind, name)
+        account = self._find(kind, name, by)
         own = SHARED if not account.is_per_user else find_holder_of(by)
         found: dict[str, Any] = {"name": account.name}
         if own is not None:
@@ -66,7 +68,7 @@ class LoginAdmin:
         self, kind: str, name: str, by: Principal, *, holder: str | None, all: bool
     ) -> dict[str, Any]:
         """An administrator who names no holder at a server with shared credentials removes that."""
-        account = self._find(kind, name)
+        account = self._find(kind, name, by)
         if all:
             holders = account.list_holders()
         elif holder is not None:
@@ -77,10 +79,31 @@ class LoginAdmin:
         removed = [await self._desk.forget(account, one) for one in holders]
         return {"name": account.name, "removed": [one for one in removed if one is not None]}
 
-    def _find(self, kind: str, name: str) -> LoginAccount:
-        if kind == AGENT:
-            name = self._registered.find(name).name  # by id or slug, too
-        account = self._desk.get_account(name)
+    def _find(self, kind: str, name: str, by: Principal) -> LoginAccount:
+        """What is not in the view of a bound principal is unknown to it, and no name is suggested
+        to it."""
+        asked = name
+        try:
+            if kind == AGENT:
+                name = self._registered.find(name).name  # by id or slug, too
+            account = self._desk.get_account(name)
+        except NotFound:
+            if by.view:
+                raise build_no_account(asked) from None
+            raise
+        if by.view and not self._is_in_view(name, by):
+            raise build_no_account(asked)
         if account.spec.kind != kind:
             raise NotFound(f'there is no {kind} "{name[:200]}"')
         return account
+
+    def _is_in_view(self, name: str, by: Principal) -> bool:
+        """Whether the view that the principal is bound to has a tool of the server or agent, or
+        what stands for its tools before a login."""
+        hub = self._hub
+        view = hub.views.get_bound(by.view)
+        waiting = hub.logins.list_login_tools() if hub.logins is not None else ()
+        tools = [tool for tool in waiting if tool.target.name == name]
+        for catalog in hub.catalogs.values():
+            tools += catalog.list_offered(name)
+        return any(map(view.includes, tools))

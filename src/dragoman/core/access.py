@@ -18,6 +18,7 @@ from dragoman.core.principal import Principal
 WhyEnded = Callable[[Principal], str]
 """Why the hub does not serve that principal with that credential any more; empty while it does."""
 
+USER_REMOVED = "the user was removed"
 TOKEN_EXPIRED = "the access token has expired"
 SETTINGS_CHANGED = "the settings by which the access token was accepted have changed"
 RENEWABLE = frozenset({TOKEN_EXPIRED, SETTINGS_CHANGED})

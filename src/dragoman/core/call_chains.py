@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from dragoman.core.call import Call
 from dragoman.core.errors import Looping, Overloaded, TooDeep
+from dragoman.core.holders import find_holder_of, find_person
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.taint import LabelOrigin, Origins
@@ -54,7 +55,8 @@ class Chain(Struct, eq=False):
     origins: dict[str, LabelOrigin] | None = None
     """Where the labels came from, as far as known."""
     root: Principal | None = None
-    """Who made the first call; None if only a token is left of the chain."""
+    """Who made the first call; None if only a token is left of the chain, or another user has made
+    a call in it."""
 
     def add_labels(self, origins: Origins) -> None:
         """Adds labels; the origin of a label that it already has stays."""
@@ -168,7 +170,7 @@ class CallChains:
         asked = _HANDLE.match(handle) if handle is not None else None
         if carried is None and not principal.serves:  # the common case
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
-        above = self._find_parent(principal, target, carried)
+        above, is_ambiguous = self._find_parent(principal, target, carried)
         chain: tuple[str, ...] = ()
         origin = ""
         is_sent = False
@@ -181,19 +183,21 @@ class CallChains:
             id, is_sent = carried.id, True
         if carried is not None and carried.state and carried.id == id:
             state = self._join_state(state, carried.state)
-        return Trace(id, chain, span, verb, origin, above, self._sign, state, is_sent)
+        return Trace(id, chain, span, verb, origin, above, self._sign, state, is_sent, is_ambiguous)
 
     def _find_parent(
         self, principal: Principal, target: str, carried: TraceContext | None
-    ) -> RunningCall | None:
-        """Finds the call on whose behalf this one is made, as far as known."""
+    ) -> tuple[RunningCall | None, bool]:
+        """Finds the call on whose behalf this one is made, as far as known, and whether it may just
+        as well be that of another user."""
         claimed = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(principal.serves) if principal.serves else None
         if not served or (claimed is not None and claimed.target == principal.serves):
-            return claimed
+            return claimed, False
         # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}
-        return max(served.values(), key=lambda flight: self._rank(flight, target, waited))
+        found = max(served.values(), key=lambda flight: self._rank(flight, target, waited))
+        return found, len({find_person(flight) for flight in served.values()}) > 1
 
     def _rank(self, flight: RunningCall, target: str, waited: set[int]) -> tuple[bool, bool, int]:
         """Prefers, among several possible parents, one that does not already wait for that target:
@@ -249,6 +253,8 @@ class CallChains:
             chain = Chain(trace.span, call.principal.label, self._clock(), root=call.principal)
         else:
             chain = above.chain
+            if chain.root != call.principal and find_holder_of(call.principal) is not None:
+                chain.root = None  # what continues it later may be for either
             if (violation := self._find_violation(above, target, trace.depth)) is not None:
                 kind, why = violation
                 path = " → ".join([chain.origin, *trace.chain, call.tool.name])

@@ -1,8 +1,9 @@
 """Holders: whose stored credential a call uses at a server or agent that needs a login.
 
-A credential belongs to all callers (`SHARED`), or to one holder: the principal that started the
-chain of calls. An agent that calls on behalf of a user uses that user's credential and has none of
-its own; a call whose first caller is unknown has no holder and is refused.
+A credential belongs to all callers (`SHARED`), or to one holder. A user's call uses the credential
+of that user, whatever trace it carries. An agent that calls on behalf of a user uses that user's
+credential and has none of its own; a call of which it is unknown for whom it is made has no holder
+and is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dragoman.core.principal import Principal
 
 if TYPE_CHECKING:
     from dragoman.core.call import Call
+    from dragoman.core.call_chains import RunningCall
     from dragoman.core.ports import Viewer
 
 SHARED = "shared"
@@ -46,11 +48,25 @@ def principal_from_holder(holder: str) -> Principal | None:
 
 
 def find_root(call: Call | Viewer) -> Principal | None:
-    """Finds the principal that started the call's chain; None if it is unknown."""
-    trace = getattr(call, "trace", None)
-    if trace is None or trace.parent is None:
-        return call.principal
-    root: Principal | None = trace.parent.chain.root
+    """Finds the principal for whom a call is made: its own, or the nearest caller in its chain that
+    does not act for others; None if that is unknown."""
+    principal, trace = call.principal, getattr(call, "trace", None)
+    if trace is None or trace.parent is None or find_holder_of(principal) is not None:
+        return principal
+    return None if trace.is_ambiguous else find_person(trace.parent)
+
+
+def find_person(flight: RunningCall) -> Principal | None:
+    """Like `find_root`, for a running call."""
+    for one in flight.list_waiting():
+        principal = one.principal
+        if principal is None or not one.target:  # only its chain is known
+            break
+        if find_holder_of(principal) is not None:
+            return principal
+        if one.trace.is_ambiguous:
+            return None
+    root: Principal | None = flight.chain.root
     return root
 
 

@@ -259,10 +259,11 @@ class Hub:
 
     def can_act_on_task(self, principal: Principal, action: str, name: str, view: View) -> bool:
         """Whether policy allows `action` on the principal's own task of tool `name`. If the tool no
-        longer exists, ownership alone decides."""
-        tool = self.find(name, view)
+        longer exists, ownership alone decides, except for a principal that is bound to a view: one
+        user may have tokens with and without a view."""
+        tool = self.find(name, EVERYTHING if principal.view else view)
         if isinstance(tool.target, Nowhere):
-            return True
+            return not principal.view
         return self.authorizer.decide_action(principal, action, tool, owner=True).allowed
 
     def find_visible(self, principal: Principal, name: str, view: View, kind: str = TOOL) -> Tool:

@@ -59,6 +59,8 @@ class Trace(Struct, frozen=True):
     state: str = ""
     is_sent: bool = False
     """Whether the client has sent the id: then its further calls may have the same one."""
+    is_ambiguous: bool = False
+    """Whether `parent` is one of several calls of different users that may have led to this one."""
 
     @property
     def depth(self) -> int:

@@ -48,13 +48,17 @@ class ViewRule:
 
 
 _NOTHING = ViewRule(name="", exclude=("*",))
-_ADDRESS = re.compile(r"[^?#]*/(?:mcp|sse)/v/([^/?#]+)")
+_ADDRESS = re.compile(r"[^?#]*?/(?:mcp|sse)/v/(.*)", re.DOTALL)
 
 
 def find_view_name(urls: Iterable[str]) -> str:
     """Returns the name of the view whose address all these URLs of the hub are; empty if one of
-    them is the address of something else. URLs of several views give a name that no view has."""
-    found = {unquote(match[1]) if (match := _ADDRESS.fullmatch(url)) else "" for url in urls}
+    them is the address of something else. URLs of several views, and those below the address of a
+    view, give a name that no view has."""
+    found = {
+        unquote(match[1].rstrip("/")) or "\0" if (match := _ADDRESS.fullmatch(url)) else ""
+        for url in urls
+    }
     return "" if "" in found else found.pop() if len(found) == 1 else "\0"
 
 

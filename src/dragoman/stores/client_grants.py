@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.access import TOKEN_EXPIRED, TokenRejected
+from dragoman.core.access import TOKEN_EXPIRED, USER_REMOVED, TokenRejected
 from dragoman.core.errors import NotFound, RateLimited
 from dragoman.core.principal import USER, Principal
 from dragoman.core.users import ClientRecord, GrantRecord, IssuedCode, IssuedTokens, SessionRecord
@@ -347,7 +347,7 @@ class ClientGrantStore:
             return None
         user = self._users.find(principal.id)
         if user is None or user.org != principal.org:
-            return "the user was removed"
+            return USER_REMOVED
         if not principal.credential:
             return ""
         grant, _, id = principal.credential.partition(".")

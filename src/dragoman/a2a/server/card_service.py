@@ -6,7 +6,7 @@ key where one is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from itertools import islice
@@ -41,7 +41,7 @@ MAX_SCHEMA_DEPTH = MAX_DEPTH - 4
 """Readers reject cards that are nested deeper than `MAX_DEPTH`."""
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
-_Key = tuple[str, Principal | None, str, str, bool, bool]
+_Key = tuple[str, Hashable, str, str, bool, bool]
 """The agent, who looks, the address, the shape, whether keys are needed (which may change), and
 whether gRPC is listed."""
 
@@ -115,7 +115,7 @@ class CardService:
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self._is_secured():
             principal = None  # all clients get the same public card
-        key = facts.name, principal, base, wanted, self._is_secured(), grpc
+        key = facts.name, _find_reader(principal), base, wanted, self._is_secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
             card = self.build_card(facts, principal, base, grpc=grpc)
@@ -136,7 +136,7 @@ class CardService:
         self._drop_stale()
         wanted = version or self._settings.card
         grpc = self._settings.grpc_on_cards == "always"
-        key = "", principal, base, wanted, self._is_secured(), grpc
+        key = "", _find_reader(principal), base, wanted, self._is_secured(), grpc
         kept = self._listed.get(key)
         if kept is None:
             tools = self._router.list_agents(principal)
@@ -189,6 +189,14 @@ class CardService:
             schema = tool.definition.get("inputSchema")
             skills.append(skill_from_tool(tool.name, described, schema))
         return skills
+
+
+def _find_reader(principal: Principal | None) -> Hashable:
+    """What a card depends on of its reader: tokens of one user may have other scopes and views."""
+    if principal is None:
+        return None
+    one = principal
+    return one, one.roles, one.scopes, one.behalf, one.serves, one.view
 
 
 def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from secrets import token_urlsafe
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import USER_REMOVED, WhyEnded
 from dragoman.core.background import Background, resolve
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
@@ -38,7 +38,7 @@ from dragoman.core.holders import (
     render_holder,
 )
 from dragoman.core.logins import LoginLink
-from dragoman.core.principal import Principal
+from dragoman.core.principal import USER, Principal
 from dragoman.oauth.logins.accounts import LoginAccount
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class Login:
     @property
     def is_open(self) -> bool:
         return self.state == OPEN and time() < self.expires_at
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is open, or a person is logging in."""
+        return self.state in (OPEN, STARTED) and time() < self.expires_at
 
     def render(self) -> dict[str, Any]:
         """For the API; without anything that could be used to log in."""
@@ -135,10 +140,7 @@ class HubLoginDesk:
     def get_account(self, name: str) -> LoginAccount:
         account = self._accounts.get(name)
         if account is None:
-            raise NotFound(
-                f'there is nothing to log in to at "{name[:200]}": it is unknown or disabled, is '
-                "no HTTP server or agent, or has its credentials in the configuration"
-            )
+            raise build_no_account(name)
         return account
 
     def find_account(self, name: str) -> LoginAccount | None:
@@ -211,13 +213,19 @@ class HubLoginDesk:
             if is_same and one.expires_at - now > LEAST_SECONDS:
                 return one
         self._sweep(now)
-        if len(mine) >= MAX_LINKS_EACH or len(self._logins) >= MAX_LINKS:
-            raise Overloaded("too many logins are open; finish some first, or wait until they end")
+        self._check_room(holder)
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         login = Login(token_urlsafe(24), account, holder, by, scopes, now + LINK_SECONDS, done)
         self._logins[login.id] = login
         self._bus.emit(LoginNeeded(account.name, render_holder(holder), " ".join(scopes)))
         return login
+
+    def _check_room(self, holder: str) -> None:
+        """Raises `Overloaded` if the holder, or all holders together, have too many logins that may
+        still end well."""
+        mine = [one for one in self._logins.values() if one.holder == holder and one.is_pending]
+        if len(mine) >= MAX_LINKS_EACH or len(self._logins) >= MAX_LINKS:
+            raise Overloaded("too many logins are open; finish some first, or wait until they end")
 
     def _sweep(self, now: float) -> None:
         for id, login in list(self._logins.items()):
@@ -254,7 +262,8 @@ class HubLoginDesk:
         return request.url, request.state
 
     def find_started(self, state: str) -> Login | None:
-        return self._states.get(state)
+        login = self._states.get(state)
+        return login if login is not None and login.state == STARTED else None
 
     async def finish(self, login: Login, state: str, query: Mapping[str, str]) -> None:
         """Ends a login with what the authorization server has sent. Raises why it failed."""
@@ -288,12 +297,13 @@ class HubLoginDesk:
     ) -> tuple[Login, dict[str, Any]]:
         """Starts a device flow; returns the login, and what the person enters where."""
         holder = self.find_holder(account, by, shared=shared)
+        self._sweep(time())
+        self._check_room(holder)
         device = await account.tokens.begin_device_login(holder, scopes)
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         login = Login(
             token_urlsafe(24), account, holder, by, scopes, device.expires_at, done, STARTED
         )
-        self._sweep(time())
         self._logins[login.id] = login
         self._background.spawn(self._poll_device(login, device.id, device.interval))
         return login, {
@@ -305,6 +315,8 @@ class HubLoginDesk:
     async def _poll_device(self, login: Login, id: str, interval: float) -> None:
         while time() < login.expires_at:
             await asyncio.sleep(max(interval, LEAST_POLL))
+            if login.state != STARTED:
+                return
             try:
                 grant = await login.account.tokens.poll_device_login(id)
             except (Unreachable, TimedOut) as error:
@@ -342,16 +354,22 @@ class HubLoginDesk:
             self._bus.emit(LoginChanged(account.name, render_holder(holder), "expired"))
 
     def end_principals(self, why_ended: WhyEnded) -> None:
-        """Removes the logins of keys that were revoked or have expired, which are of no further
-        use, and revokes them. A user whose session ends keeps the logins."""
+        """Removes the logins of keys that were revoked or have expired and of users who were
+        removed, which are of no further use, and revokes them. A user whose session ends keeps the
+        logins."""
+        ended: set[tuple[LoginAccount, str]] = set()
         for login in self._logins.values():
-            if login.by.kind == KEY and login.state in (OPEN, STARTED) and why_ended(login.by):
-                self._fail(login, "the key that it was for is no longer valid")
+            if login.state in (OPEN, STARTED) and (why := _explain_over(why_ended, login.by)):
+                self._fail(login, f"it was for {login.by.label}: {why}")
+                if login.holder != SHARED:  # a device may be about to confirm it
+                    ended.add((login.account, login.holder))
         for account in self._accounts.values():
             for holder in account.list_holders():
                 principal = principal_from_holder(holder)
-                if principal is not None and principal.kind == KEY and why_ended(principal):
-                    self._background.spawn(self._forget_ended(account, holder))
+                if principal is not None and _explain_over(why_ended, principal):
+                    ended.add((account, holder))
+        for account, holder in ended:
+            self._background.spawn(self._forget_ended(account, holder))
 
     async def _forget_ended(self, account: LoginAccount, holder: str) -> None:
         try:
@@ -388,3 +406,16 @@ class HubLoginDesk:
         await self._background.close()
         for account in self._accounts.values():
             await account.close()
+
+
+def build_no_account(name: str) -> NotFound:
+    return NotFound(
+        f'there is nothing to log in to at "{name[:200]}": it is unknown or disabled, is no HTTP '
+        "server or agent, or has its credentials in the configuration"
+    )
+
+
+def _explain_over(why_ended: WhyEnded, principal: Principal) -> str:
+    """Explains why the logins of a principal are of no further use; empty while they are."""
+    why = why_ended(principal) if principal.kind in (KEY, USER) else ""
+    return why if principal.kind == KEY or why == USER_REMOVED else ""

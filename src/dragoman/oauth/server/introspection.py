@@ -55,6 +55,11 @@ ResolveSecret = Callable[[str, str], Awaitable[str]]
 """Resolves a reference to a secret for its owner. Raises `ConfigError`."""
 
 
+OWN_PREFIXES = ("dgm_", "dgt_", "dgr_")
+"""Of keys and tokens of hubs. The issuer is not told those that are not accepted: a key may be
+another hub's, and a client may send its refresh token by mistake."""
+
+
 class IntrospectedTokens:
     """Implements `web.auth.TokenFinder`."""
 
@@ -102,7 +107,7 @@ class IntrospectedTokens:
         return [self._settings.issuer] if self._settings is not None else []
 
     def find(self, token: str) -> Principal | Callable[[], Awaitable[Principal]] | None:
-        if self._settings is None:
+        if self._settings is None or token.startswith(OWN_PREFIXES):
             return None
         if len(token) > MAX_TOKEN:
             raise TokenRejected(f"the token is longer than {MAX_TOKEN} characters")
