@@ -17,7 +17,7 @@ from dragoman.core.errors import Denied, NotFound, Overloaded
 from dragoman.core.events import LoginChanged
 from dragoman.core.principal import OWNER, Principal
 from dragoman.oauth.logins.accounts import SERVER, AccountSpec, LoginAccount, OAuthServices
-from dragoman.oauth.logins.desk import MAX_LINKS_EACH, HubLoginDesk, Login
+from dragoman.oauth.logins.desk import MAX_LINKS, MAX_LINKS_EACH, HubLoginDesk, Login
 from dragoman.oauth.logins.pages import LoginPages
 from dragoman.wire.http import HttpClient
 
@@ -113,6 +113,15 @@ async def test_links_are_bounded_and_reused(authlib_world: World) -> None:
         for principal in (ANNA, Principal("agent", "a", serves="a")):
             with pytest.raises(Denied):
                 rig.desk.begin(rig.account, principal, shared=principal == ANNA)
+
+
+async def test_ended_logins_of_one_user_leave_room_for_others(authlib_world: World) -> None:
+    async with build_rig(authlib_world) as rig:
+        for number in range(MAX_LINKS + 1):
+            login = rig.desk.begin(rig.account, ANNA, (f"scope{number}",), shared=False)
+            rig.desk._fail(login, "denied")
+        assert rig.desk.begin(rig.account, BOB, shared=False).is_pending
+        assert len(rig.desk._logins) <= MAX_LINKS
 
 
 class PageRequest:

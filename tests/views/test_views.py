@@ -17,7 +17,7 @@ from dragoman.core.principal import OWNER
 from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import RESOURCE, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.views import NamedView, ViewRule, Views, find_view_name
+from dragoman.core.views import MAX_KEPT, NamedView, ViewRule, Views, find_view_name
 from dragoman.mcp.protocol.revisions import LATEST, R2511
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
@@ -253,3 +253,11 @@ async def test_an_exact_name_returns_the_whole_definition(many: tuple[McpServer,
     assert answer is not None
     (found,) = json.loads(json.loads(answer)["result"]["content"][0]["text"])["tools"]
     assert found["name"].endswith("API-post-page") and found["inputSchema"]["properties"]
+
+
+def test_unknown_views_of_tokens_are_not_kept_without_end() -> None:
+    views = Views()
+    for number in range(MAX_KEPT + 10):
+        bound = views.get_bound(f"v{number}")
+        assert bound.name == f"v{number}" and not bound.is_configured
+    assert len(views._by_name) == MAX_KEPT

@@ -21,6 +21,8 @@ from dragoman.core.tool_identity import BUILTIN
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 """When a view is served as `find_tools` and `call_tool`: above its budget, always, never."""
 NO_TAGS: frozenset[str] = frozenset()
+MAX_KEPT = 1_000
+"""Views that are kept although they may not be configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,9 @@ class Views:
         """The view of a principal that is bound to it, empty unless it is configured."""
         view = self._by_name.get(name)
         if view is None:
-            view = self._by_name[name] = NamedView(name)
+            view = NamedView(name)
+            if len(self._by_name) < MAX_KEPT:  # tokens may name any number of views
+                self._by_name[name] = view
         return view
 
     def list_views(self) -> list[NamedView]:

@@ -11,6 +11,7 @@ import hmac
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from secrets import token_urlsafe
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -224,6 +225,10 @@ class HubLoginDesk:
         """Raises `Overloaded` if the holder, or all holders together, have too many logins that may
         still end well."""
         mine = [one for one in self._logins.values() if one.holder == holder and one.is_pending]
+        if len(self._logins) >= MAX_LINKS:  # first those whose outcome is known
+            ended = (id for id, one in self._logins.items() if not one.is_pending)
+            for id in list(islice(ended, MAX_LINKS // 10)):
+                del self._logins[id]
         if len(mine) >= MAX_LINKS_EACH or len(self._logins) >= MAX_LINKS:
             raise Overloaded("too many logins are open; finish some first, or wait until they end")
 
