@@ -12,8 +12,12 @@ import mcp.types as types
 import pytest
 from mcp.client.context import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
-from tests.oauth.login_rig import LoginBrowser, LoginRig, build_login_rig
+from tests.oauth.login_rig import URL_CLIENT, LoginBrowser, LoginRig, build_login_rig
 
+from dragoman.core.errors import LoginRequired, WorkFailed
+from dragoman.mcp.protocol.elicitation import URL_REQUIRED
+from dragoman.mcp.protocol.errors import adapt_error
+from dragoman.mcp.protocol.revisions import R2511
 from mcp import Client
 
 pytestmark = pytest.mark.promise("U3")
@@ -67,6 +71,20 @@ async def test_a_client_of_the_handshake_era_is_asked_and_its_call_continues(
         await http.aclose()
         assert len(asked) == 1
         assert rig.server.calls == [("anna", "one"), ("anna", "two")]
+
+
+def test_a_client_that_cannot_be_asked_now_gets_the_link_in_the_error_of_its_revision() -> None:
+    """2025-11-25 has a code of its own for that; other clients get a readable error."""
+    url = "http://127.0.0.1:50051/oauth/connect/abc"
+    error = LoginRequired("needs a login", server="files")
+    error.url = url
+    found = adapt_error(error, R2511, URL_CLIENT)
+    assert isinstance(found, WorkFailed) and found.native is not None
+    assert found.native["code"] == URL_REQUIRED
+    (asked,) = found.native["data"]["elicitations"]
+    assert asked["mode"] == "url" and asked["url"] == url and asked["elicitationId"] == "abc"
+    for revision, features in ((R2511, {}), (R2511 - 1, URL_CLIENT)):
+        assert adapt_error(error, revision, features) is error
 
 
 async def send(rig: LoginRig, user: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
