@@ -563,11 +563,11 @@ def _report_state(name: str, state: dict[str, Any] | None, as_json: bool) -> Non
     if not as_json and state["connected"]:
         print_connected(state)
     if not state["connected"] and state["state"] != "off":
-        fail(
-            f'server "{name}" is not connected: {state.get("reason", "")}; correct its entry in '
-            f"config.toml, or remove it: dragoman servers remove {name}{_hint_sandbox(state)}",
-            TARGET_FAILED,
-        )
+        problem = f'server "{name}" is not connected: {state.get("reason", "")}'
+        if state["state"] != "needs_login":  # which says what to do
+            problem += "; correct its entry in config.toml, or remove it: "
+            problem += f"dragoman servers remove {name}{_hint_sandbox(state)}"
+        fail(problem, TARGET_FAILED)
 
 
 def _hint_sandbox(state: Mapping[str, Any]) -> str:
