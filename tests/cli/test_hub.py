@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
 from tests.peers import wire
-from tests.peers.process import alive, server_entry, wait_until_gone
+from tests.peers.process import server_entry, wait_until_gone
 
 from dragoman import __version__
 
@@ -176,7 +176,8 @@ def test_detach_status_and_stop_print_json(terminal: Terminal) -> None:
     assert state["running"] is True and state["pid"] == up["pid"]
     stopped = terminal.run("stop", "--json")
     assert stopped.code == 0 and stopped.json()["stopped"] is True
-    assert stopped.json()["pid"] == up["pid"] and not alive(up["pid"])
+    assert stopped.json()["pid"] == up["pid"]
+    wait_until_gone([up["pid"]])
 
 
 def test_status_and_stop_without_a_hub_exit_with_3(terminal: Terminal) -> None:
