@@ -17,7 +17,7 @@ help:  ## what can be made
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
 	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
-	$(VENV)/bin/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
 check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 	$(VENV)/bin/ruff format --check src tests bench conformance faults examples
 	$(VENV)/bin/ruff check src tests bench conformance faults examples
