@@ -11,13 +11,15 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo-model up test check fix bench compare conformance docs faults journeys lock clean help anew
+.PHONY: browser demo-model up test check fix bench compare conformance docs screenshots faults journeys lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
 	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
 	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
+browser:  ## install the browser that the tests of the console drive (Debian, as root)
+	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
 check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 	$(VENV)/bin/ruff format --check src tests bench conformance faults examples
 	$(VENV)/bin/ruff check src tests bench conformance faults examples
@@ -28,7 +30,7 @@ check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff format src tests bench conformance faults examples
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
-bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
+bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done .venv-dbos/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
 FRAMEWORKS := adk beeai crewai langgraph strands
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done $(FRAMEWORKS:%=.venv-%/.done)  ## the official suites; writes docs/conformance.md
@@ -46,6 +48,8 @@ demo-model: $(VENV)/.core .venv-localmodel/.done  ## an agent with a real model 
 	$(VENV)/bin/python -m examples.local_model.demo
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
+screenshots: $(VENV)/.dev  ## take the pictures of the console again, of every screen in build/console
+	DRAGOMAN_REQUIRE_BROWSER=1 DRAGOMAN_SCREENSHOTS=all $(VENV)/bin/python -m pytest -q tests/console/test_console_gallery.py -k accessible
 descriptors: $(VENV)/.dev  ## compile the gRPC messages of A2A again, from the official SDK's
 	$(VENV)/bin/python -m tests.generate_descriptors
 lock: | $(UV)  ## choose versions anew
@@ -57,6 +61,7 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-contextforge -o locks/contextforge.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group conformance -o locks/conformance.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-dbos -o locks/dbos.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group references -o locks/references.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group tck -o locks/tck.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-03 -o locks/a2asdk03.lock

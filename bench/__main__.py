@@ -12,6 +12,7 @@ from typing import Any
 from bench import machine, tables
 from bench.agents import agents
 from bench.bridge import bridge
+from bench.console import console
 from bench.goals import verdicts
 from bench.model_agents import agent
 from bench.paths import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
@@ -22,6 +23,7 @@ from bench.report import page
 from bench.stages import stages
 from bench.starts import startup
 from bench.streams import streams
+from bench.workflows import workflows
 
 MEASURE = {
     "calls": tables.calls,
@@ -34,6 +36,8 @@ MEASURE = {
     "policy": policy,
     "stages": stages,
     "agent": agent,
+    "console": console,
+    "workflows": workflows,
 }
 
 

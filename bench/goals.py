@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import agents, bridge, model_agents, rows, stages
+from bench import agents, bridge, console, model_agents, rows, stages, workflows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -257,6 +257,45 @@ def agent_goals(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def console_goals(found: dict, plan: dict) -> list[Verdict]:
+    idle = median(found.get(console.OPEN, []), "idle_share")
+    cost = ratio(found.get(console.OPEN, []), found.get(console.NONE, []), "call", "cpu_us")
+    return [
+        judge(
+            f"{console.CONSOLES} open consoles, idle: under 2 % of a core",
+            idle,
+            "{:.2%}",
+            lambda share: share < 0.02,
+        ),
+        judge(
+            f"CPU of a call with {console.CONSOLES} open consoles: at most 5 % more than without",
+            cost,
+            "{:.2f} times",
+            lambda times: times <= 1.05,
+        ),
+    ]
+
+
+def workflows_goals(found: dict, plan: dict) -> list[Verdict]:
+    own, peer = found.get(workflows.OWN, []), found.get(workflows.PEER, [])
+    return [
+        judge(
+            f"{name} of a run of three steps that do nothing: at most 1.3 times that of DBOS",
+            ratio(own, peer, figure),
+            "{:.2f} times",
+            lambda times: times <= 1.3,
+        )
+        for name, figure in (("CPU", "cpu_us"), ("time", "wall_us"))
+    ] + [
+        judge(
+            "starting a run: under 10 ms at the median",
+            median(own, "start_ms"),
+            "{:.2f} ms",
+            lambda milliseconds: milliseconds < 10,
+        ),
+    ]
+
+
 GOALS = {
     "calls": calls_goals,
     "growth": growth_goals,
@@ -268,6 +307,8 @@ GOALS = {
     "policy": policy_goals,
     "stages": stages_goals,
     "agent": agent_goals,
+    "console": console_goals,
+    "workflows": workflows_goals,
 }
 
 

@@ -28,6 +28,7 @@ FASTMCP_PYTHON = ROOT / ".venv-fastmcp" / "bin" / "python"
 MCPPROXY_PYTHON = ROOT / ".venv-mcpproxy" / "bin" / "python"
 MCP_PROXY = ROOT / ".venv-mcpproxy" / "bin" / "mcp-proxy"
 CONTEXTFORGE_PYTHON = ROOT / ".venv-contextforge" / "bin" / "python"
+DBOS_PYTHON = ROOT / ".venv-dbos" / "bin" / "python"
 CONTEXTFORGE = ROOT / ".venv-contextforge" / "bin" / "mcpgateway"
 
 BLAST = BUILD / "blast"

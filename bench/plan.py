@@ -31,6 +31,8 @@ TABLES = (
     "policy",
     "stages",
     "agent",
+    "console",
+    "workflows",
 )
 
 

@@ -205,11 +205,11 @@ def start(
     return child
 
 
-def run_peer(name: str, *arguments: float) -> Any:
+def run_peer(name: str, *arguments: float, python: Path = PYTHON) -> Any:
     """Runs a module of `bench.peers` to its end on the target's core; returns what it prints."""
     with on_core(TARGET_CORE), (LOGS / f"{name}.log").open("ab") as log_file:
         ran = subprocess.run(
-            [PYTHON, "-m", f"bench.peers.{name}", *map(str, arguments)],
+            [python, "-m", f"bench.peers.{name}", *map(str, arguments)],
             env=clean_environment({}),
             cwd=ROOT,
             stdout=subprocess.PIPE,

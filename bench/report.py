@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import agents, bridge, model_agents, policy, rows, stages
+from bench import agents, bridge, console, model_agents, policy, rows, stages, workflows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -337,6 +337,31 @@ def shown_of(found: dict, *path: str) -> list[str]:
     ]
 
 
+def workflows_section(results: dict) -> str:
+    found = results["workflows"]
+    lines = []
+    for name in (workflows.OWN, workflows.PEER):
+        records = found.get(name, [])
+        times = [median(records, figure) for figure in ("cpu_us", "wall_us")]
+        start, rate = median(records, "start_ms"), median(records, "queued_per_second")
+        lines.append(
+            [
+                name,
+                *(microseconds(value) if value is not None else "failed" for value in times),
+                show(start, "{:.2f} ms"),
+                show(rate, "{:.0f}"),
+            ]
+        )
+    text = (
+        "## Workflows\n\nA run of three steps that do nothing, one after the other, in a process "
+    )
+    text += "of its own with SQLite. Each step of the hub is a call that passes all stages and is "
+    text += "recorded in the audit; DBOS alone calls a function. Queued: 300 runs started at "
+    text += "once.\n\n"
+    heads = ["", "CPU of a run", "time of a run", "start returns", "queued runs per second"]
+    return text + table(heads, lines)
+
+
 def agent_section(results: dict) -> str:
     found = results["agent"]
     turns = []
@@ -370,6 +395,26 @@ def agent_section(results: dict) -> str:
     return text + table(["", "RSS", "healthy after", "CPU when idle"], idle)
 
 
+def console_section(results: dict) -> str:
+    found = results["console"]
+    without = found.get(console.NONE, [])
+    lines = [
+        [
+            kind,
+            show(median(records, "idle_share"), "{:.2%}"),
+            show(median(records, "call", "per_second"), "{:,.0f}"),
+            show(ratio(records, without, "call", "per_second"), "{:.2f}"),
+            show(ratio(records, without, "call", "cpu_us"), "{:.2f}"),
+        ]
+        for kind, records in found.items()
+        if records
+    ]
+    text = "## Consoles\n\nThe event streams of open consoles, on any screen and on the one with "
+    text += "the call map, which follows every call. All in one hub, in turns.\n\n"
+    header = ["", "of a core when idle", "calls/s, 16 connections", "x without", "CPU x without"]
+    return text + table(header, lines)
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -399,6 +444,8 @@ SECTIONS = {
     "policy": policy_section,
     "stages": stages_section,
     "agent": agent_section,
+    "console": console_section,
+    "workflows": workflows_section,
 }
 
 

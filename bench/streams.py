@@ -37,7 +37,7 @@ def idle(kind: str, count: int) -> dict:
             fresh = [_asked(kind, running, n) for n in range(batch, min(batch + BATCH, count))]
             for sock in fresh:
                 stack.callback(sock.close)
-                _begun(sock)
+                wait_begun(sock)
         time.sleep(SETTLE_SECONDS)
         after = running.child.memory().rss
         cpu = running.child.cpu_seconds()
@@ -53,7 +53,7 @@ def idle(kind: str, count: int) -> dict:
 
 def _opened(kind: str, running: Running, number: int) -> socket.socket:
     sock = _asked(kind, running, number)
-    _begun(sock)
+    wait_begun(sock)
     return sock
 
 
@@ -71,22 +71,22 @@ def _listen(port: int, number: int) -> bytes:
     body = json.dumps(message).encode()
     headers = Endpoint(port, Dialect()).headers(method, None, None)
     headers |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body))}
-    return _head("POST", headers) + body
+    return build_head("POST", headers) + body
 
 
 def _get(port: int) -> bytes:
     endpoint = Endpoint(port, rows.HUB_2025.dialect)
     headers = endpoint.headers("", None, endpoint.initialize())
     headers |= {"Host": f"127.0.0.1:{port}", "Accept": "text/event-stream"}
-    return _head("GET", headers)
+    return build_head("GET", headers)
 
 
-def _head(method: str, headers: dict[str, str]) -> bytes:
+def build_head(method: str, headers: dict[str, str], path: str = "/mcp") -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"{method} /mcp HTTP/1.1\r\n{lines}\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
-def _begun(sock: socket.socket) -> None:
+def wait_begun(sock: socket.socket) -> None:
     """Waits for the head of the stream, and for the first of it."""
     said = b""
     for piece in _pieces(sock):

@@ -9,13 +9,14 @@ is not of the hub's making. Standard library only.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ANSWER_SECONDS = 60.0
 SLOW_BODY = 1_000
+MEGABYTE = 1 << 20
 CONNECTING = 500
 """Connections that an attacker opens in a second; as many are closed after their ten seconds."""
 
@@ -154,9 +156,21 @@ async def send_many_values(how: dict[str, Any], seen: Seen) -> None:
     await repeat_in_parallel(how, seen, build_request("/mcp", body, how["headers"]))
 
 
+def build_bomb(inflated: int) -> bytes:
+    """`gzip.compress(b" " * inflated, 9)` of whole megabytes, in a tenth of the time: the same
+    block again and again."""
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    block = packer.compress(b" " * MEGABYTE) + packer.flush(zlib.Z_FULL_FLUSH)
+    check = 0
+    for _ in range(inflated // MEGABYTE):
+        check = zlib.crc32(b" " * MEGABYTE, check)
+    head, trailer = b"\x1f\x8b\x08\0\0\0\0\0\x02\xff", struct.pack("<II", check, inflated)
+    return head + block * (inflated // MEGABYTE) + packer.flush() + trailer
+
+
 async def send_bombs(how: dict[str, Any], seen: Seen) -> None:
     """Bodies of 200 KB that inflate to 200 MB."""
-    bomb = gzip.compress(b" " * how["inflated"], 9)
+    bomb = build_bomb(how["inflated"])
     request = build_request("/mcp", bomb, how["headers"], Content_Encoding="gzip")
     await repeat_in_parallel(how, seen, request)
 

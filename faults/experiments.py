@@ -12,6 +12,7 @@ from faults import (
     attacks,
     clients,
     clock,
+    console,
     databases,
     descriptors,
     disk,
@@ -24,6 +25,7 @@ from faults import (
     peers,
     policies,
     reload,
+    run_kills,
     shutdown,
     task_store,
     tools_fuzz,
@@ -152,6 +154,13 @@ EXPERIMENTS = [
         kills.kill_tasks, 60, 5,
     ),
     Experiment(
+        "kill -9: workflow runs",
+        "killed during runs of six steps with a fan-out and an approval",
+        "every run ends as if nothing had happened or stops at a decision; agents saw each step "
+        "that is not repeatable at most once; nothing is left running",
+        run_kills.kill_runs, 100, 5,
+    ),
+    Experiment(
         "kill -9: calls",
         "killed under calls, registrations and changes of policies, and while it starts",
         "nothing acknowledged is lost, nothing is executed twice, each effect has an intent in "
@@ -247,6 +256,12 @@ EXPERIMENTS = [
         "agents whose streams flood, hang, have only comments, or break off",
         "each call gets an answer or a typed error in its time, the neighbour is served",
         peers.misbehaving_agents, 10, 1,
+    ),
+    Experiment(
+        "console at scale",
+        "every screen is opened in a browser, with 10,000 tools, 1,000 agents and many records",
+        "each can be used within a second (median of five), and reports no error",
+        console.open_screens, 100_000, 2_000,
     ),
     Experiment(
         "agents: model faults",

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from tests.live.conftest import RunningHub, _written_config
 from tests.peers import wire
+from tests.peers.forked import run_forked, start_process
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20261117
@@ -122,7 +123,7 @@ def start_fails(home: Path, seconds: float = 30.0) -> subprocess.CompletedProces
     command = [sys.executable, "-m", "dragoman", "up", "--home", str(home)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAGOMAN_")}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        started = subprocess.Popen(
+        started = start_process(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
         end = time.monotonic() + seconds
@@ -156,13 +157,8 @@ def is_up(home: Path, pid: int) -> bool:
 
 
 def run_command(home: Path, *args: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dragoman", *args, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    line = [sys.executable, "-m", "dragoman", *args, "--home", str(home)]
+    return run_forked(line, timeout, text=True)
 
 
 def audit_records(home: Path) -> list[dict[str, Any]]:

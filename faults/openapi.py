@@ -46,6 +46,7 @@ def prefer(schema: dict[str, Any], values: list[str]) -> dict[str, Any]:
 def load_document(hub: RunningHub) -> dict[str, Any]:
     """The hub's document, with names of what there is."""
     document: dict[str, Any] = hub.api("/openapi.json")
+    del document["paths"]["/api/mcp/servers/{name}"]["delete"]  # the server is called afterwards
     for path, item in document["paths"].items():
         for operation in item.values():
             for parameter in operation.get("parameters", ()):

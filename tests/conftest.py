@@ -20,6 +20,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says loudly that a part was not tested, where no browser is installed."""
+    from tests.console.browser import MISSING, find_browser
+
+    if find_browser() is None:
+        terminalreporter.section("THE CONSOLE WAS NOT TESTED", yellow=True)
+        terminalreporter.line(MISSING, yellow=True)
+
+
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """A private folder with a short path: the sockets in a home have room for about 100 bytes."""

@@ -274,7 +274,19 @@ This page is made from the code by `make docs`.
 """
 
 
+# --- workflows
+
+
+def workflow_schema() -> str:
+    import json
+
+    from dragoman.workflows.schema import build_schema
+
+    return json.dumps(build_schema(), indent=2) + "\n"
+
+
 PAGES = {
+    "workflow.schema.json": workflow_schema,
     "agents.md": agents_page,
     "built-in-tools.md": tools_page,
     "errors.md": errors_page,

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.stores",
         "dragoman.tools.manifest_schedules",
+        "dragoman.workflows",
     },
     "dragoman.app": {"dragoman"},
     "dragoman.agent": {"dragoman.agents"},  # the public names for function agents
@@ -85,7 +87,8 @@ OURS: dict[str, set[str]] = {
 
 # What a module of `cli` loads inside a function only: most commands need one of them, or none.
 HEAVY = {
-    f"dragoman.{name}" for name in ("a2a", "agents", "app", "net", "policy", "stores", "tools")
+    f"dragoman.{name}"
+    for name in ("a2a", "agents", "app", "net", "policy", "stores", "tools", "workflows")
 }
 
 # Sub-packages form a DAG: what each may import of its own package, besides itself.
@@ -118,7 +121,7 @@ WITHIN: dict[str, set[str]] = {
 HOMES: dict[str, set[str]] = {
     "cedarpy": {"dragoman.policy"},
     "click": {"dragoman.cli"},
-    "cronsim": {"dragoman.tools.schedule_times"},
+    "cronsim": {"dragoman.core.schedule_times"},
     "html_to_markdown": {"dragoman.tools.html_text"},
     "httptools": {"dragoman.net", "dragoman.web"},
     "jsonschema_rs": {"dragoman.guards"},
@@ -136,6 +139,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
+    "asyncpg": {"dragoman.stores.runs_postgres"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
@@ -151,6 +155,7 @@ HOMES: dict[str, set[str]] = {
     "stdnum": {"dragoman.guards.detectors"},
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "webauthn": {"dragoman.oauth.authority"},
+    "yaml": {"dragoman.workflows.yaml_reader"},
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},
     "http.client": {"dragoman.net", "dragoman.cli"},
@@ -213,15 +218,20 @@ def _module(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@lru_cache(maxsize=1)  # the rules look at one file after the other
+def _list_nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def _imports(module: str, is_package: bool, tree: ast.Module) -> Iterator[Import]:
     lazy_blocks = [
         node
-        for node in ast.walk(tree)
+        for node in _list_nodes(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     ]
     inside = {id(node) for block in lazy_blocks for node in ast.walk(block)}
-    for node in ast.walk(tree):
+    for node in _list_nodes(tree):
         lazy = id(node) in inside
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -236,7 +246,11 @@ def _imports(module: str, is_package: bool, tree: ast.Module) -> Iterator[Import
                 continue
             for alias in node.names:
                 yield Import(f"{origin}.{alias.name}", node.lineno, lazy)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "socket.create_connection":
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr == "create_connection"
+            and ast.unparse(node) == "socket.create_connection"
+        ):
             yield Import("socket.create_connection", node.lineno, lazy)
 
 
@@ -293,7 +307,7 @@ def _compared(tree: ast.Module, names: set[str], texts: re.Pattern[str]) -> Iter
             return is_version(node.value)
         return (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")) in names
 
-    for node in ast.walk(tree):
+    for node in _list_nodes(tree):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
             is_null = any(isinstance(one, ast.Constant) and one.value is None for one in operands)
@@ -319,7 +333,7 @@ def _find_tasks(module: str, tree: ast.Module) -> Iterator[int]:
     started = ("create_task", "ensure_future")
     if module == TASK_HOME:
         return
-    for node in ast.walk(tree):
+    for node in _list_nodes(tree):
         names = [one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
         if getattr(node, "attr", "") in started or any(name in started for name in names):
             yield getattr(node, "lineno", 0)
@@ -330,12 +344,12 @@ def _find_late_wiring(module: str, tree: ast.Module) -> Iterator[int]:
     if not _is_within(module, "dragoman.app"):
         return
     owners: dict[int, tuple[str, str]] = {}
-    for owner in ast.walk(tree):
+    for owner in _list_nodes(tree):
         if isinstance(owner, ast.ClassDef):
             for function in owner.body:
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                     owners |= {id(node): (owner.name, function.name) for node in ast.walk(function)}
-    for node in ast.walk(tree):
+    for node in _list_nodes(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
             yield node.lineno
         if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
@@ -370,7 +384,7 @@ def violations(path: str, source: str) -> list[str]:
             )
         elif not (_may_use_ours if ours else _may_use_theirs)(module, one):
             found.append(f"{path}:{one.line} imports {one.name}, which {module} may not")
-    for node in ast.walk(tree):
+    for node in _list_nodes(tree):
         if (
             isinstance(node, ast.Name)
             and node.id == "print"

@@ -241,6 +241,15 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(text:
     assert str(raised.value) == f"/home/me/config.toml, line {UNKNOWN[text]}"
 
 
+def test_a_model_has_a_price_under_its_own_name() -> None:
+    found = parse('[prices."openai/gpt-4o"]\ninput = 2.5\noutput = 10\n', "config.toml").prices
+    assert (found["openai/gpt-4o"].input, found["openai/gpt-4o"].output) == (2.5, 10)
+    with pytest.raises(
+        ConfigError, match=r'line 2: unknown key "inputs" in .*did you mean "input"'
+    ):
+        parse('[prices."openai/gpt-4o"]\ninputs = 2.5\n', "config.toml")
+
+
 BAD = {
     '[server]\nport = "abc"\n': '2: invalid value of "server.port": it must be a whole number, not',
     "[server]\nport = 99999\n": "2: .* it must be a whole number of at most 65535$",

@@ -50,6 +50,8 @@ def read_prose(file: Path) -> Iterator[tuple[int, str]]:
     if file.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
+    if not find_phrases(text):
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.STRING, tokenize.COMMENT) and token.string not in PUBLIC:
             yield token.start[0], token.string
@@ -58,6 +60,8 @@ def read_prose(file: Path) -> Iterator[tuple[int, str]]:
 def read_documentation(file: Path) -> Iterator[tuple[int, str]]:
     """Yields the docstrings and comments of a Python file; its other strings may be test data."""
     text = file.read_text(encoding="utf-8")
+    if not find_phrases(text):  # most files: what they say is in their text
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.lineno, str(node.value.value)

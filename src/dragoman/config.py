@@ -22,6 +22,7 @@ from dragoman.config_layers import (
     SettingOrigins,
     Step,
     find_structs,
+    is_map,
     list_fields,
     list_settings,
     merge_layers,
@@ -29,9 +30,9 @@ from dragoman.config_layers import (
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import is_reference
-from dragoman.core.tool_identity import BUILTIN, fold_server_name
+from dragoman.core.tool_identity import BUILTIN, WORKFLOW, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
-from dragoman.guards.config import BusSettings, Limits, TaintSettings
+from dragoman.guards.config import ApprovalSettings, BusSettings, Limits, TaintSettings
 from dragoman.mcp.config import RENAMED_STYLES, McpSettings, ServerEntry, ViewEntry
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers
@@ -48,11 +49,13 @@ from dragoman.routing.config import RoutingSettings
 from dragoman.stores.config import AuditSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
+from dragoman.web.console.config import ConsoleSettings
+from dragoman.workflows.config import WorkflowSettings
 
-RESERVED = PATHS | {HUB, BUILTIN}
+RESERVED = PATHS | {HUB, BUILTIN, WORKFLOW}
 """Names that no agent can have."""
 TAKEN_PATHS = frozenset(
-    {"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz", "/oauth"}
+    {"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz", "/oauth", "/console"}
 )
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -137,12 +140,14 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     server: ServerSettings = ServerSettings()
+    console: ConsoleSettings = ConsoleSettings()
     auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
     secrets: SecretSettings = SecretSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
     taint: TaintSettings = TaintSettings()
+    approvals: ApprovalSettings = ApprovalSettings()
     prices: Annotated[
         dict[str, ModelPrice],
         Meta(description="The prices of models whose provider does not report the cost, by name."),
@@ -153,6 +158,7 @@ class Config(Struct, frozen=True, kw_only=True):
     a2a: A2aSettings = A2aSettings()
     bridge: BridgeSettings = BridgeSettings()
     routing: RoutingSettings = RoutingSettings()
+    workflows: WorkflowSettings = WorkflowSettings()
     policy: PolicySettings = PolicySettings()
     bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
@@ -275,6 +281,14 @@ def describe_transport(entry: ServerEntry) -> str:
     return render_origin(transport.url)
 
 
+_OWNERS = {
+    BUILTIN: "the built-in tools",
+    HUB: "the hub's own tools",
+    WORKFLOW: "the hub's workflows",
+}
+"""The targets whose names are reserved."""
+
+
 # --- checks beyond the types --------------------------------------------------------------------
 
 
@@ -287,8 +301,8 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
             f'spaces,{also} "-" and "_", beginning with a letter or digit'
         )
     key = slug_from_name(called)
-    if key in (BUILTIN, HUB):
-        owner = "the built-in tools" if key == BUILTIN else "the hub's own tools"
+    if key in _OWNERS:
+        owner = _OWNERS[key]
         raise ConfigError(
             f'{where}: the name "{called}" is reserved for {owner}; give the {kind} another name'
         )
@@ -640,7 +654,11 @@ def _refuse_unknown(
             known = [*fields, *([tag_field] if tag_field else [])]
             raise ConfigError(_render_unknown(key, known, at, source, fields))
         structs = find_structs(fields[key])
-        items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+        items: list[tuple[Any, Any]] = [(None, value)]
+        if isinstance(value, list):
+            items = list(enumerate(value))
+        elif isinstance(value, dict) and is_map(fields[key]):
+            items = list(value.items())
         for index, item in items:
             inner = _choose_struct(structs, item)
             if inner is not None and isinstance(item, dict):
@@ -832,6 +850,7 @@ LIVE = (
     "limits.budget",
     "prices",
     "taint",
+    "approvals",
     "policy.mode",
     "policy.additions",
     "audit.keep_days",

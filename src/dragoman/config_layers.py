@@ -243,6 +243,11 @@ def list_fields(struct: type[Struct]) -> dict[str, Any]:
     return get_type_hints(struct, include_extras=True)
 
 
+def is_map(hint: Any) -> bool:
+    """Whether a setting is a table whose keys are names that the user chooses."""
+    return get_origin(_strip_annotation(hint)) is dict
+
+
 def is_list(hint: Any) -> bool:
     return get_origin(_strip_annotation(hint)) is list
 
@@ -257,7 +262,7 @@ def list_settings(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str,
         if not inner:
             yield path, _render_type(hint), _render_default(one), _find_description(hint)
             continue
-        listed = "[]" if is_list(hint) else ""
+        listed = "[]" if is_list(hint) else ".NAME" if is_map(hint) else ""
         for choice in inner:
             tag = choice.__struct_config__.tag
             kind = f"({tag})" if isinstance(tag, str) else ""

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from tests.peers import process
+from tests.peers.forked import ForkedProcess, run_forked
 
 from dragoman.cli.main import main
 
@@ -57,12 +58,10 @@ class Terminal:
         self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 30.0
     ) -> CommandOutput:
         """Runs a command to its end and checks that it reports no unexpected error."""
-        done = subprocess.run(
+        done = run_forked(
             [*DRAGOMAN, *args],
+            timeout,
             input=input.encode() if isinstance(input, str) else input,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
             env=self.environment(),
             cwd=cwd or self.user,
         )
@@ -92,7 +91,7 @@ class Terminal:
         return CommandOutput(code, out.getvalue(), err.getvalue())
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
+        child = ForkedProcess(
             [*DRAGOMAN, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -29,7 +29,9 @@ def list_files(home: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(home)): path.read_bytes() if path.is_file() else b""
         for path in sorted(home.rglob("*"))
-        if not path.name.startswith((*ours, "lock", "daemon", "children", "instructions"))
+        if not path.name.startswith(
+            (*ours, "lock", "daemon", "children", "instructions", ".stores")
+        )
         and path.relative_to(home).parts[0] not in ("run", "cache")
     }
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from tests.cli.terminal import DRAGOMAN, Terminal
 from tests.live.module_hub import until
+from tests.peers.forked import run_forked
 
 from dragoman.cli.doctor import checks
 from dragoman.cli.doctor.command import run_checks
@@ -100,8 +101,7 @@ def test_doctor_finds_each_cause_of_a_failed_start(base: Path, short_tmp: Path) 
         change(homes[situation])
 
     def start(situation: str) -> int:
-        command = [*DRAGOMAN, "up", "--home", str(homes[situation])]
-        return subprocess.run(command, capture_output=True, timeout=50, check=False).returncode
+        return run_forked([*DRAGOMAN, "up", "--home", str(homes[situation])], 50).returncode
 
     with ThreadPoolExecutor(4) as pool:
         codes = dict(zip(homes, pool.map(start, homes), strict=True))

@@ -45,6 +45,19 @@ def test_commented_examples_of_the_first_file_load(terminal: Terminal) -> None:
     assert [each["name"] for each in done.json()["servers"]] == ["github", "remote-tools"]
 
 
+def test_config_show_has_no_secret_of_an_address(terminal: Terminal) -> None:
+    shop = server_entry("shop", "stdio", "docker", "-e", "DB_PASS=c4n4ry", "pg://u:c4n4ry@h/d")
+    database = 'database = "postgresql://bob:c4n4ry@db.example/runs"'
+    search = 'search_url = "https://u:c4n4ry@search.example/q?key=c4n4ry"'
+    terminal.configure(shop, config=f"[workflows]\n{database}\n[tools]\n{search}")
+    done = terminal.run("config", "show", "--all", "--json")
+    assert done.code == 0, done.err
+    assert "c4n4ry" not in done.out
+    found = {row["setting"]: row["value"] for row in done.json()}
+    assert found["workflows.database"] == "postgresql://db.example/runs"
+    assert found["tools.search_url"] == "https://search.example/q?…"
+
+
 def test_config_check_summarizes_the_file(terminal: Terminal) -> None:
     off = server_entry("off", "stdio", "x", enabled=False)
     files = server_entry("files", "stdio", "npx", "-y", "x")

@@ -62,7 +62,9 @@ def test_secrets_in_program_arguments_are_masked() -> None:
     given = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "short"]
     given += ["--token=short", "--root=/srv", "https://h/4bT9aXYZkey12345?k=v", "4bT9aXYZkey12345"]
     rendered = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "…"]
+    given += ["-e", "DB_PASS=short"]
     rendered += ["--token=…", "--root=/srv", "https://h/…?…", "…"]
+    rendered += ["-e", "DB_PASS=…"]
     assert render_arguments(given) == rendered
 
 

@@ -18,6 +18,7 @@ from faults import (
     peers,
     policies,
     reload,
+    run_kills,
     task_store,
 )
 
@@ -29,6 +30,15 @@ def test_killed_hub_loses_and_repeats_nothing_it_acknowledged(experiment) -> Non
     outcome = Outcome()
     experiment(5, SEED, outcome)
     judge(outcome)
+
+
+@pytest.mark.promise("K2", "R14")
+@pytest.mark.timeout(180)
+def test_killed_hub_continues_its_runs_and_repeats_nothing_that_may_not_be() -> None:
+    outcome = Outcome()
+    run_kills.kill_runs(5, SEED, outcome)
+    judge(outcome)
+    assert outcome.figures["completed"] == outcome.figures["runs"]
 
 
 @pytest.mark.promise("K2", "N1")

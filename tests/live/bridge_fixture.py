@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import httpx2
 import mcp.types as t
 from mcp.client.streamable_http import streamable_http_client
 from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.peers.forked import run_forked
 from tests.peers.process import HttpPeer, read_log, toml
 
 from mcp import Client, StdioServerParameters
@@ -74,7 +74,8 @@ def two_agents() -> Iterator[Agents]:
 def audit_of(home: Path) -> list[dict[str, Any]]:
     """Its records, whether a hub runs there or not."""
     line = [*DRAGOMAN, "audit", "tail", "--json", "-n", "1000", "--home", str(home)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=20, check=True)
+    done = run_forked(line, 20, text=True)
+    assert done.returncode == 0, done.stderr
     return [json.loads(one) for one in done.stdout.splitlines()]
 
 

@@ -1,8 +1,9 @@
 """A stdio MCP server whose definitions come from a file; standard library only.
 
 `python configurable_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and
-`resourceTemplates` as JSON, and may hold `instructions`, more `capabilities`, `results` of tools
-by name, and what a read `reads` before the address. The tool `look` is always listed and
+`resourceTemplates` as JSON, and may hold `instructions`, `serverInfo`, more `capabilities`,
+`results` and JSON-RPC `errors` of tools by name, lines that it writes to `stderr` at the start, and
+what a read `reads` before the address. The tool `look` is always listed and
 announces that all lists have changed; `leave` ends the server. Every other call returns the name
 that arrived.
 """
@@ -35,7 +36,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         result = {
             "protocolVersion": "2025-11-25",
             "capabilities": {**able, **read_member("capabilities", {})},
-            "serverInfo": {"name": "told", "version": "1"},
+            "serverInfo": read_member("serverInfo", {"name": "told", "version": "1"}),
         }
         text = read_member("instructions", None)
         return result if text is None else {**result, "instructions": text}
@@ -64,13 +65,24 @@ def send(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def respond(message: dict[str, Any]) -> dict[str, Any]:
+    params = message.get("params") or {}
+    errors = read_member("errors", {}) if message["method"] == "tools/call" else {}
+    if (error := errors.get(params.get("name"))) is not None:
+        return {"error": error}
+    result = answer(message["method"], params)
+    if result is None:
+        return {"error": {"code": -32601, "message": "no such method"}}
+    return {"result": result}
+
+
 def main() -> None:
+    for line in read_member("stderr", []):
+        print(line, file=sys.stderr)
     for line in sys.stdin:
         message = json.loads(line)
         if "id" in message and "method" in message:
-            result = answer(message["method"], message.get("params") or {})
-            no = {"error": {"code": -32601, "message": "no such method"}}
-            send({"id": message["id"], **(no if result is None else {"result": result})})
+            send({"id": message["id"], **respond(message)})
 
 
 if __name__ == "__main__":

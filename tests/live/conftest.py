@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.peers import process, wire
+from tests.peers.forked import run_forked, start_process
 from tests.peers.process import alive, processes_at_home, wait_until_gone
 
 from dragoman.cli.audit import _build_row
@@ -75,7 +76,7 @@ class RunningHub:
         self._session: wire.Session | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `finish`)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAGOMAN_")}
-        self.process = subprocess.Popen(
+        self.process = start_process(
             [*DRAGOMAN, "up", "--home", str(home), *args],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -167,13 +168,7 @@ class RunningHub:
 
     def command(self, *args: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         """`dragoman ARGS --home HOME`, to its end."""
-        return subprocess.run(
-            [*DRAGOMAN, *args, "--home", str(self.home)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return run_forked([*DRAGOMAN, *args, "--home", str(self.home)], timeout, text=True)
 
     def audit(self) -> list[dict[str, Any]]:
         """What `dragoman audit tail --json` prints, without its start.

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.peers.forked import start_process
+
 HEADERS = {"content-type": "application/json", "a2a-version": "1.0"}
 START_SECONDS = 20.0
 LOST = (OSError, http.client.HTTPException, EOFError)
@@ -123,7 +125,7 @@ class Hub:
         if crash:
             environment["CRASH"] = crash
         self._log = (home / "out.txt").open("ab")
-        self.process = subprocess.Popen(
+        self.process = start_process(
             [sys.executable, "-m", "dragoman", "up", "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

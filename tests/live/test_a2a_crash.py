@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import resource
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from faults.kills import COMPLETED, UNFINISHED
 from tests.live.crashing_hub import Client, Hub, Refused, build_message, executions, write_home
+from tests.peers.forked import run_forked
 
 from dragoman.stores.store_inventory import accept_losses
 
@@ -158,7 +158,7 @@ def test_damaged_task_store_stops_the_start_with_a_remedy(
     for kind, damage in DAMAGES.items():
         (short_tmp / "tasks.db").write_bytes(whole)
         damage(short_tmp / "tasks.db")
-        done = subprocess.run(again, capture_output=True, text=True, timeout=20, check=False)
+        done = run_forked(again, 20, text=True)
         assert done.returncode not in (0, None), kind
         assert "tasks.db" in done.stderr, kind
         assert "estore it from a backup" in done.stderr, kind

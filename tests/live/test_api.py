@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +18,9 @@ from tests.peers import wire
 from tests.peers.process import server_entry
 from tests.web.test_metrics import parsed
 
+from dragoman.cli.base.hub_client import request_json
+
+HELLO = Path(__file__).parents[2] / "examples" / "hello" / "hello_server.py"
 SECRETS = ("s3cret-header", "s3cret-query", "s3cret-variable")
 LIMIT = 4
 """Calls that one principal may run at once."""
@@ -259,18 +265,16 @@ def test_unknown_route_is_404(hub: RunningHub) -> None:
     assert hub.get("/api/tools/s.echo/call").headers["allow"] == "POST"
 
 
-PLAIN = {"/", "/healthz", "/readyz", "/metrics", "/api/events"}
+PLAIN = {"/", "/healthz", "/readyz", "/metrics", "/api/events", "/api/runs/{name}/events"}
 
 
-def test_browser_request_gets_an_explanation(hub: RunningHub) -> None:
+def test_browser_is_sent_to_the_console_and_a_program_gets_an_explanation(hub: RunningHub) -> None:
     page = hub.get("/", {"Accept": "text/html,*/*;q=0.8"})
-    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
-    assert page.headers["content-security-policy"] == "default-src 'none'"
+    assert (page.status, page.headers["location"]) == (302, "/console/")
     text = hub.get("/")
     assert text.headers["content-type"].startswith("text/plain")
-    for answer in (page, text):
-        assert b"/mcp" in answer.body and b"dragoman status" in answer.body
-        assert str(hub.home).encode() not in answer.body
+    assert b"/mcp" in text.body and b"dragoman status" in text.body
+    assert str(hub.home).encode() not in text.body
 
 
 def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
@@ -302,13 +306,31 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/taint": hub.get("/api/taint"),
         "/api/taint/stored": hub.get("/api/taint/stored"),
         "/api/usage": hub.get("/api/usage"),
+        "/api/audit": hub.get("/api/audit?outcome=completed&limit=2"),
+        "/api/traces": hub.get("/api/traces"),
+        "/api/traces/{name}": hub.get("/api/traces/0123456789"),
+        "/api/map": hub.get("/api/map?minutes=1"),
+        "/api/clients": hub.get("/api/clients"),
+        "/api/keys": hub.get("/api/keys"),
+        "/api/config": hub.get("/api/config"),
+        "/api/doctor": hub.get("/api/doctor"),
+        "/api/session": hub.get("/api/session"),
+        "/api/console/sessions": hub.get("/api/console/sessions"),
         "/api/views": hub.get("/api/views"),
         "/api/views/{name}": hub.get("/api/views/none"),
+        "/api/approvals": hub.get("/api/approvals"),
+        "/api/approvals/{name}": hub.get("/api/approvals/none"),
+        "/api/runs": hub.get("/api/runs"),
+        "/api/runs/{name}": hub.get("/api/runs/none"),
+        "/api/workflows": hub.get("/api/workflows"),
+        "/api/workflows/{name}": hub.get("/api/workflows/none"),
     }
     plain = {path for path in whole["paths"] if path in PLAIN}
     posts = {path for path, item in whole["paths"].items() if "post" in item}
-    assert set(whole["paths"]) == set(requests) | plain | posts
-    assert posts & set(requests) == {"/api/a2a/agents", "/api/policies"}
+    assert set(whole["paths"]) == set(requests) | plain | posts | {"/api/mcp/servers/{name}"}
+    assert posts & set(requests) == {
+        "/api/a2a/agents", "/api/mcp/servers", "/api/policies", "/api/workflows",
+    }  # fmt: skip
 
     def check(answer: wire.Answer, operation: dict[str, Any]) -> None:
         media = operation["responses"][str(answer.status)]["content"]
@@ -343,3 +365,56 @@ def test_every_api_call_is_audited_once_and_invalid_requests_are_not(
         ("api", "s.fail", "s.fail", "failed"),
     ]
     assert "Traceback" not in hub.log()
+
+
+@pytest.mark.promise("U7")
+def test_servers_are_added_and_removed_by_the_api() -> None:
+    def refer(to: str) -> dict[str, Any]:
+        headers = {"A": f"Bearer ${{{to}}}"}
+        return {"name": "x", "url": "http://127.0.0.1:1/mcp", "headers": headers}
+
+    with run_module_hub([]) as hub:
+        for body, status, words in (
+            ({"name": "x", "command": "true"}, 403, "only the owner"),  # on loopback without a key
+            ({"name": "x"}, 400, '"url" is missing'),
+            ({"name": "--replace", "url": "http://127.0.0.1:1/mcp"}, 400, "must not begin"),
+            ({"name": "x", "url": "touch"}, 400, "must begin with http"),  # no program
+            ({"name": "x", "url": "http://127.0.0.1:1/mcp", "headers": {"A": "secret"}}, 400, "${"),
+            # A header runs no program and reads no secret for others than the owner.
+            (refer("exec:touch"), 400, "only config.toml"),
+            (refer("exec:touch ran"), 400, "only in references"),
+            (refer("HOME:-x"), 400, "only in references"),
+            (refer("env:DRAGOMAN_AGENT_${exec:id"), 400, "only config.toml"),
+            ({"name": "x", "url": "http://127.0.0.1:1/${HOME}"}, 400, "credential_env"),
+            ({"name": "x", "url": "http://127.0.0.1:1/${HOME:-x}"}, 400, "only in references"),
+            (refer("file:/etc/hostname"), 400, "files outside"),
+            (refer("keyring:login/me"), 400, "[secrets]"),
+            (refer("HOME"), 400, "credential_env"),
+            ({"name": "x", "more": 1}, 400, 'unknown member "more"'),
+        ):
+            answer = wire.post(f"{hub.url}/api/mcp/servers", body)
+            assert answer.status == status, (body, answer.body)
+            assert words in answer.json()["error"]["message"]
+        added = wire.post(
+            f"{hub.url}/api/mcp/servers", {"name": "x", "url": "http://127.0.0.1:1/mcp"}
+        )
+        assert added.json() == {"added": "x", "notes": [], "problem": None}
+        again = wire.post(
+            f"{hub.url}/api/mcp/servers", {"name": "x", "url": "http://127.0.0.1:1/m"}
+        )
+        assert again.status == 400 and "nothing was changed" in again.json()["error"]["message"]
+        socket = json.loads((hub.home / "daemon.json").read_bytes())["socket"]
+        program = {
+            "name": "hello",
+            "command": sys.executable,
+            "args": [str(HELLO)],
+            "sandbox": "off",
+        }
+        request_json(socket, "POST", "/api/mcp/servers", program, 30)
+        hub.wait_connected("hello")
+        assert wire.http_request("DELETE", f"{hub.url}/api/mcp/servers/x").status == 200
+        assert wire.http_request("DELETE", f"{hub.url}/api/mcp/servers/x").status == 404
+        names = [one["name"] for one in hub.api("/api/mcp/servers")["configured"]]
+        assert names == ["hello"]
+        done = [(row["verb"], row["caller"]) for row in hub.audit() if "server." in row["verb"]]
+        assert ("server.add", "owner:owner") in done and ("server.remove", "local:local") in done

@@ -17,6 +17,7 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.module_hub import run_module_hub, until
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
+from tests.peers.forked import run_forked
 from tests.peers.process import server_entry
 
 from dragoman.stores.keys import KeyStore
@@ -265,13 +266,7 @@ def test_hub_with_a_key_stays_closed_after_the_last_key_is_removed() -> None:
 
 
 def up(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DRAGOMAN, "up", "--home", str(home), *args],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    return run_forked([*DRAGOMAN, "up", "--home", str(home), *args], 20, text=True)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])

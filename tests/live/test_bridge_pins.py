@@ -92,11 +92,13 @@ def test_changed_skill_is_quarantined_before_listing(changed: Any) -> None:
         until(lambda: held(hub) == ["skill:ops.deploy"])
         shown = hub.api(f"/api/pins/diff?name={NAME}")
         assert "EVIL" in shown["diff"]
+        until(lambda: watcher.told)
+        told = watcher.told
         watcher.approved.set()
         approved = hub.command("pins", "approve", NAME, "--digest", shown["digest"])
         assert approved.returncode == 0, approved.stderr
         assert "EVIL" in repr(listed(hub)[NAME]) and done(hub)
-        until(lambda: watcher.told >= 4)
+        until(lambda: watcher.told > told)  # quick changes before it are announced together
 
 
 def test_card_with_a_new_url_disables_the_agent_until_approved() -> None:

@@ -59,9 +59,12 @@ def write_agents(home: Path, model: ScriptedModel, more: str = "") -> None:
 
 
 def list_results(model: ScriptedModel) -> list[str]:
-    """The results of tools that the model has seen last."""
-    messages = model.requests[-1]["messages"]
-    return [str(one["content"]) for one in messages if one["role"] == "tool"]
+    """The results of tools that the model has seen last; a schedule may ask it in between."""
+    for request in reversed(model.requests):
+        messages = request["messages"]
+        if found := [str(one["content"]) for one in messages if one["role"] == "tool"]:
+            return found
+    return []
 
 
 def ask(hub: RunningHub, message: str = "go", agent: str = "worker") -> str:

@@ -34,6 +34,7 @@ from tests.live.test_recovery import quirky_entry
 from tests.peers.process import HttpPeer, server_entry, wait_for_log
 
 TIMEOUT = 1.0
+HANGING = {"hang-headers", "hang-body", "hang-mid", "drip", "endless-sse"}
 MB = 1 << 20
 
 MODES = (
@@ -74,7 +75,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubRig]:
             faulty_entry("elevenmegs", "bigline", "--megabytes", 11),
             *(
                 server_entry(f"after-{mode}", "http", f"{http.url}/after/{mode}?seconds=0.2",
-                             timeout_secs=TIMEOUT)
+                             timeout_secs=TIMEOUT if mode in HANGING else 20)
                 for mode in MODES
             ),
             *(
@@ -262,8 +263,7 @@ def test_invalid_http_response_is_a_typed_error(
     rig: HubRig,
 ) -> None:
     expected = {
-        "hang-headers": "TimedOut", "hang-body": "TimedOut", "hang-mid": "TimedOut",
-        "drip": "TimedOut", "endless-sse": "TimedOut",
+        **dict.fromkeys(HANGING, "TimedOut"),
         "reset": "Unreachable", "reset-mid": "Unreachable", "close": "Unreachable",
         "401": "LoginRequired",
         "404-session": "Unreachable",  # each session anew, so that the second attempt is the last

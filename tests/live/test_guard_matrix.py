@@ -94,6 +94,9 @@ LIMITS = 1
 LOOP = "loop.warn = 2\nloop.refuse = 3\n"
 FORBID = """@id("no") forbid (principal, action in Hub::Action::"any_call", resource)
 when {{ resource in [{}] }};"""
+APPROVE = """@id("asked") @approval("it is tested") @expires("1s")
+forbid (principal, action in Hub::Action::"any_call", resource)
+when {{ resource in [{}] }} unless {{ context.approved }};"""
 LATE = "late"
 """The file that says that the hub is late."""
 CUT = 1_000
@@ -121,6 +124,7 @@ GUARDS: Mapping[str, Guard] = {
     "fail": Guard(errors.Repeating, "times in a row", reached=2, beside=["cli"]),
     "taint": Guard(errors.Tainted, "external_network -> exec", reached=1, beside=["cli"]),
     "slow": Guard(errors.TimedOut, "took longer than 0.6 s", reached=1, outcome="target_failed"),
+    "approval": Guard(errors.ApprovalDenied, "expired at"),
     "absent": Guard(
         errors.Unreachable, "is not available yet", outcome="target_failed", server="gone"
     ),
@@ -227,7 +231,8 @@ def call_modern(rig: Rig, tool: str, times: int) -> Seen:
 
 
 def call_rest(rig: Rig, tool: str, times: int) -> Seen:
-    url, headers = f"{rig.hub.url}/api/tools/{tool}/call", trace_headers(rig)
+    url = f"{rig.hub.url}/api/tools/{tool}/call"
+    headers = {**trace_headers(rig), "Accept": "application/json"}  # no stream with progress
     answers = [wire.post(url, {"arguments": rig.arguments}, headers) for _ in range(times)]
     return see_rest(answers[-1].status, answers[-1].json())
 
@@ -391,7 +396,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             stack.callback((folder / gate).touch)
         hub.wait_connected("rec")
         forbidden = ", ".join(f'Hub::Tool::"rec.policy_{one}"' for one in ENTRY_POINTS)
-        done = hub.post("/api/policies", {"name": "mine", "text": FORBID.format(forbidden)})
+        held = ", ".join(f'Hub::Tool::"rec.approval_{one}"' for one in ENTRY_POINTS)
+        text = FORBID.format(forbidden) + APPROVE.format(held)
+        done = hub.post("/api/policies", {"name": "mine", "text": text})
         assert done.get("ok"), done
         (folder / "tools.json").write_text(json.dumps(list_tools(True)), encoding="utf-8")
         hub.call("rec.look")

@@ -293,7 +293,7 @@ class Load:
         async def swaps() -> None:
             streams = await asyncio.open_connection(parts.hostname, parts.port)
             try:
-                await eventually(lambda: sum(one.at_once for one in self.agents) == CALLERS)
+                await eventually(lambda: sum(one.at_once for one in self.agents) == CALLERS, 30)
                 for number in range(SWAPS):
                     name = await asyncio.to_thread(put, self.hub, numbered(number))
                     self.sets[name] = number

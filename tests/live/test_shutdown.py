@@ -19,6 +19,7 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.module_hub import error_kind, error_text, text_of, until
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
+from tests.peers.forked import run_forked
 from tests.peers.process import HttpPeer, alive, server_entry, wait_for_log, wait_until_gone
 
 from dragoman.app.build import build_app
@@ -29,13 +30,7 @@ EXPOSE = '[mcp]\nstdio_expose = ["*"]\n'
 
 
 def dragoman(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DRAGOMAN, *args, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return run_forked([*DRAGOMAN, *args, "--home", str(home)], 30, text=True)
 
 
 # --- coming up

@@ -30,13 +30,7 @@ def rig() -> Iterator[HubRig]:
 
 
 def command(rig: HubRig, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "dragoman", "skills", *args, "--home", str(rig.hub.home)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = rig.hub.command("skills", *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

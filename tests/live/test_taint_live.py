@@ -223,6 +223,8 @@ STRICT = """
 clients = "enforce"
 [taint.external_network]
 exec = "ask"
+[approvals]
+wait_secs = 0
 """
 
 
@@ -253,5 +255,14 @@ async def test_person_approves_and_settings_apply_to_a_running_hub(tmp_path: Pat
         session = wire.Session(hub.mcp_url, "2025-11-25")  # declares no elicitation
         session.request("tools/call", {"name": "s.fetch", "arguments": FETCH[1]})
         refused = session.request("tools/call", {"name": "s.run", "arguments": RUN[1]})
-        assert error_kind(refused) == "Tainted"
-        assert "this client cannot be asked" in json.dumps(refused)
+        assert error_kind(refused) == "ApprovalPending"  # another person can decide
+        (pending,) = hub.api("/api/approvals?state=pending")["approvals"]
+        assert "the taint rule external_network -> exec" in pending["reason"]
+        assert hub.post(f"/api/approvals/{pending['id']}/approve", {})["state"] == "approved"
+        until(lambda: hub.api(f"/api/approvals/{pending['id']}")["outcome"] == "completed")
+        said = session.request("tools/call", {"name": "s.run", "arguments": RUN[1]})
+        assert "arrived: run" in json.dumps(said)
+        (made,) = [one for one in hub.audit() if one.get("approval") == pending["id"]
+                   and one["outcome"] == "completed" and one["trace"] == pending["trace"]
+                   and one["verb"] == "s.run"]  # fmt: skip
+        assert made["taint"][0]["approved_by"] == "local:local"

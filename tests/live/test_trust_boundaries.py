@@ -139,7 +139,11 @@ def test_api_starts_no_program_and_a_restart_needs_admin(rig: Rig) -> None:
             url = f"{rig.hub.url}/api/mcp/servers{path}"
             body = json.dumps(entry).encode()
             sent = {**headers, "Content-Type": "application/json"}
-            assert wire.http_request(method, url, body, sent).status in (404, 405), (method, path)
+            status = wire.http_request(method, url, body, sent).status
+            assert status in ((400, 403) if (method, path) == ("POST", "") else (404, 405)), path
+    program = {"name": "mine", "command": "touch", "args": [str(marker)]}
+    for headers in (rig.guest, rig.hub.headers):  # only the owner, on the socket, may add one
+        assert wire.post(f"{rig.hub.url}/api/mcp/servers", program, headers).status == 403
     for path in ("/api/mcp/servers/rec/restart", "/api/reload"):
         assert wire.post(rig.hub.url + path, entry, rig.guest).status == 403, path
     after = rig.hub.api("/api/mcp/servers")

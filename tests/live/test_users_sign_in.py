@@ -533,6 +533,29 @@ def test_removing_a_user_ends_everything_of_theirs_within_a_second(
     until(lambda: recorded <= _verbs(team, gone))
 
 
+@pytest.mark.promise("U7")
+@pytest.mark.parametrize("end", ["a sign-out", "a new password"])
+def test_the_console_of_a_user_ends_with_the_session_of_the_browser(
+    team: Team, browser: Browser, end: str
+) -> None:
+    name = team.add()
+    account = browser.sign_in(name)
+    assert f"Continue as user:{name}" in browser.get("/console/login").text
+    opened = browser.post("/console/login", {"user": "1"})
+    assert opened.status_code == 303, opened.text
+    assert browser.get("/api/session").json()["principal"] == f"user:{name}"
+    stolen = "; ".join(f"{cookie}={value}" for cookie, value in browser.cookies.items())
+    with Browser(team.url) as thief:
+        assert thief.get("/api/session", cookie=stolen).status_code == 200
+        if end == "a sign-out":
+            assert browser.submit(account, "/oauth/logout").status_code == 200
+        else:
+            team.users.set_password(name, HASHED)
+        for user in (thief, browser):
+            refused = user.get("/api/session", **({"cookie": stolen} if user is thief else {}))
+            assert refused.status_code == 401, refused.text
+
+
 def _verbs(team: Team, name: str) -> set[str]:
     return {entry["verb"] for entry in team.hub.audit() if entry["caller"] == f"user:{name}"}
 

@@ -410,6 +410,9 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     #            24      03      06      11        26
     e.Denied: (-32003, -32003, -32003, -32003, 40300),
     e.AuthorizationError: (*(-32003,) * 4, "result"),
+    e.ApprovalPending: ("result",) * 5,
+    e.ApprovalDenied: ("result",) * 5,
+    e.ApprovalClosed: ("result",) * 5,
     e.TooDeep: ("result",) * 5,
     e.Looping: ("result",) * 5,
     e.Repeating: ("result",) * 5,
@@ -450,7 +453,7 @@ def test_errors_are_codes_or_results_by_revision(
     error = kind("it did not work")
     error.trace = "0123456789abcdef"
     shown, codes = render_error_result(error, revision), CODES[kind]
-    expected = codes[min(revision, len(codes) - 1)]
+    expected = codes[min(int(revision), len(codes) - 1)]
     if expected == "result":
         assert shown is not None and shown["isError"] is True
         assert shown["content"] == [{"type": "text", "text": "it did not work (trace 01234567)"}]

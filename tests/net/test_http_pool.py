@@ -177,6 +177,39 @@ async def test_surplus_bytes_never_become_the_next_response(more: bytes, togethe
         assert peer.connections == 2
 
 
+async def test_repeated_heads_are_read_as_the_parser_reads_them() -> None:
+    """A head is known after its first response; each of the others differs in one way."""
+    interim = b"HTTP/1.1 100 Continue\r\ncontent-length: 2\r\n\r\n"
+    answers = (
+        *(FIRST, OK, OK.replace(b"2\r", b"0\r")[:-2], OK.replace(b"200 OK", b"404 No")),
+        *(OK.replace(b"content", b"X-Other: 1\r\ncontent"), interim + OK, interim + OK, OK),
+    )
+    read = asyncio.Event()
+
+    async def talk(connection: Talk) -> None:
+        for answer in answers:
+            await connection.request()
+            await connection.say(answer)
+        await connection.request()
+        length = len(OK) + 1
+        await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n-" % length)
+        await read.wait()
+        await connection.say(OK)  # the rest of the body looks like a response
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        found = [await get(client, peer.url) for _ in answers]
+        assert found == [
+            *((200, b"first"), (200, b"ok"), (200, b""), (404, b"ok")),
+            *((200, b"ok"), (200, b"ok"), (200, b"ok"), (200, b"ok")),
+        ]
+        outlet = client.open_configured(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        read.set()
+        assert await reply.body.read(1_000) == b"-" + OK
+        assert peer.connections == 1
+
+
 @pytest.mark.parametrize(
     "answer",
     [

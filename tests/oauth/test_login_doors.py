@@ -17,7 +17,7 @@ from tests.oauth.login_rig import URL_CLIENT, LoginBrowser, LoginRig, build_logi
 from dragoman.core.errors import LoginRequired, WorkFailed
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED
 from dragoman.mcp.protocol.errors import adapt_error
-from dragoman.mcp.protocol.revisions import R2511
+from dragoman.mcp.protocol.revisions import R2506, R2511
 from mcp import Client
 
 pytestmark = pytest.mark.promise("U3")
@@ -83,7 +83,7 @@ def test_a_client_that_cannot_be_asked_now_gets_the_link_in_the_error_of_its_rev
     assert found.native["code"] == URL_REQUIRED
     (asked,) = found.native["data"]["elicitations"]
     assert asked["mode"] == "url" and asked["url"] == url and asked["elicitationId"] == "abc"
-    for revision, features in ((R2511, {}), (R2511 - 1, URL_CLIENT)):
+    for revision, features in ((R2511, {}), (R2506, URL_CLIENT)):
         assert adapt_error(error, revision, features) is error
 
 

@@ -247,6 +247,8 @@ def main(
     options.add_argument("--declare", action="append", default=[])
     options.add_argument("--no-streaming", action="store_true")
     options.add_argument("--require", action="append", default=[], help="an extension")
+    options.add_argument("--card", help="a file of JSON: other members and skills of the card")
+    options.add_argument("--skill", action="append", default=[], help="a further one, as ID:TAG")
     options.add_argument("--log")
     given = options.parse_args()
 
@@ -260,6 +262,12 @@ def main(
     port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     described = describe(url, given.declare or EVERYTHING, not given.no_streaming)
+    if given.card:
+        members = json.loads(Path(given.card).read_text(encoding="utf-8"))
+        described.ClearField("skills")
+        json_format.ParseDict(members, described)
+    for id, _, tag in (one.partition(":") for one in given.skill):
+        described.skills.append(AgentSkill(id=id, name=id, description=f"does {id}", tags=[tag]))
     for uri in given.require:
         described.capabilities.extensions.append(AgentExtension(uri=uri, required=True))
     handler = DefaultRequestHandler(

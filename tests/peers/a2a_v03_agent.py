@@ -33,9 +33,13 @@ def said(words: str) -> dict[str, Any]:
 
 
 class Agent:
-    def __init__(self, url: str, log: str | None) -> None:
+    def __init__(self, url: str, log: str | None, more: list[str]) -> None:
+        """`more` are further skills, as `ID:TAG`."""
         self._url = url
         self._file = log
+        self._skills: list[tuple[str, list[str]]] = [(id, []) for id in SKILLS] + [
+            (id, [tag]) for id, _, tag in (one.partition(":") for one in more)
+        ]
         self._tasks: dict[str, dict[str, Any]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
 
@@ -45,7 +49,10 @@ class Agent:
                 file.write(json.dumps(entry) + "\n")
 
     async def card(self, request: Request) -> Response:
-        skills = [{"id": id, "name": id, "description": f"does {id}", "tags": []} for id in SKILLS]
+        skills = [
+            {"id": id, "name": id, "description": f"does {id}", "tags": tags}
+            for id, tags in self._skills
+        ]
         return JSONResponse(
             {
                 "protocolVersion": "0.3.0",
@@ -97,7 +104,9 @@ class Agent:
     async def _work(self, message: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         words = ""
         for part in message["parts"]:
-            words = part["text"] if part["kind"] == "text" else part["data"].get("text", words)
+            data = part.get("data", {})
+            words = part["text"] if part["kind"] == "text" else data.get("text", words)
+            words = words or data.get("prUrl", "")
         word, _, rest = words.partition(" ")
         id = message.get("taskId") or uuid4().hex
         goes_on = id in self._tasks
@@ -142,13 +151,14 @@ class Agent:
 
 def main() -> None:
     options = argparse.ArgumentParser()
+    options.add_argument("--skill", action="append", default=[])
     options.add_argument("--log")
     given = options.parse_args()
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    agent = Agent(url, given.log)
+    agent = Agent(url, given.log, given.skill)
     app = Starlette(
         routes=[
             Route("/.well-known/agent-card.json", agent.card),

@@ -63,7 +63,7 @@ def make(options: argparse.Namespace) -> FastMCP:
     async def ask_and_leave(withdraw: bool, ctx: Context) -> str:
         """Asks the client and does not wait for the answer."""
         number = ctx.session._request_id
-        with anyio.move_on_after(0.1):
+        with anyio.move_on_after(0.4):  # until the client has it
             await ask("elicitation", ctx)
         if withdraw:
             params = CancelledNotificationParams(requestId=number, reason="not needed")

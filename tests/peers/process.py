@@ -13,22 +13,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.peers.forked import ForkedProcess, run_forked, stdio_command
+
 HERE = Path(__file__).parent.resolve()
 ROOT = HERE.parent.parent
 MCP1 = ROOT / ".venv-mcp1" / "bin" / "python"
 
 
-def command(program: str, *args: object) -> list[str]:
+FORKED = {
+    "dual_server",
+    "listen_server",
+    "matrix_server",
+    "mcp1_big_server",
+    "mcp1_server",
+    "mcp1_talkative_server",
+    "sdk_server",
+}
+"""Servers made with an SDK, whose imports take most of a second."""
+
+
+def plain_command(program: str, *args: object) -> list[str]:
     """The command line of one of these programs, by absolute paths: it works in any folder."""
     python = str(MCP1) if program.startswith("mcp1") else sys.executable
     return [python, str(HERE / f"{program}.py"), *map(str, args)]
 
 
+def command(program: str, *args: object) -> list[str]:
+    """The same; a server made with an SDK is forked, so it is not the process that is started."""
+    line = plain_command(program, *args)
+    return stdio_command(line) if program in FORKED else line
+
+
 def run_client(program: str, *args: object, timeout: float = 30.0) -> dict[str, Any]:
     """What `sdk_client` or `mcp1_client` printed."""
-    done = subprocess.run(
-        command(program, *args), capture_output=True, timeout=timeout, check=False
-    )
+    done = run_forked(plain_command(program, *args), timeout)
     if not done.stdout.strip():
         raise RuntimeError(f"{program} printed nothing; stderr: {done.stderr.decode()}")
     return dict(json.loads(done.stdout))
@@ -40,8 +58,8 @@ class HttpPeer:
     def __init__(self, program: str, *args: object, timeout: float = 60.0) -> None:
         # An unread pipe would block the peer.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
-        self.process = subprocess.Popen(
-            command(program, *args), stdout=subprocess.PIPE, stderr=self._stderr
+        self.process = ForkedProcess(
+            plain_command(program, *args), stdout=subprocess.PIPE, stderr=self._stderr
         )
         assert self.process.stdout is not None
         try:

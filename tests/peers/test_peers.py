@@ -15,6 +15,7 @@ from tests.peers.process import (
     HttpPeer,
     alive,
     command,
+    plain_command,
     run_client,
     server_entry,
     wait_for_log,
@@ -89,7 +90,7 @@ def test_sdk_server_returns_every_content_kind_and_logs_requests(
     version: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with wire.Stdio(command("sdk_server", "--tools", 3, "--log", log)) as peer:
+    with wire.Stdio(plain_command("sdk_server", "--tools", 3, "--log", log)) as peer:
         modern = version == wire.MODERN
         if not modern:
             peer.initialize()

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from tests.peers.forked import ForkedProcess
+
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 ACCEPT = "application/json, text/event-stream"
@@ -90,8 +92,10 @@ class Stdio:
         self._next = 0
         self._frames: queue.Queue[Frame | None] = queue.Queue()
         self._stderr: list[bytes] = []
-        self.process = subprocess.Popen(
-            [str(part) for part in command],
+        line = [str(part) for part in command]
+        start = ForkedProcess if line[1:3] == ["-m", "dragoman"] else subprocess.Popen
+        self.process = start(
+            line,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -44,7 +44,7 @@ GOOD = '@id("a") permit (principal in Hub::Role::"r", action, resource);'
         (f'{GOOD}\n@id("b") permit (principal, action == Hub::Action::"mcp_cal", resource);', 2,
          "b", "mcp_cal"),
         ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
-         'when { context.approved };', 1, "a", "approved"),
+         'when { context.owner };', 1, "a", "owner"),
         ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
          'when { resource.trust == "3" };', 1, "a", "types"),
         (f'{GOOD}\n@id("b") permit (principal action, resource);', 2, "", "unexpected token"),

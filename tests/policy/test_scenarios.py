@@ -81,7 +81,7 @@ def test_approved_call_may_write_despite_taint() -> None:
     engine = policies(GRANTS)
     tainted = frozenset({"untrusted_agent"})
     first = engine.build_first_context(OPS, "mcp-http")
-    for approved, allowed in ((None, False), (False, False), (True, True)):
+    for approved, allowed in ((False, False), (True, True)):
         context = CallContext(
             max_depth=5, labels=tainted, scopes=first.scopes, via=first.via, approved=approved
         )

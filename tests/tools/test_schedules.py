@@ -24,6 +24,7 @@ from dragoman.core.errors import (
 from dragoman.core.local_agents import AgentSchedule
 from dragoman.core.ports import Decision, Schedule
 from dragoman.core.principal import OWNER, Principal
+from dragoman.core.schedule_times import Timing, count_missed, find_next, parse_timing
 from dragoman.core.structs import replace
 from dragoman.core.tool import Tool
 from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
@@ -31,7 +32,6 @@ from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
 from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
-from dragoman.tools.schedule_times import Timing, count_missed, find_next, parse_timing
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.auth import Authenticator
 
@@ -80,6 +80,7 @@ def test_hour_that_the_clock_skips_is_made_up_for() -> None:
         ("0 0 31 2 *", "UTC"),
         ("61 * * * *", "UTC"),
         ("every 5 seconds", "UTC"),
+        ("every now and then", "UTC"),
         ("every 99999 weeks", "UTC"),
         ("daily at 25:00", "UTC"),
         ("daily", "Nowhere/City"),

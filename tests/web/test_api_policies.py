@@ -421,6 +421,13 @@ async def test_policy_texts_are_validated_and_tested_without_activation(tmp_path
         assert slow["uncached"] == [{"id": "no-wiping", "reads": ["context.now"]}]
 
         assert (await at.ask("POST", "/api/policies/test", {}))["tests"] == []
+        own = {"name": "mine", "text": NO_WIPING}  # with the rest of the folder, or the defaults
+        defaults = sum(text.count("@id(") for text in read_default_texts().values())
+        whole = await at.ask("POST", "/api/policies/validate", own)
+        assert whole["ok"] and whole["policies"] == 1 + defaults
+        assert (await at.ask("POST", "/api/policies/test", own))["ok"]
+        for wrong in ({**own, "name": "../x"}, {**own, "texts": {}}, {**own, "text": 1}):
+            assert (await at.ask("POST", "/api/policies/validate", wrong))["status"] == 400, wrong
         assert at.side.engine.policy_set.hash == before and not at.policies.exists()
 
 
@@ -466,6 +473,11 @@ async def test_a_decision_is_explained(tmp_path: Path) -> None:
         assert not denied["allowed"] and not denied["listed"]
         assert [rule["id"] for rule in denied["forbids"]] == ["no-wiping"]
         assert "no-wiping (mine.cedar:" in denied["needed"]
+
+        reads = NO_WIPING.replace(");", ') when { context.args.contains("all=true") };')
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": reads})
+        assert (await explain("ci", "work.wipe"))["allowed"]
+        assert not (await explain("ci", "work.wipe", context={"args": {"all": True}}))["allowed"]
 
         guarded = await explain("key:ci", "work.read", context={"depth": 9})
         assert not guarded["allowed"] and "depth-breaker" in guarded["needed"]
@@ -573,6 +585,9 @@ async def test_replay_lists_only_decisions_that_a_draft_changes(tmp_path: Path) 
         assert flip["was_policies"] == ["everybody"] and flip["policies"] == ["no-wiping"]
         assert begun <= flip["first_at"] <= flip["last_at"] <= time.time()
         assert turned["flipped"] == 3
+
+        one = {"name": "mine", "text": draft["mine.cedar"], "since": begun}
+        assert (await at.ask("POST", "/api/policies/replay", one))["flips"] == turned["flips"]
 
         few = await at.ask("POST", "/api/policies/replay", {**asked, "limit": 2})
         assert few["more"]

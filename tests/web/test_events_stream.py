@@ -345,3 +345,20 @@ async def test_event_stream_needs_a_key(tmp_path: Path) -> None:
         assert answer.status == 401
         found: Any = await answer.json()
         assert "a key is needed" in found["error"]["message"]
+
+
+@pytest.mark.promise("U7")
+async def test_activity_is_one_event_for_many_calls_of_those_it_concerns(tmp_path: Path) -> None:
+    async with run_events_server(tmp_path) as here:
+        boss = await here.listen("boss", "?phase=server-changed,activity")
+        alice = await here.listen("alice", "?phase=activity")
+        for _ in range(20):
+            await here.skill_hub.call("vercel_ops.logs", who=ALICE)
+        await here.skill_hub.call("vercel_ops.logs", who=BOSS)
+        assert await boss.next() == ("activity", {"calls": 21, "failed": 0})
+        assert await alice.next() == ("activity", {"calls": 20, "failed": 0})
+        # Nothing listens to single calls, so none is announced for these streams.
+        whole = await here.listen("boss")
+        await here.skill_hub.call("vercel_ops.logs", who=ALICE)
+        assert await whole.names(2) == ["pre-verb", "post-verb"]
+        assert (await boss.next())[0] == "activity"

@@ -31,6 +31,7 @@ from dragoman.web.http import body_budget, http1
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
+from dragoman.wire.http import JSON_HEADERS
 
 CHUNKED = b"Transfer-Encoding: chunked"
 
@@ -74,6 +75,72 @@ async def test_malformed_pipelined_request_is_refused_after_the_valid_ones() -> 
             answers = await read_all(here, kept(get("/healthz")) * 3 + bad + get("/healthz"))
             assert answers.count(b"HTTP/1.1 200 ") == 3
             assert answers.rindex(b"ok\n") < answers.index(b"HTTP/1.1 " + status)
+
+
+class Mirror:
+    """Answers with what it was asked."""
+
+    def admit(self, request: ServerRequest) -> bool:
+        return True
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        fields = sorted((name.decode(), value.decode()) for name, value in request.fields.items())
+        seen = [request.method, request.path, request.query.decode(), fields]
+        seen += [sorted(map(bytes.decode, request.repeated)), request.body.decode()]
+        request.fields.clear()  # is its own
+        request.reply(200, JSON_HEADERS, json.dumps(seen).encode())
+        return None
+
+
+def spell(body: bytes, length: bytes = b"", more: bytes = b"", target: bytes = b"/a?b") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: hub\r\n%bContent-Length: %b\r\nX-Last: 1\r\n\r\n%b"
+    return head % (target, more, length or b"%d" % len(body), body)
+
+
+SERVED = (
+    *[spell(b"one")] * 3,
+    spell(b"three and more"),
+    spell(b""),
+    spell(b"one", b"3"),
+    *[spell(b"one", more=b"X-More: 2\r\n")] * 2,
+    spell(b"one", target=b"/other"),
+    *[spell(spell(b"one"))] * 2,
+    *[spell(b"x" * 20_000)] * 2,
+    *[spell(b"one", more=b"X-Twice: 1\r\nX-Twice: 2\r\n")] * 2,
+    b"GET /a HTTP/1.1\r\nHost: hub\r\n\r\n",
+    b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n",
+    *[spell(b"one")] * 2,
+)
+REFUSED = (
+    spell(b"one", b"+3"),
+    spell(b"one", b"3\r\nContent-Length: 3"),
+    spell(b"one", more=b"Transfer-Encoding: chunked\r\n"),
+)
+
+
+async def exchange(port: int, *requests: bytes) -> list[bytes]:
+    """Sends each request when the one before it was answered; returns the responses."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answers = []
+    async with asyncio.timeout(10):
+        for request in requests:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0])
+            answers.append(head + await reader.readexactly(length))
+    writer.close()
+    return answers
+
+
+async def test_repeated_heads_are_read_as_the_parser_reads_them() -> None:
+    listener = await serve(Mirror())
+    port = listener._sock.getsockname()[1]
+    together = await exchange(port, *SERVED)
+    assert together == [(await exchange(port, one))[0] for one in SERVED]
+    for bad in REFUSED:
+        *_, refusal = await exchange(port, spell(b"one"), spell(b"one"), bad)
+        assert refusal.startswith(b"HTTP/1.1 400 ")
+    listener.stop_accepting()
 
 
 async def test_queued_input_counts_against_the_limit() -> None:

@@ -175,3 +175,4 @@ def test_clients_without_a_key_are_local_while_no_key_exists() -> None:
     assert not nobody.requires_key()
     assert who(nobody, None) == LOCAL
     assert who(nobody, b"Bearer old") == LOCAL
+    assert who(nobody, b"Bearer dgm_unknown") is None  # a key that was revoked or just created

@@ -16,19 +16,22 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
+from dragoman.web.api_hub import HubApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
+from dragoman.web.api_records import RecordsApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.openapi import build_document as described
 
-MOUNTED = {("GET", "/api/events")}
+MOUNTED = {("GET", "/api/events"), ("GET", "/api/runs/{name}/events")}
 """What is served beside the API's own routes."""
 
 
 def api() -> Api:
     hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
-    parts: list[Any] = [part(nothing) for part in (PinsApi, PoliciesApi, ServersApi)]
+    parts: list[Any] = [part(nothing) for part in (PinsApi, PoliciesApi)]
+    parts += [ServersApi(nothing, nothing, nothing), RecordsApi(hub, nothing), HubApi(nothing)]
     parts += [DispatchesApi(hub, nothing, nothing, {}), PromptsAndResourcesApi(hub, nothing)]
     parts.append(AgentsApi(hub, nothing, nothing))
     return Api(hub, nothing, parts=parts)

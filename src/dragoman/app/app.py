@@ -12,10 +12,12 @@ from dragoman import __version__
 from dragoman import home as home_files
 from dragoman.app import process
 from dragoman.app.build_agents import Authenticate, build_a2a_mounts
+from dragoman.app.build_console import connect_console
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import poll
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.status import HubStatus
+from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected
 from dragoman.core.background import Background
 from dragoman.core.errors import AuthorizationError, ConfigError
@@ -26,9 +28,12 @@ from dragoman.net.client import OutboundHttp
 from dragoman.processes.descendants import DESCENDANTS
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
+from dragoman.web.api_workflows import build_run_events
 from dragoman.web.app import Mounted, OwnerApp, PathMount
 from dragoman.web.app import TcpApp as TcpApp
 from dragoman.web.auth import AllowedNames
+from dragoman.web.console.gate import ConsoleGate
+from dragoman.web.hooks import WebhookEndpoint
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
@@ -59,6 +64,7 @@ class App:
     access: AccessWatch
     api: Api
     net: OutboundHttp
+    console: ConsoleGate | None = None
     _peers: PeerIdentifier = field(
         default_factory=lambda: PeerIdentifier(DESCENDANTS.find_server, DESCENDANTS.find_socket)
     )
@@ -81,6 +87,8 @@ class App:
         if parts.authority is not None:
             under += parts.authority.mounts
         under += parts.logins.mounts
+        under.append(WebhookEndpoint(parts.workflows.find_webhooks).mount)
+        under.append(build_run_events(WorkflowsView(parts.workflows), parts.events.streams))
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
         if parts.state.mode == "daemon":
@@ -104,6 +112,8 @@ class App:
                 mode=parts.state.mode,
             ),
         )
+        parts.guards.approvals.start()
+        await parts.workflows.start()
         self._watch()
 
     def _listen_tcp(
@@ -129,9 +139,15 @@ class App:
         note_failed = self.status.note_failed
         resource = parts.auth.metadata
         under.append(PathMount(WELL_KNOWN, resource.serve, lambda path: True))
+        served, console = under, self.console
+        if console is not None:
+            self.access.follow_sessions(console)
+            mount = connect_console(console, parts, self.api, self._peers, note_failed)
+            served = [*under, mount]
         app = TcpApp(
-            auth, names, mounts, self.api, under, note_failed, peers=self._peers, metadata=resource
-        )
+            auth, names, mounts, self.api, served, note_failed,
+            peers=self._peers, metadata=resource, console=console,
+        )  # fmt: skip
         most = process.limit_connections(config.limits.connections)
         self._listeners.append(HttpListener(app, sock, bodies, most))
 
@@ -192,8 +208,11 @@ class App:
             parts.guards.kept,
             parts.endpoints,
             parts.logins.desk,
+            parts.workflows,
             *self._listeners,
         ]
+        if self.console is not None:
+            serving.append(self.console)
         parts.logins.desk.end_principals(self.access.explain_ended)
         for watch in (
             self.applier.follow(),
@@ -202,6 +221,8 @@ class App:
             poll(parts.endpoints.follow, FILES_SECONDS),
             poll(parts.tools.follow),
             poll(parts.routing.follow),
+            poll(parts.workflows.follow),
+            poll(parts.guards.approvals.follow),
             poll(parts.store_watch.check),
             poll(parts.skills.check, SKILL_SECONDS),
             poll(parts.catalogs.reviews.retry),
@@ -221,6 +242,7 @@ class App:
         """Lets running calls finish, then ends them; takes well under ten seconds in all."""
         parts = self.parts
         parts.state.drain()
+        parts.workflows.begin_stop()
         self._loops.cancel()
         self.access.close()
         for server in self._servers:
@@ -229,6 +251,8 @@ class App:
             listener.stop_accepting()
         parts.mcp.close()
         parts.endpoints.close()
+        await _wait(STOP_SECONDS, parts.workflows.stop())
+        await parts.guards.approvals.stop()
         parts.agents.begin_stop()
         parts.events.streams.close()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]

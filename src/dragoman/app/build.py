@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
@@ -27,6 +28,7 @@ from dragoman.app.build_agents import (
 from dragoman.app.build_auth import build_auth
 from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
+from dragoman.app.build_console import build_console
 from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_logins import build_logins
@@ -35,20 +37,25 @@ from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
+from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
 from dragoman.app.local_agents_view import LocalAgentsView
 from dragoman.app.login_admin import LoginAdmin
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
+from dragoman.app.record_queries import RecordQueries
 from dragoman.app.secret_variables import withhold_secrets
+from dragoman.app.server_editing import ServerEditor
 from dragoman.app.status import HubStatus
 from dragoman.app.store_watch import StoreWatch
 from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
+from dragoman.app.workflows_view import WorkflowsView
 from dragoman.config import Config
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
@@ -61,22 +68,29 @@ from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.logins.desk import HubLoginDesk
+from dragoman.processes.own_commands import OwnCommands
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
+from dragoman.web.api_approvals import ApprovalsApi
+from dragoman.web.api_console import ConsoleApi
 from dragoman.web.api_dispatches import DispatchesApi
+from dragoman.web.api_hub import HubApi
 from dragoman.web.api_limits import LimitsApi
 from dragoman.web.api_local_agents import LocalAgentsApi
 from dragoman.web.api_logins import LoginsApi
 from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
+from dragoman.web.api_records import RecordsApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.api_skills import SkillsApi
 from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
 from dragoman.web.api_views import ViewsApi
+from dragoman.web.api_workflows import WorkflowsApi
+from dragoman.web.console.gate import ConsoleGate
 
 
 def build_app(
@@ -114,11 +128,11 @@ def build_app(
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
-        profiles = AgentProfiles()
+        profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk,
+            access_watch.explain_ended, logins.desk, renew,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -141,22 +155,22 @@ def build_app(
         ).build()  # fmt: skip
         tools = LazyTools(
             home, config.tools, hub, net, manifests, access, stores.witness, runner,
-            AgentVision(local), live.secrets,
-            lambda principal: renew_principal(stores.keys, principal),
+            AgentVision(local), live.secrets, renew,
         )  # fmt: skip
-        tools.check()
-        for built in tools.built:
-            undo.callback(built.stores.close)
+        _check_tools(tools, undo)
         _enroll(store_watch, config, skill_table)
         routing = LazyRouting(home, config.routing, guards, registered)
         undo.callback(routing.close)
         routing.check()
+        ended = access_watch.explain_ended
+        workflows = LazyWorkflows(
+            home, live, guards, registered, stores.audit, renew, ended, routing.offer
+        )
         events = build_events(home, config, hub)
         undo.pop_all()
-    bus.observe(AgentChanged, lambda event: _release_removed(event, catalogs.reviews, logins.desk))
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, auth, authority, logins,
+        endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
 
@@ -164,25 +178,43 @@ def build_app(
 def _assemble(
     parts: HubParts, watch: ConfigWatch, access_watch: AccessWatch, net: OutboundHttp
 ) -> App:
-    catalog, count = parts.guards.hub.catalog, parts.events.dispatches.count_active
+    hub, reviews, desk = parts.guards.hub, parts.catalogs.reviews, parts.logins.desk
+    hub.bus.observe(AgentChanged, lambda event: _release_removed(event, reviews, desk))
+    catalog, count = hub.catalog, parts.events.dispatches.count_active
     view = RegistryView(parts.agents.registry, parts.stores.registry, catalog, count)
     applier, status = ConfigApplier(parts, watch), HubStatus(parts, watch, view)
-    api = _build_api(parts, applier, status, view)
-    return App(parts, status, applier, access_watch, api, net)
+    console = build_console(parts)
+    api = _build_api(parts, applier, status, view, console)
+    return App(parts, status, applier, access_watch, api, net, console)
+
+
+def _check_tools(tools: LazyTools, undo: contextlib.ExitStack) -> None:
+    """Loads the built-in tools if a principal can use them."""
+    tools.check()
+    for built in tools.built:
+        undo.callback(built.stores.close)
 
 
 def _build_api(
-    parts: HubParts, applier: ConfigApplier, status: HubStatus, view: RegistryView
+    parts: HubParts,
+    applier: ConfigApplier,
+    status: HubStatus,
+    view: RegistryView,
+    console: ConsoleGate | None,
 ) -> Api:
     hub, stores, guards = parts.guards.hub, parts.stores, parts.guards
     granted = GrantedTools(hub, guards.chains, guards.granted, DOOR)
-    apis = (
+    commands, config = OwnCommands(parts.home), parts.live.config
+    rules = ReferenceRules(config.bridge.credential_env, parts.home, config.secrets.allow)
+    apis: list[object] = [
         PoliciesApi(guards.policies),
         PinsApi(parts.catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
         LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
         DispatchesApi(hub, parts.events.dispatches, parts.routing, TASKS_ONLY),
-        ServersApi(applier),
+        ServersApi(applier, ServerEditor(commands, applier.reload, rules), stores.audit),
+        RecordsApi(hub, RecordQueries(parts, view, stores.usage)),
+        HubApi(HubReportsView(parts, commands)),
         LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents, hub), stores.audit),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
@@ -190,7 +222,11 @@ def _build_api(
         SkillsApi(parts.skills.describe),
         ViewsApi(HubViewReports(hub, parts.mcp.server.lists, parts.live.find_style)),
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
-    )
+        ApprovalsApi(guards.approvals),
+        WorkflowsApi(WorkflowsView(parts.workflows)),
+    ]
+    if console is not None:
+        apis.append(ConsoleApi(hub, console, lambda: parts.state.base))
     return Api(hub, status, TASKS_ONLY, apis)
 
 
@@ -212,6 +248,8 @@ def _note_skills(
 
 def renew_principal(keys: KeyStore, principal: Principal) -> Principal:
     """Takes from a principal what its key does not have any more."""
+    if principal.kind == "key":
+        keys.refresh()  # it may have been revoked a moment ago
     for record in keys.list() if principal.kind == "key" else ():
         if (record.name, record.org) == (principal.id, principal.org):
             now = known_ids.principal_from_key(record)

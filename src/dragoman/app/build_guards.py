@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman import guards
+from dragoman.app.build_approvals import LazyApprovals
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
@@ -23,6 +24,7 @@ from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.logins import LoginDesk
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import RateLimiter
+from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
 from dragoman.core.rate_limiter import LocalRateLimiter
 from dragoman.core.startup import Startup
@@ -46,6 +48,7 @@ class Guards:
     limiter: RateLimiter
     flows: ToolFlowTable
     granted: GrantedAuthorizer
+    approvals: LazyApprovals
 
     def apply_limits(self, limits: Limits) -> None:
         guards.apply_limits(self.stages, self.chains, self.kept, self.limiter, limits)
@@ -65,6 +68,7 @@ class Guards:
 
     async def close(self) -> None:
         self.kept.close()
+        self.approvals.close()
         await self.policies.close()
 
 
@@ -80,8 +84,10 @@ def build_guards(
     offers: OfferRule,
     why_ended: WhyEnded,
     logins: LoginDesk,
+    renew: Callable[[Principal], Principal],
 ) -> Guards:
-    """Raises `ConfigError` if the policies are unusable: a hub does not start without any."""
+    """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
+    takes from a principal what it does not have any more."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
@@ -102,12 +108,12 @@ def build_guards(
         at_once=limits.target_calls,
     )
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
-    handles = QuestionHandles(os.urandom(32), limits.question_secs)
+    handles = QuestionHandles(os.urandom(32), limits.question_secs, lasting_key=stores.witness.key)
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
-        CarriedLabels(stores.labels), logins,
+        CarriedLabels(stores.labels), logins, lambda: approvals.find_held(),
     )  # fmt: skip
     startup = Startup(targets.find_absent)
     hub = Hub(
@@ -125,4 +131,7 @@ def build_guards(
         views=live.views,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    return Guards(hub, startup, policies, kept, chains, stages, limiter, flows, authorizer)
+    approvals = LazyApprovals(home, live, stores.audit, hub, chains, authorizer, why_ended, renew)
+    return Guards(
+        hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
+    )

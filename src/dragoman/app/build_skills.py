@@ -12,7 +12,7 @@ from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.agents.skills.skill_book import SkillBook, SkillTable
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.config_watch import LiveConfig
-from dragoman.core.tool_identity import BUILTIN, HUB
+from dragoman.core.tool_identity import BUILTIN, HUB, WORKFLOW
 from dragoman.guards.validate import compile_schema
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def build_skills(
         """Lists the names that skills may not have: servers, agents and skills share names."""
         yield "target of the built-in tools", BUILTIN
         yield "target of the hub's own tools", HUB
+        yield "target of the workflows", WORKFLOW
         for server in live.config.mcp_servers:
             yield "server", server.name
         for name in (*(one.name for one in live.config.agents), *local, *registered.list_names()):

@@ -18,6 +18,7 @@ from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.lazy_tools import LazyTools
 from dragoman.app.run_state import RunState
@@ -43,6 +44,7 @@ class HubParts:
     events: Events
     tools: LazyTools
     routing: LazyRouting
+    workflows: LazyWorkflows
     auth: AuthParts
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""

@@ -28,13 +28,13 @@ class LocalAgentsView:
         agents = self._parts.agents.local.by_name
         return [agents[name].tool for name in sorted(agents)]
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str, with_grants: bool) -> dict[str, Any]:
         parts, agent = self._parts, self._parts.agents.local.by_name[name]
         own = parts.manifests.find_by_name(name)
         schedules = parts.tools.describe_schedules(own) if own is not None else []
-        return {**self._describe_runtime(agent), "schedules": schedules}
+        return {**self._describe_runtime(agent, with_grants), "schedules": schedules}
 
-    def _describe_runtime(self, agent: LocalAgent) -> dict[str, Any]:
+    def _describe_runtime(self, agent: LocalAgent, with_grants: bool) -> dict[str, Any]:
         parts = self._parts
         own = parts.manifests.find_by_name(agent.name)
         if own is None:
@@ -49,14 +49,19 @@ class LocalAgentsView:
             return {"runtime": runtime, "model": None, "source": str(source), "grants": None}
         models = [one.label for one in describe_models(agent.manifest)]
         profile, hub = agent.profile, parts.guards.hub
-        granted = self._granted.list_granted(build_agent_principal(profile), new_trace())
+        limits = agent.manifest.limits
+        grants = None
+        if with_grants:  # each tool is compared with the grants: slow for many agents and tools
+            granted = self._granted.list_granted(build_agent_principal(profile), new_trace())
+            grants = [hub.catalog.listed_name(tool) for tool in granted]
         return {
             "runtime": SCRIPT if models[0] == SCRIPT else MODEL,
             "model": models[0],
             "fallbacks": models[1:],
             "source": str(source),
             "parent": profile.parent or None,
-            "grants": [hub.catalog.listed_name(tool) for tool in granted],
+            "budget": {"tokens": limits.tokens_per_day, "cost": limits.cost_per_day},
+            "grants": grants,
         }
 
     def list_failures(self) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import list_configured
 from dragoman.core.ports import Viewer
 from dragoman.core.tool import Target, TargetFacts, Tool
-from dragoman.core.tool_identity import BUILTIN, HUB
+from dragoman.core.tool_identity import RESERVED
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.protocol.tool_names import build_canonical_name
 from dragoman.pins.review import HOLD, OFF, STRICT
@@ -28,10 +28,10 @@ class TargetSettings:
     _skills: SkillTable
 
     def find_pin_mode(self, target: str) -> str:
-        """The definitions of local agents and built-in tools are trusted, and skills are pinned by
-        their files; an unknown target is pinned strictly."""
+        """The definitions of local agents, built-in tools and workflows are trusted, and skills are
+        pinned by their files; an unknown target is pinned strictly."""
         config = self._live.config
-        if target in (BUILTIN, HUB) or target in self._local:
+        if target in RESERVED or target in self._local:
             return OFF
         if any(one.name == target for one in config.agents):
             return OFF

@@ -41,11 +41,12 @@ class HubViewReports:
         if view is None or caller.view not in ("", name):
             return None
         costs = self._lists.list_costs(caller, DOOR, view, LATEST, self._style_of(client))
-        costs.sort(key=lambda one: (-one.tokens, one.name))
         return {
             **self._describe(caller, view),
             **self._sum(caller, view, client),
-            "list": [one._asdict() for one in costs],
+            "list": [
+                one._asdict() for one in sorted(costs, key=lambda one: (-one.tokens, one.name))
+            ],
         }
 
     def _sum(self, caller: Principal, view: View, client: str) -> dict[str, Any]:

@@ -105,11 +105,16 @@ _list_agents = _build_lister("/api/a2a/agents", "agents", "slug")
 complete_servers = _build_completer(_list_servers)
 complete_tools = _build_completer(_build_lister("/api/tools", "tools", "id", "name"))
 complete_agents = _build_completer(_list_agents)
+complete_workflows = _build_completer(_build_lister("/api/workflows", "workflows", "name"))
+complete_runs = _build_completer(_build_lister("/api/runs", "runs", "id"))
 complete_chat_agents = _build_completer(
     lambda ctx: [*_build_lister("/api/agents", "agents", "name")(ctx), *_list_agents(ctx)]
 )
 complete_targets = _build_completer(lambda ctx: [*_list_servers(ctx), *_list_agents(ctx)])
 complete_quarantined = _build_completer(_build_lister("/api/pins?state=held", "pins", "name"))
+complete_approvals = _build_completer(
+    _build_lister("/api/approvals?state=pending", "approvals", "id")
+)
 complete_prompts = _build_completer(_build_lister("/api/prompts", "prompts", "id", "name"))
 complete_resources = _build_completer(_build_lister("/api/resources", "resources", "uri"))
 complete_views = _build_completer(_list_views)

@@ -19,7 +19,7 @@ from dragoman.cli.base.output import clean, common_options, home_option, print_j
 from dragoman.cli.base.toml_edit import parse_toml, remove_element, set_element_value
 from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
-from dragoman.core.urls import render_arguments, render_origin
+from dragoman.core.urls import render_arguments, render_origin, render_url
 
 FIRST_CONFIG = """\
 # Dragoman's configuration. A running hub applies changes immediately; `dragoman config check` finds
@@ -240,6 +240,8 @@ def _render_value(name: str, value: Any) -> str:
         return "…"
     if name in ("url", "public_url"):
         return render_origin(value)
+    if isinstance(value, str) and "://" in value:
+        return render_url(value)  # of a database, or of a search service, with a password
     if name == "args":
         value = render_arguments(value)
     elif name == "headers":

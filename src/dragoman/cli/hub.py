@@ -173,6 +173,10 @@ def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> No
 
 
 def _list_optional_rows(parts: HubParts) -> Iterator[tuple[str, str]]:
+    from dragoman.app.build_console import is_console_served
+
+    if is_console_served(parts):
+        yield "console", "dragoman console opens it in the browser"
     if local := parts.agents.local.by_name:
         yield "agents", ", ".join(local)
     if names := parts.agents.registry.agents.list_names():

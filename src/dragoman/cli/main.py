@@ -25,6 +25,7 @@ COMMANDS = {
     "up": ("hub", "up", "Run the hub."),
     "stop": ("hub", "stop_command", "Stop the hub; calls in progress may finish."),
     "status": ("hub", "status", "Show whether a hub is running, and its state."),
+    "console": ("console", "console", "Open the console in the browser."),
     "init": ("configure", "init", "Write a commented config.toml."),
     "config": ("configure", "config", "Check and show the configuration."),
     "import": (
@@ -43,7 +44,10 @@ COMMANDS = {
     "a2a": ("a2a.command", "a2a", "Talk to A2A agents: cards, messages, tasks."),
     "agents": ("agents", "agents", "Create, check and list agents; manage external ones."),
     "skills": ("skills", "skills", "Manage skills: programs that give tools, texts for agents."),
+    "workflows": ("workflows", "workflows", "Check, show, draw and run workflows: steps in YAML."),
+    "runs": ("runs", "runs", "Show, follow and control the runs of workflows."),
     "demo": ("demo.command", "demo", "Try the hub with agents that need no key and no network."),
+    "approvals": ("approvals", "approvals", "Approve or deny calls that wait for a person."),
     "pins": ("pins", "pins", "Review changed definitions and approve them."),
     "policy": ("policy", "policy", "Edit, check and query the Cedar policies."),
     "views": ("views", "views", "Show views: the tools of a client, and their cost in tokens."),

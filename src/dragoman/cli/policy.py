@@ -420,11 +420,17 @@ def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> N
         say(f"still connecting, tools may be missing: {', '.join(starting)}")
 
 
+def _render_verdict(verdict: Mapping[str, Any]) -> str:
+    if verdict["approval"]:
+        return "with approval"
+    return "yes" if verdict["allowed"] else "no"
+
+
 def _print_verdicts(head: str, verdicts: Sequence[Mapping[str, Any]], mode: str) -> None:
     rows = [
         (
             f"{each['name']} (for {each['agent']})" if each.get("agent") else each["name"],
-            "yes" if each["allowed"] else "no",
+            _render_verdict(each),
             "yes" if each["listed"] else "no",
             ", ".join(sorted(each["policies"])) or each["why"],
         )

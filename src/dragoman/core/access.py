@@ -18,10 +18,16 @@ from dragoman.core.principal import Principal
 WhyEnded = Callable[[Principal], str]
 """Why the hub does not serve that principal with that credential any more; empty while it does."""
 
+HUB_PREFIXES = ("dgm_", "dgt_", "dgr_")
+"""The beginnings of keys and tokens that hubs issue."""
+
 USER_REMOVED = "the user was removed"
 TOKEN_EXPIRED = "the access token has expired"
 SETTINGS_CHANGED = "the settings by which the access token was accepted have changed"
-RENEWABLE = frozenset({TOKEN_EXPIRED, SETTINGS_CHANGED})
+SESSION = "console:"
+"""The prefix of the credentials of principals that act by a session of the console."""
+SESSION_ENDED = "the session of the console has ended"
+RENEWABLE = frozenset({TOKEN_EXPIRED, SETTINGS_CHANGED, SESSION_ENDED})
 """The reasons that leave alone what belongs to the user rather than to the token."""
 
 

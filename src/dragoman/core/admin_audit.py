@@ -16,12 +16,15 @@ MAX_CHANGES = 100
 
 
 @contextmanager
-def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
-    """Records an action around the block that does it; `what` is its object. Raises as `intend`,
-    before anything is done."""
+def record_action(
+    audit: AuditLog, verb: str, what: str, by: Principal | None, **more: Any
+) -> Iterator[None]:
+    """Records an action around the block that does it; `what` is its object, and `more` are other
+    members of the entry. Raises as `intend`, before anything is done."""
     principal = by.label if by is not None else "nobody"
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": principal, "door": "api", "depth": 0}
+    entry |= more
     begun = perf_counter()
     seq = audit.intend(entry)
     outcome = "failed"
@@ -34,12 +37,19 @@ def record_action(audit: AuditLog, verb: str, what: str, by: Principal | None) -
 
 
 def record_done(
-    audit: AuditLog, verb: str, what: str, by: str, door: str, told: Mapping[str, Any]
+    audit: AuditLog,
+    verb: str,
+    what: str,
+    by: str,
+    door: str,
+    told: Mapping[str, Any],
+    **more: Any,
 ) -> None:
-    """Records something that has already happened. Raises as `intend`."""
+    """Records something that has already happened; `more` are other members of the entry. Raises as
+    `intend`."""
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": by, "door": door, "depth": 0}
-    audit.conclude(audit.intend(entry), {"outcome": "completed", "duration_ms": 0, **told})
+    audit.conclude(audit.intend(entry | more), {"outcome": "completed", "duration_ms": 0, **told})
 
 
 def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[str]]:

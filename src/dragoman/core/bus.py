@@ -43,6 +43,7 @@ class _Subscription:
     name: str
     kinds: tuple[type[Event], ...]
     deliver: Observer
+    agents_only: bool = False
     failures: int = 0
     """In a row."""
 
@@ -121,17 +122,26 @@ class Bus:
         self._gates: list[tuple[str, Gate]] = []
         self.has_call_observers = False
         """Whether anything observes calls before they are made; otherwise no event is created."""
+        self.has_agent_observers = False
+        """The same for calls of agents alone, which have their own observers."""
         self.has_tool_observers = False
         """Whether anything observes `ToolCall` or `ToolResult`, which belong together."""
         self.has_gates = False
 
     def observe(
-        self, kind: type[E], observer: Callable[[E], None], name: str = "an observer"
+        self,
+        kind: type[E],
+        observer: Callable[[E], None],
+        name: str = "an observer",
+        *,
+        agents_only: bool = False,
     ) -> End:
-        """Calls `observer` with every event of that type; returns what unsubscribes it."""
+        """Calls `observer` with every event of that type; returns what unsubscribes it. One that
+        needs the pre-verbs of agents alone says so with `agents_only`: it may get others too, but
+        none are created for it."""
         if inspect.iscoroutinefunction(observer):
             raise TypeError(f"{name} is async and would never be awaited; use follow")
-        return self.subscribe(_Subscription(name, (kind,), observer))
+        return self.subscribe(_Subscription(name, (kind,), observer, agents_only))
 
     def follow(
         self, kinds: Iterable[type[Event]], name: str, follow: Follow, most: int = MAX_WAITING
@@ -161,7 +171,10 @@ class Bus:
     def _refresh_flags(self) -> None:
         kinds = self._subscriptions.keys()
         self.has_tool_observers = not kinds.isdisjoint((ToolCall, ToolResult))
-        self.has_call_observers = PreVerb in kinds or self.has_tool_observers or bool(self._gates)
+        before = self._subscriptions.get(PreVerb, ())
+        self.has_agent_observers = bool(before)
+        has_observers = any(not one.agents_only for one in before)
+        self.has_call_observers = has_observers or self.has_tool_observers or bool(self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
         """Adds a gate, which is asked before every call and refuses it by raising `Denied`."""
@@ -176,7 +189,8 @@ class Bus:
     def emit(self, event: Event) -> None:
         for seat in self._subscriptions.get(type(event), ()):
             try:
-                seat.deliver(event)
+                deliver = seat.deliver  # a local: Python is slow to call an attribute's value
+                deliver(event)
                 if seat.failures:
                     seat.failures = 0
             except FAILURES:

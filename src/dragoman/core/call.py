@@ -18,6 +18,7 @@ from dragoman.core.structs import Struct
 from dragoman.core.trace import NO_LABELS, Trace
 
 if TYPE_CHECKING:
+    from dragoman.core.approvals import ApprovalRule
     from dragoman.core.ports import Decision
     from dragoman.core.tool import Tool
 
@@ -224,10 +225,9 @@ class RoutedBy(Struct, frozen=True):
     """The registration of an external agent."""
 
 
-class Notes:
+class Notes(Struct, eq=False):
     """What stages and the target of one call report for the audit and for events."""
 
-    # Class attributes and no `__init__`: most calls set one of them or none.
     decision: Decision | None = None
     """What the policies said."""
     usage: Mapping[str, Any] | None = None
@@ -236,6 +236,10 @@ class Notes:
     """The id that the remote agent has given to the task of this call."""
     repeats: str | None = None
     """What the loop guard has found: the result carries it as a warning."""
+    approval: ApprovalRule | None = None
+    """Set if the call needs the approval of a person."""
+    approval_id: str = ""
+    """The request for that approval."""
     labels: frozenset[str] = NO_LABELS
     """The taint labels of the data that the call may carry."""
     flows: Sequence[dict[str, str]] = ()
@@ -282,6 +286,14 @@ class Call(Struct, frozen=True):
     """What stages and the target report for the audit and for events; they write into it."""
     routed: RoutedBy | None = None
     """Set if the hub has chosen the agent; None if the caller named it."""
+    approval: str | None = None
+    """None: a call that needs an approval waits for it, and the hub makes it once it is approved,
+    even if its caller has gone. Otherwise the caller makes it itself: this is the id of the
+    request, which the caller chooses. While it is not decided, `ApprovalPending` is raised at once;
+    after the approval, one call with this id, tool and arguments passes, and no second one. Servers
+    never take it from clients."""
+    is_approved: bool = False
+    """Whether a person has approved this call; the `ApprovalGuard` sets it."""
 
 
 class Result(Struct, frozen=True, kw_only=True):

@@ -300,16 +300,24 @@ class CallChains:
         return None
 
     @contextmanager
-    def hold(self, callers: Sequence[tuple[Principal, str]], origins: Origins) -> Iterator[Trace]:
+    def hold(
+        self,
+        callers: Sequence[tuple[Principal, str]],
+        origins: Origins,
+        trace_id: str = "",
+        verbs: tuple[str, ...] = (),
+    ) -> Iterator[Trace]:
         """Opens a chain on behalf of principals, each with its entry point, the first one first:
-        for a call that the hub makes for them later. The chain has the labels of `origins`."""
+        for a call that the hub makes for them later. The chain has the labels of `origins`, and
+        `verbs` are the calls that led to it."""
         id, key = self._make_ids()
+        id = trace_id or id
         chain = self._live[key] = Chain(key, callers[0][0].label, self._clock())
         chain.add_labels(origins)
         above: RunningCall | None = None
         for principal, door in callers:
             _, span = self._make_ids()
-            trace = Trace(id, (), span, "", chain.origin, above, self._sign, self._mark + span)
+            trace = Trace(id, verbs, span, "", chain.origin, above, self._sign, self._mark + span)
             above = RunningCall(trace, "", principal, chain, above, True, door)
         assert above is not None
         self._running[above.trace.span] = above
@@ -360,7 +368,8 @@ class CallChains:
         flight = self._running.get(trace.span)
         labels = NO_LABELS
         if flight is not None:
-            chain, labels = flight.chain, flight.enforced_labels
+            chain = flight.chain
+            labels = chain.labels | flight.sources  # as `enforced_labels`, without a frame
         elif trace.parent is not None:
             chain = trace.parent.chain
         else:  # the call has ended, or never entered

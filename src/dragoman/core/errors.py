@@ -90,6 +90,25 @@ class NoCandidate(Refused):
     that the principal may know of."""
 
 
+class ApprovalPending(Refused):
+    """The call waits for the approval of a person: `id` names the request, which is open until
+    `expires_at`. Once it is approved, the same call gets the result."""
+
+    def __init__(self, message: str, id: str = "", expires_at: float = 0.0) -> None:
+        super().__init__(message)
+        self.id = id
+        self.expires_at = expires_at
+
+
+class ApprovalDenied(Denied):
+    """A person has denied the call, or it was not approved in time."""
+
+
+class ApprovalClosed(Refused):
+    """The request for an approval cannot be decided or used any more: it was decided, has expired
+    or was withdrawn."""
+
+
 class NotFound(HubError):
     """It does not exist, or the principal may not know of it."""
 

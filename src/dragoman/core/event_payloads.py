@@ -48,6 +48,8 @@ CODES: dict[type[HubError], int] = {
     errors.Repeating: -32216,
     errors.Tainted: -32217,
     errors.NoCandidate: -32218,
+    errors.ApprovalPending: -32219,
+    errors.ApprovalClosed: -32220,
     errors.RateLimited: -32215,
     errors.NotFound: -32601,
     errors.InvalidInput: -32602,
@@ -179,10 +181,31 @@ def render_event(event: Event) -> tuple[str, dict[str, Any]] | None:
             | events.PolicyChanged()
             | events.PinHeld()
             | events.PinAdded()
+            | events.RunChanged()
+            | events.StepChanged()
         ):
             said = {name: shorten(text, MAX_REASON) for name, text in asdict(event).items()}
             return _NAMES[type(event)], {**said, "emittedAt": render_time(time())}
+        case events.ApprovalRequested() | events.ApprovalDecided():
+            return _NAMES[type(event)], _render_approval(event)
     return None
+
+
+def _render_approval(
+    event: events.ApprovalRequested | events.ApprovalDecided,
+) -> dict[str, Any]:
+    said = {
+        "id": event.id,
+        "title": shorten(event.title, MAX_REASON),
+        "requester": shorten(event.requester),
+        "org": event.org,
+    }
+    if isinstance(event, events.ApprovalRequested):
+        said["reason"] = shorten(event.reason, MAX_REASON)
+        said["expiresAt"] = render_time(event.expires_at)
+    else:
+        said |= {"state": event.state, "decidedBy": shorten(event.decided_by)}
+    return {**said, "emittedAt": render_time(time())}
 
 
 _NAMES: dict[type[Event], str] = {
@@ -193,6 +216,10 @@ _NAMES: dict[type[Event], str] = {
     events.PolicyChanged: "policy-changed",
     events.PinHeld: "pin-held",
     events.PinAdded: "pin-added",
+    events.ApprovalRequested: "approval-requested",
+    events.ApprovalDecided: "approval-decided",
+    events.RunChanged: "run-changed",
+    events.StepChanged: "step-changed",
 }
 EVENT_NAMES: dict[type[Event], str] = {
     events.PreVerb: PRE_VERB,

@@ -140,6 +140,55 @@ class PolicyChanged(Event, frozen=True):
     problem: str
 
 
+class ApprovalRequested(Event, frozen=True):
+    """Something waits for an approval: `title` is the tool or the step, `requester` is the label of
+    the principal that needs it."""
+
+    id: str
+    title: str
+    requester: str
+    reason: str
+    org: str
+    expires_at: float
+
+
+class ApprovalDecided(Event, frozen=True):
+    """An approval was decided: `state` is `approved`, `denied`, `expired` or `cancelled`."""
+
+    id: str
+    state: str
+    decided_by: str
+    org: str
+    title: str = ""
+    requester: str = ""
+
+
+class RunChanged(Event, frozen=True):
+    """The state of a workflow's run changed: `queued`, `running`, `waiting`, `needs_decision`,
+    `completed`, `failed` or `cancelled`, and why."""
+
+    run: str
+    workflow: str
+    state: str
+    reason: str
+    org: str
+    owner: str
+    """The label of the principal that started the run, which gets the event too."""
+
+
+class StepChanged(Event, frozen=True):
+    """The state of a step of a run changed, or it reports progress: `step` is its path."""
+
+    run: str
+    workflow: str
+    step: str
+    node: str
+    state: str
+    message: str
+    org: str
+    owner: str
+
+
 class PinHeld(Event, frozen=True):
     """A definition of `target` is quarantined until it is approved, and why."""
 

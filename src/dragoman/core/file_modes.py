@@ -19,9 +19,9 @@ from typing import NamedTuple
 WRITE, READ, SEARCH = 2, 4, 1
 GUARDED = (
     *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
-    *("servers", "programs", "skills", "cache", "pins.db", "registry.db", "tasks.db", "agents.db"),
-    "users.db",
-    *("audit.db", "children.json", "credentials.db", "credentials.key"),
+    *("servers", "programs", "skills", "workflows", "cache"),
+    *("pins.db", "registry.db", "tasks.db", "agents.db", "users.db"),
+    *("audit.db", "children.json", "credentials.db", "credentials.key", "runs.db"),
 )
 """The files in a home that a hub trusts."""
 

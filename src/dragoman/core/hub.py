@@ -80,6 +80,7 @@ class CallOptions(Struct, frozen=True):
     answers: Mapping[str, Any] | None = None
     handle: str | None = None
     routed: RoutedBy | None = None
+    approval: str | None = None
 
 
 class Hub:
@@ -162,6 +163,7 @@ class Hub:
             handle,
             Notes(),
             options.routed,
+            options.approval,
         )
         try:
             return tool, await self._pipeline(call)

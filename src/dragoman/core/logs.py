@@ -28,11 +28,11 @@ EXTRA_FIELDS = ("trace",)
 def render_time(seconds: float) -> str:
     """UTC with milliseconds: `2026-01-31T12:00:00.123Z`."""
     whole = int(seconds)
-    return f"{_render_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+    return f"{render_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
 @lru_cache(maxsize=8)
-def _render_second(whole: int) -> str:
+def render_second(whole: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 

@@ -10,6 +10,7 @@ from dragoman.core.structs import Struct
 from dragoman.core.tool import Validator
 
 if TYPE_CHECKING:
+    from dragoman.core.approvals import ApprovalRule
     from dragoman.core.call import AnswerError, Call, Question
     from dragoman.core.rate_limiter import RateBudget, RateRules
     from dragoman.core.tasks import Entry
@@ -42,9 +43,12 @@ class Decision(Struct, frozen=True):
     """Why no decision was possible; then it is denied."""
     shadow: Decision | None = None
     """What the policies would have decided in shadow mode."""
+    approval: ApprovalRule | None = None
+    """Set if a call is allowed only with the approval of a person."""
 
 
 A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN = "a2a_discover", "task_read", "task_cancel", "admin"
+APPROVE = "approve"
 """The actions beside calls and lists."""
 
 
@@ -73,8 +77,9 @@ class Authorizer(Protocol):
     def decide_action(
         self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """Decides another action; without a tool, on the hub itself. `owner`: whether a task is the
-        principal's own."""
+        """Decides another action; without a tool, `admin` on the hub itself and `approve` on the
+        principal's org. `owner`: whether a task, or a request for approval, is the principal's
+        own."""
 
 
 class RateLimiter(Protocol):

@@ -11,8 +11,8 @@ HUB_ORG = "default"
 @dataclass(frozen=True, slots=True)
 class Principal:
     """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set), `key`, `user`
-    (with an access token), or `server` (a process that a server of the hub started, without a key).
-    Kind, id and org identify it."""
+    (with an access token), `server` (a process that a server of the hub started, without a key), or
+    `workflow` (a run that a trigger has started). Kind, id and org identify it."""
 
     kind: str
     id: str
@@ -57,8 +57,15 @@ LOCAL = Principal("local", "local", roles=("owner",))
 
 SERVER = "server"
 USER = "user"
+WORKFLOW = "workflow"
 
 
 def principal_from_server(name: str) -> Principal:
     """A process that a server of the hub started: it has that user's rights, and no role here."""
     return Principal(SERVER, name, serves=name)
+
+
+def principal_from_workflow(name: str) -> Principal:
+    """The principal of runs that no person has started: the operator has defined the workflow and
+    its triggers, and policies decide what it may do. It has no role."""
+    return Principal(WORKFLOW, name)

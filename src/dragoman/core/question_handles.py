@@ -20,16 +20,29 @@ from typing import Any
 from dragoman.core.call import FOLLOW, FORM, ROOTS, SAMPLING, URL, Call, Question
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import Principal
+from dragoman.core.tool_identity import WORKFLOW
 
 MAX_HANDLE = 256 * 1024
 MAX_USED = 20_000
 """Per principal, so that one cannot exhaust the space of another."""
 MAX_QUESTIONS = 16
+LASTING_SECONDS = 90 * 86_400.0
+"""How long a question to a run of a workflow can be answered."""
 
 
 class QuestionHandles:
-    def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        seconds: float,
+        clock: Callable[[], float] = time,
+        lasting_key: bytes | None = None,
+    ) -> None:
+        """`lasting_key` seals the handles of calls that runs of workflows make: they outlive the
+        process, and the journal of the run uses each of them once."""
         self._key = hmac.digest(key, b"handles of questions", "sha256")
+        lasting = lasting_key or key
+        self._lasting_key = hmac.digest(lasting, b"lasting handles of questions", "sha256")
         self._seconds = seconds
         self._clock = clock
         self._used: dict[Principal, OrderedDict[str, float]] = {}
@@ -37,7 +50,8 @@ class QuestionHandles:
 
     def seal(self, call: Call, state: str) -> str:
         """Seals the target's own `state` into a handle."""
-        expiry = self._clock() + self._seconds
+        seconds = LASTING_SECONDS if call.door == WORKFLOW else self._seconds
+        expiry = self._clock() + seconds
         body = json.dumps([token_hex(8), round(expiry, 3), state]).encode()
         id = call.trace.id
         text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
@@ -63,6 +77,8 @@ class QuestionHandles:
         now = self._clock()
         if now > expiry:
             raise InvalidInput("the question has expired; start the call again")
+        if call.door == WORKFLOW:
+            return str(state)
         used = self._used.setdefault(call.principal, OrderedDict())
         while used and next(iter(used.values())) < now:
             used.popitem(last=False)
@@ -80,7 +96,8 @@ class QuestionHandles:
         bound = [id, principal.kind, principal.org, principal.id, call.tool.kind, call.tool.name]
         arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
         bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
-        return hmac.digest(self._key, json.dumps(bound).encode() + b"\n" + body, "sha256")
+        key = self._lasting_key if call.door == WORKFLOW else self._key
+        return hmac.digest(key, json.dumps(bound).encode() + b"\n" + body, "sha256")
 
 
 def _build_invalid_handle() -> InvalidInput:

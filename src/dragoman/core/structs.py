@@ -1,6 +1,6 @@
 """Immutable records: msgspec's, which take a fifth of the time of a dataclass to create.
 
-The only module of `core` that imports a third party (decision 0071).
+`core` imports a third party here and in `schedule_times` only (decisions 0071 and 0091).
 """
 
 from __future__ import annotations

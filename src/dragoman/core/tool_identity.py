@@ -18,6 +18,12 @@ BUILTIN = "builtin"
 HUB = "dragoman"
 """The name of the hub itself among agents, and the target of the tools that it offers to every
 client; no server or agent can have it either."""
+WORKFLOW = "workflow"
+"""The target of the workflows that are tools, which no server or agent can have either; and the
+entry point of the calls that runs of workflows make."""
+KEY_META = "dragoman.hub/idempotencyKey"
+"""Key in the `_meta` of these calls: equal for all attempts of one execution of a step."""
+RESERVED = (BUILTIN, HUB, WORKFLOW)
 
 _OTHER = re.compile(r"[^a-z0-9_]")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from random import getrandbits
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ TRACE_ID, PARENT, STATE = "X-OpenStarry-Trace-ID", "traceparent", "tracestate"
 CHAIN = "dragoman.hub/chain"
 MEMBERS = (TRACE_ID, PARENT, STATE, CHAIN)
 """Their names in `_meta` and in metadata."""
+_get_all = itemgetter(*MEMBERS)
 _HEADERS = {TRACE_ID: TRACE_ID.lower(), PARENT: PARENT, STATE: STATE, CHAIN: "x-dragoman-chain"}
 HEADERS = frozenset(_HEADERS.values())
 _ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD = (name.encode() for name in _HEADERS.values())
@@ -88,11 +90,10 @@ class Trace(Struct, frozen=True):
 
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """Converts trace metadata to HTTP headers."""
-    found = {}
-    for name, header in _HEADERS.items():
-        if name in beside:
-            found[header] = beside[name]
-    return found
+    try:
+        return dict(zip(_HEADERS.values(), _get_all(beside), strict=True))  # as with every call
+    except KeyError:
+        return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
 
 
 def parse_trace(

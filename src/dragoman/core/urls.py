@@ -27,7 +27,7 @@ _PLAIN_WORD = re.compile(
     r"[A-Za-z0-9]{1,5}|[0-9]{1,7}|[A-Z]?[a-z]{1,20}[0-9]{0,3}|[A-Z]{1,12}"
     r"|[A-Za-z]?[a-z]+(?:[A-Z][a-z]+){1,3}"
 )
-_SECRET_OPTION = re.compile(r"(?i)key|token|secret|passw|auth|credential|header|^-[Hpu]$")
+_SECRET_OPTION = re.compile(r"(?i)key|token|secret|pass|auth|credential|header|^-[Hpu]$")
 LONGEST_SEGMENT = 48
 MAX_PARAMETERS = 100
 

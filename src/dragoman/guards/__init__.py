@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dragoman.core.bus import Bus
     from dragoman.core.call_chains import CallChains
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dragoman.guards.carried_labels import CarriedLabels
     from dragoman.guards.config import Limits
     from dragoman.guards.grants import GrantedAuthorizer
+    from dragoman.guards.held_calls import HeldCalls
     from dragoman.guards.tool_flows import ToolFlowTable
 
 
@@ -32,9 +33,12 @@ def build_stages(
     flows: ToolFlowTable,
     carried: CarriedLabels,
     logins: LoginDesk | None = None,
+    find_held: Callable[[], HeldCalls] | None = None,
 ) -> list[Stage]:
+    """Without `find_held`, calls that need an approval are refused."""
     # Imported here: reading `[limits]` alone must not load a schema engine.
     from dragoman.guards.announce import Announce
+    from dragoman.guards.approval import ApprovalGuard
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
     from dragoman.guards.grants import Grants
@@ -63,7 +67,11 @@ def build_stages(
         # Before anything leaves; the result may be a question, also that for a login.
         Questions(handles, LoginQuestions(logins, limits.tool_timeout_secs)),
         Truncate(limits, kept),  # on the way back
-        Taint(chains, flows, carried),  # after the policies, and sees results whole
+        # After the policies, and sees results whole.
+        Taint(chains, flows, carried, find_held is not None),
+        # Behind all that may refuse: no person is asked about a call that cannot be made; a result
+        # that was kept for its requester passes the guards like any other.
+        ApprovalGuard(find_held),
         Timeout(  # innermost: times the target, not the guards
             limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
         ),

@@ -40,7 +40,10 @@ class Announce:
         try:
             if self.running > self.limit or count > self.share:
                 raise Overloaded(self._render_overload(call, count))
-            if self.bus.has_call_observers:
+            if self.bus.has_call_observers or (
+                (call.tool.bridged is not None or call.routed is not None)
+                and self.bus.has_agent_observers
+            ):
                 event = PreVerb(call)
                 self.bus.emit(event)
                 if self.bus.has_tool_observers and (call.principal.serves or call.trace.chain):

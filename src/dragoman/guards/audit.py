@@ -114,7 +114,7 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
     if trace.chain:
         verbs = tuple(render_uri(verb) if ":" in verb else verb for verb in trace.chain)
         entry["chain"] = _list_bounded(verbs)
-    if trace.labels:
+    if trace.parent is not None and trace.labels:
         entry["labels"] = _list_bounded(tuple(sorted(trace.labels)))
     if behalf := trace.origin or principal.behalf:
         entry["on_behalf_of"] = shorten(behalf)
@@ -134,6 +134,8 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
         shadow = decision.shadow
         if shadow is not None and not shadow.allowed:
             conclusion["shadow"] = {"decision": DENY, "policies": _list_policies(shadow.policies)}
+    if notes.approval_id:
+        conclusion["approval"] = notes.approval_id
     if notes.remote_task is not None:
         conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from dragoman.core.approvals import join_rules
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound
 from dragoman.core.kept_results import KeptResult
@@ -30,6 +31,8 @@ class Authorize:
         call.notes.decision = decision
         if not decision.allowed:
             raise self._refusal(judged, decision)
+        if decision.approval is not None and judged is call:  # a kept result was approved
+            call.notes.approval = join_rules(call.notes.approval, decision.approval)
         return next(call)
 
     def _refusal(self, call: Call, decision: Decision) -> AuthorizationError | NotFound:

@@ -44,9 +44,8 @@ class CarriedLabels:
 
     def find_run(self, call: Call, is_stored: bool) -> Origins:
         """Finds the labels that earlier calls of the client have collected."""
-        run = find_client_run(call)
         runs = self._runs.get(call.principal.key)
-        if not run or (runs is None and not is_stored):
+        if (runs is None and not is_stored) or not (run := find_client_run(call)):
             return NO_ORIGINS
         found: Origins = runs.get(run, NO_ORIGINS) if runs is not None else NO_ORIGINS
         if is_stored and not self.store.is_empty:

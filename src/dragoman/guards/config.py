@@ -309,6 +309,34 @@ class Limits(Struct, frozen=True, kw_only=True):
     budget: BudgetSettings = BudgetSettings()
 
 
+class ApprovalSettings(Struct, frozen=True, kw_only=True):
+    wait_secs: Annotated[
+        float,
+        Meta(ge=0, le=3_600),
+        _about(
+            "Seconds that a call waits for its approval before its client gets an answer; a task "
+            "waits until the request expires."
+        ),
+    ] = 30
+    expiry_secs: Annotated[
+        float,
+        Meta(ge=1, le=2_592_000),
+        _about("Seconds in which a request can be decided, unless its policy has @expires."),
+    ] = 3_600
+    pending: Annotated[
+        int, Meta(ge=1, le=10_000), _about("Requests that wait for a decision, in all.")
+    ] = 500
+    pending_each: Annotated[
+        int, Meta(ge=1, le=10_000), _about("Of these, how many of one caller.")
+    ] = 50
+    keep: Annotated[
+        int, Meta(ge=10, le=1_000_000), _about("Decided and expired requests that are kept.")
+    ] = 10_000
+    result_secs: Annotated[
+        WeekSeconds, _about("Seconds for which the result of an approved call is kept.")
+    ] = 86_400
+
+
 class BusSettings(Struct, frozen=True, kw_only=True):
     plugins: Annotated[
         list[str],

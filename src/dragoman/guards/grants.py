@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Hashable, Sequence
 from typing import Protocol
 
 from dragoman.core.access import WhyEnded
+from dragoman.core.approvals import join_rules
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import AuthorizationError, NotFound
@@ -19,7 +20,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResult
 from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
-from dragoman.core.ports import ADMIN, Authorizer, Decision
+from dragoman.core.ports import ADMIN, APPROVE, Authorizer, Decision
 from dragoman.core.principal import SERVER, USER, Principal
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
@@ -113,11 +114,14 @@ class GrantedAuthorizer:
                 if not above.target:  # no request of the caller is open, which would be ended
                     self._check_served(call, caller)
                 own = replace(call, principal=caller, door=above.door)
-                if not self._authorizer.decide(own).allowed:
+                decision = self._authorizer.decide(own)
+                if not decision.allowed:
                     raise AuthorizationError(
                         f'"{call.tool.name}" was refused: the policies do not permit '
                         f'"{caller.label}", for whom agent "{call.principal.id}" calls it'
                     )
+                if decision.approval is not None:  # an agent must not be a way around it
+                    call.notes.approval = join_rules(call.notes.approval, decision.approval)
             above = above.parent
 
     def _check_served(self, call: Call, caller: Principal) -> None:
@@ -146,7 +150,11 @@ class GrantedAuthorizer:
         self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
         """A principal that is bound to a view knows of nothing else, so it administers nothing."""
-        if principal.view and (action == ADMIN or not self._is_in_view(principal, tool)):
+        if principal.view and (
+            action == ADMIN
+            or (action == APPROVE and tool is None)
+            or not self._is_in_view(principal, tool)
+        ):
             return Decision(False)
         return self._authorizer.decide_action(principal, action, tool, owner=owner)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace as replace_dataclass
 from fnmatch import fnmatchcase
 from time import monotonic
@@ -93,16 +93,17 @@ class LoopGuard:
         self._polls_warned = Thresholds(max(2, polled * 3 // 5), _NEVER, _NEVER)
         self._polls_refused = Thresholds(polled - 1, _NEVER, _NEVER)
 
-    async def __call__(self, next: Next, call: Call) -> Result:
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         tool = call.tool
         if self._is_off or tool.kind != TOOL or isinstance(tool.target, Nowhere):
-            return await next(call)
-        trace = call.trace
-        every = self._counts_all
-        if trace.parent is not None:
-            run, every = trace.parent.trace.span, True
-        elif not (run := find_client_run(call)):
-            return await next(call)
+            return next(call)
+        if (above := call.trace.parent) is not None:
+            return self._run(next, call, above.trace.span, True)
+        if run := find_client_run(call):
+            return self._run(next, call, run, self._counts_all)
+        return next(call)
+
+    async def _run(self, next: Next, call: Call, run: str, every: bool) -> Result:
         runs = self._runs.get(call.principal.key)
         history = runs.get(run) if runs is not None else None
         if history is not None and call.handle is None:  # an answer to a question is no repetition

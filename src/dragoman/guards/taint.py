@@ -17,6 +17,7 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
+from dragoman.core.approvals import ApprovalRule, join_rules
 from dragoman.core.call import ABSENT, FORM, Call, Question, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import InvalidInput, NotFound, Refused, StorageFailed, Tainted
@@ -91,14 +92,23 @@ class CollectLabels:
                 chain.add_labels({USER_INPUT: origin})
             if key := build_conversation_key(call):
                 chain.add_labels(self._carried.find_stored([key]))
-        labels = above.labels if above is not None else running.labels
+        labels = above.labels if above is not None else chain.labels | chain.observed
         if labels:
             call.notes.labels = labels
         return next(call)
 
 
 class Taint:
-    def __init__(self, chains: CallChains, table: ToolFlowTable, carried: CarriedLabels) -> None:
+    def __init__(
+        self,
+        chains: CallChains,
+        table: ToolFlowTable,
+        carried: CarriedLabels,
+        parks: bool = False,
+    ) -> None:
+        """`parks`: a later stage parks calls that need an approval; otherwise those whose client
+        cannot be asked are refused."""
+        self._parks = parks
         self._chains = chains
         self._table = table
         self._carried = carried
@@ -107,12 +117,21 @@ class Taint:
         self._approved: OrderedDict[Hashable, None] = OrderedDict()
         """Calls that were approved and whose target has asked questions of its own since."""
 
-    async def __call__(self, next: Next, call: Call) -> Result:
-        tool, trace_id = call.tool, call.trace.id
+    def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
+        tool = call.tool
         running = self._chains.find_running(call.trace)
         if running is None or isinstance(tool.target, Nowhere):
-            return await next(call)
+            return next(call)
         flows = self._table.find(tool)
+        is_alone = running.parent is None and tool.agent is None and not find_client_run(call)
+        if is_alone and call.handle is None and not call.notes.labels:
+            running.sources = flows.labels
+            return next(call)  # it carries no labels, and nothing carries its labels on
+        return self._run(next, call, flows, running, is_alone)
+
+    async def _run(
+        self, next: Next, call: Call, flows: ToolFlows, running: RunningCall, is_alone: bool
+    ) -> Result:
         above = running.parent
         approved = None
         if call.handle is not None and call.handle in self._open:
@@ -126,8 +145,7 @@ class Taint:
         # What the target says while it serves the call has its labels.
         said = above.sources if above is not None else frozenset()
         running.sources = flows.labels | said if flows.labels else said
-        run = "" if above is not None else find_client_run(call)
-        if above is None and not run and tool.agent is None:
+        if is_alone:
             return await next(call)  # nothing carries its labels on
         if call.arguments and not flows.reads_only:
             self._label_stored(call, flows, running)
@@ -145,7 +163,7 @@ class Taint:
         self._label_outcome(call, flows, running, result)
         if result.questions is not None and running.chain.labels and above is None:
             kept = {label: _find_origin(running, label) for label in running.chain.labels}
-            self._carried.suspend(trace_id, kept)
+            self._carried.suspend(call.trace.id, kept)
         return result
 
     # --- rules ------------------------------------------------------------------------------------
@@ -231,13 +249,18 @@ class Taint:
 
     def _ask(
         self, call: Call, flows: ToolFlows, running: RunningCall, label: str, rule: FlowRule
-    ) -> Result:
+    ) -> Result | None:
+        """Returns the question; None if the call waits for another person in a later stage."""
         name = call.tool.name
         origin = _render_origin(_find_origin(running, label))
         # A target that calls back must not approve its own flow; the calls of local agents carry
         # the features of the client that they work for.
         is_foreign = bool(call.principal.serves) and call.principal.kind != LOCAL_AGENT
         if is_foreign or not can_answer(FORM, call.features):
+            if self._parks:
+                reason = f"the taint rule {label} -> {rule.sink}: it may receive data {origin}"
+                call.notes.approval = join_rules(call.notes.approval, ApprovalRule(reason))
+                return None
             raise Tainted(
                 f'"{name}" was refused: the taint rule {label} -> {rule.sink} needs the approval '
                 f"of a person, and this client cannot be asked. The data came {origin}"

@@ -60,10 +60,11 @@ class Timeout:
 
     async def _run_within(self, deadlines: _NamedDeadlines, next: Next, call: Call) -> Result:
         # Does what `asyncio.timeout` does in a tenth of its time: every call passes here.
-        task = asyncio.current_task(self._loop) if self._loop is not None else None
-        if task is None:
-            self._loop = asyncio.get_running_loop()
-            task = asyncio.current_task(self._loop)
+        loop = self._loop
+        task = asyncio.current_task(loop) if loop is not None else None
+        if loop is None or task is None:
+            self._loop = loop = asyncio.get_running_loop()
+            task = asyncio.current_task(loop)
             assert task is not None
         expired = False
         pending = task.cancelling()
@@ -73,7 +74,7 @@ class Timeout:
             expired = True
             task.cancel()
 
-        deadline = deadlines.start(task.get_loop(), expire)
+        deadline = deadlines.start(loop, expire)
         try:
             return await next(call)
         except asyncio.CancelledError:

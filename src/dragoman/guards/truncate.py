@@ -17,6 +17,7 @@ from dragoman.core.errors import WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import RESOURCE, TOOL
+from dragoman.core.tool_identity import WORKFLOW
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
 from dragoman.wire.json import encode
@@ -60,6 +61,8 @@ class Truncate:
             return result  # nothing in it can be longer than the whole
         if isinstance(call.tool.target, KeptResult):
             return result  # it is read because it was cut
+        if call.door == WORKFLOW:
+            return result  # no model reads it; the run bounds it
         return await self._bound(call, result)
 
     async def _bound(self, call: Call, result: Result) -> Result:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
+from dragoman.core.structs import Struct
 from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, classify_address
 from dragoman.net.connection import HttpExchange
@@ -110,7 +110,7 @@ class OutboundHttp:
         return self._context
 
 
-class RequestRoute(NamedTuple):
+class RequestRoute(Struct, frozen=True):
     """The parts of a request that stay the same."""
 
     method: str
@@ -178,11 +178,11 @@ class GuardedHttpClient:
         self, route: RequestRoute, request: bytes, timeout: float, deadline: float
     ) -> HttpExchange:
         """Sends over an idle connection or a new one, in the remaining time."""
-        method, url, rendered, pool, _ = route
+        pool = route.pool
         now = pool.loop.time()
-        connection = pool.take(now) or await pool.open(url, deadline - now)
+        connection = pool.take(now) or await pool.open(route.url, deadline - now)
         left = Deadlines(deadline - pool.loop.time())
-        exchange = connection.send(request, method, rendered, timeout, left)
+        exchange = connection.send(request, route.method, route.rendered, timeout, left)
         await exchange.head()
         return exchange
 
@@ -276,7 +276,8 @@ def _parse(text: str) -> Url:
 
 def _encode_request(route: RequestRoute, headers: bytes, body: bytes) -> bytes:
     if body or route.method not in _BODILESS:
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, headers, len(body), body)
+        length = str(len(body)).encode()  # joining takes half the time of formatting
+        return b"".join((route.start, headers, b"content-length: ", length, b"\r\n\r\n", body))
     return b"%b%b\r\n" % (route.start, headers)
 
 

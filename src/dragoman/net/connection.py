@@ -16,6 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 from dragoman.core.structs import Struct
+from dragoman.wire.repeated_head import RepeatedHead, learn_head
 
 HEAD_BYTES = 64 * 1024
 HEADERS = 100
@@ -349,8 +350,8 @@ class HttpExchange(Struct, eq=False):
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_closed", "_count", "_done", "_eof", "_exchange", "_feed", "_headers", "_home",
-        "_in_trailers", "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet", "_size",
-        "_transport", "_until_close", "idle_since",
+        "_in_trailers", "_interim", "_keep", "_known", "_loop", "_parser", "_problem", "_quiet",
+        "_size", "_transport", "_until_close", "idle_since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -363,6 +364,8 @@ class Connection(asyncio.Protocol):
         self._closed = False
         self._eof = False
         self._exchange: HttpExchange | None = None
+        self._known: tuple[RepeatedHead, dict[str, str]] | None = None
+        """The head of a response with status 200, and its headers: most servers repeat it."""
         self.idle_since = 0.0
 
     @property
@@ -415,6 +418,10 @@ class Connection(asyncio.Protocol):
             # Unsolicited data must not become the next request's response.
             self.abort()
             return
+        is_first = not self._quiet and not exchange.status
+        if is_first and self._repeat_head(exchange, data):
+            self._complete(exchange)
+            return
         self._quiet += len(data)
         try:
             self._feed(data)
@@ -424,11 +431,32 @@ class Connection(asyncio.Protocol):
                 return
             self._keep = False  # more data than the response has
         if self._done:
+            if is_first and self._keep and data.startswith(b"HTTP/1.1 200 "):
+                self._learn_head(exchange, data)
             self._complete(exchange)
         elif self._quiet > HEAD_BYTES:
             exchange.fail_reply(f"its headers are longer than {HEAD_BYTES} bytes")
         elif exchange.status:
             exchange.wake()
+
+    def _repeat_head(self, exchange: HttpExchange, data: bytes) -> bool:
+        """Does what llhttp's callbacks do if `data` is a whole response with a known head. llhttp
+        is between two responses, so it need not see this one."""
+        known = self._known
+        if known is None or (body := known[0].find_body(data)) is None or exchange.method == "HEAD":
+            return False
+        exchange.headers.update(known[1])
+        exchange.headers["content-length"] = str(len(body))
+        exchange.status = 200
+        exchange.add(body)
+        self._done = self._keep = True
+        return True
+
+    def _learn_head(self, exchange: HttpExchange, data: bytes) -> None:
+        headers = exchange.headers
+        if exchange.inflater is None and "content-length" in headers and exchange.method != "HEAD":
+            head = learn_head(data, headers["content-length"].encode("latin-1"))
+            self._known = (head, headers.copy()) if head is not None else None
 
     def eof_received(self) -> None:
         self._eof = True  # asyncio closes the connection next

@@ -17,7 +17,7 @@ GrantType = Literal[
 ]
 GRANTS_BY_PERSONS = frozenset({"authorization_code", "device_code"})
 """Grants that need a person; the others get tokens by credentials of the hub's own."""
-ClientAuthMethod = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
+ClientAuthMethod = Literal["none", "client_secret_post", "client_secret_basic", "private_key_jwt"]
 SigningAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]

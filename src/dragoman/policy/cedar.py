@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
+from dragoman.core.approvals import join_rules
 from dragoman.core.ports import Decision
+from dragoman.core.structs import replace as replace_struct
 from dragoman.core.urls import render_uri
+from dragoman.policy.approvals import combine_rules
+from dragoman.policy.context import CallContext
 from dragoman.policy.entities import (
     PolicyRequest,
     PrincipalEntity,
@@ -17,7 +23,7 @@ from dragoman.policy.entities import (
     render_reference,
     render_uid,
 )
-from dragoman.policy.policy_set import ACTIONS, Policy, PolicySet, render_action_uid
+from dragoman.policy.policy_set import ACTIONS, CALLS, Policy, PolicySet, render_action_uid
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,10 @@ class CedarEvaluator:
     def decide(self, request: PolicyRequest) -> Decision:
         decision, plain = self._evaluate(self.policy_set.all, request), request.what.plain
         if decision.allowed and plain is not None and plain in self.policy_set.read.uids:
-            return self._narrow(decision, request)
+            decision = self._narrow(decision, request)
+        rules = self.policy_set.approvals
+        if rules and decision.allowed and request.action in CALLS:
+            return replace_struct(decision, approval=combine_rules(decision.policies, rules))
         return decision
 
     def _narrow(self, permitted: Decision, request: PolicyRequest) -> Decision:
@@ -121,3 +130,26 @@ class CedarEvaluator:
             "denied, because the decision failed: %s %s %s: %s", who, request.action, what, why
         )
         return Decision(False, (), self.policy_set.hash, said)
+
+
+def decide_call(
+    decide: Callable[[PolicyRequest], Decision],
+    policy_set: PolicySet,
+    who: PrincipalEntity,
+    what: ResourceEntity,
+    context: CallContext,
+    read: Collection[str],
+) -> Decision:
+    """Decides on a call. One that is forbidden unless it is approved needs an approval if a forbid
+    or the permits ask for one."""
+    request = PolicyRequest(who, what.action, what, context.render(read, what.name))
+    decision = decide(request)
+    is_final = decision.allowed or decision.errors or context.approved
+    if is_final or not policy_set.asks_unless_approved:
+        return decision
+    approved = replace_struct(context, approved=True)
+    again = decide(request._replace(context=approved.render(read, what.name)))
+    rules = policy_set.approvals
+    lifted = [rules[id] for id in decision.policies if id in rules] if again.allowed else []
+    rule = reduce(join_rules, lifted, again.approval)
+    return decision if rule is None else replace_struct(again, approval=rule)

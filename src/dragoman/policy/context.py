@@ -43,7 +43,7 @@ class CallContext(Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     now: float = 0.0
     """Seconds of wall time."""
-    approved: bool | None = None
+    approved: bool = False
     args: Mapping[str, Any] = field(default_factory=empty_mapping)
 
     def render(self, read: Collection[str], verb: str) -> str:
@@ -63,10 +63,9 @@ class CallContext(Struct, frozen=True, kw_only=True):
             "scopes": list(self.scopes),
             "via": self.via,
             "now": {"__extn": {"fn": "datetime", "arg": now}},
+            "approved": self.approved,
             "args": list(list_arguments(self.args)) if "args" in read else [],
         }
-        if self.approved is not None:
-            found["approved"] = self.approved
         return _encode(found).decode()
 
 
@@ -80,6 +79,7 @@ def context_from_call(call: Call, max_depth: int, now: float) -> CallContext:
         via=call.door,
         trace_id=trace.id,
         now=now,
+        approved=call.is_approved,
         args=call.arguments,
     )
 

@@ -13,10 +13,17 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dragoman.core.call import Call
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
+from dragoman.core.ports import (
+    A2A_DISCOVER,
+    ADMIN,
+    APPROVE,
+    TASK_CANCEL,
+    TASK_READ,
+    Decision,
+)
 from dragoman.core.principal import HUB_ORG, Principal
 from dragoman.core.tool import DEFAULT_ORG, EVERY_ORG, TargetFacts, Tool
-from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.cedar import CedarEvaluator, decide_call
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
 from dragoman.policy.entities import (
     AGENT,
@@ -150,10 +157,9 @@ class PolicyEngine:
         try:  # as `_guard`, without its frames: every call passes here
             who = self._find_principal(active, call.principal)
             what = self._find_resource(active, tool, call.principal.org)
-            if what.volatile:
+            if what.volatile or call.is_approved:
                 context = context_from_call(call, self._depth, self._clock())
-                text = context.render(what.volatile, tool.name)
-                return self._evaluate(active, PolicyRequest(who, what.action, what, text))
+                return self._decide_call(active, who, what, context)
             trace = call.trace
             chain = trace.chain
             door = call.door if active.reads_door else ""
@@ -163,8 +169,8 @@ class PolicyEngine:
             key = who.number, what.number, chain, cyclic, labels, door, itself
             decision = active.decisions.get(key)
             if decision is None:
-                text = context_from_call(call, self._depth, 0.0).render((), tool.name)
-                decision = self._evaluate(active, PolicyRequest(who, what.action, what, text))
+                context = context_from_call(call, self._depth, 0.0)
+                decision = self._decide_call(active, who, what, context)
                 active.keep(key, decision)
             return decision
         except Exception as error:
@@ -199,11 +205,17 @@ class PolicyEngine:
     def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """`owner` is whether the task to read or cancel is the principal's own."""
+        """`owner` is whether the task to read or cancel, or the request to approve, is the
+        principal's own. `approve` without a tool is about the principal's org."""
         if action == ADMIN:
             # Of the hub, not of the caller's org: an owner there must not administer the others.
             return self._guard(self._decide_about, caller, action, self._find_org, HUB_ORG)
-        if tool is None or action not in (A2A_DISCOVER, TASK_READ, TASK_CANCEL):
+        if action == APPROVE and tool is None:
+            context = OWNER_CONTEXT[owner]
+            return self._guard(
+                self._decide_about, caller, action, self._find_org, caller.org, context
+            )
+        if tool is None or action not in (A2A_DISCOVER, TASK_READ, TASK_CANCEL, APPROVE):
             return self._deny(self._active, LookupError(f"unknown action {action!r} of {tool!r}"))
         if action == A2A_DISCOVER:
             return self._guard(self._decide_about, caller, action, self._find_target, tool)
@@ -258,11 +270,32 @@ class PolicyEngine:
     ) -> Decision:
         who = self._find_principal(active, caller)
         what = self._find_resource(active, tool, caller.org)
-        text = context.render(what.volatile, tool.name)
-        request = PolicyRequest(who, what.action, what, text)
         if what.volatile:
+            return self._decide_call(active, who, what, context)
+        key = (
+            who.number,
+            what.number,
+            what.action,
+            context.render((), tool.name),
+            _calls_itself(who, what),
+        )
+        decision = active.decisions.get(key)
+        if decision is None:
+            decision = self._decide_call(active, who, what, context)
+            active.keep(key, decision)
+        return decision
+
+    def _decide_call(
+        self,
+        active: _ActivePolicySet,
+        who: PrincipalEntity,
+        what: ResourceEntity,
+        context: CallContext,
+    ) -> Decision:
+        def decide(request: PolicyRequest) -> Decision:
             return self._evaluate(active, request)
-        return self._decide_cached(active, request)
+
+        return decide_call(decide, active.policy_set, who, what, context, what.volatile)
 
     def _decide_about(
         self,
@@ -286,8 +319,9 @@ class PolicyEngine:
         return decision
 
     def _evaluate(self, active: _ActivePolicySet, request: PolicyRequest) -> Decision:
-        # Shadow mode does not cover the administration of the hub: that is always enforced.
-        if self.mode == SHADOW and request.action != ADMIN:
+        # Shadow mode does not cover the administration of the hub, nor who may approve: both are
+        # always enforced.
+        if self.mode == SHADOW and request.action not in (ADMIN, APPROVE):
             return active.evaluator.decide_in_shadow(request)
         return active.evaluator.decide(request)
 

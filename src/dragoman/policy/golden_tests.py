@@ -13,17 +13,24 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
+from dragoman.core.ports import (
+    A2A_DISCOVER,
+    ADMIN,
+    APPROVE,
+    TASK_CANCEL,
+    TASK_READ,
+    Decision,
+)
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
 from dragoman.policy import entities
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.cedar import CedarEvaluator, decide_call
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.ids import build_entity_id, find_catalog_kind, fold_entity_id, split_id
 
 MAX_TESTS = 2_000
-PERMIT, DENY = "permit", "deny"
+PERMIT, DENY, APPROVAL = "permit", "deny", "approval"
 
 
 class TestedResource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +54,8 @@ class TestedResource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    expect: Literal["permit", "deny"]
+    expect: Literal["permit", "deny", "approval"]
+    """`approval`: permitted, but only with the approval of a person."""
     caller: str = ""
     """`key:ci`, as in the audit."""
     agent: str = ""
@@ -57,7 +65,9 @@ class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     roles: list[str] = []
     scopes: list[str] = []
     owner: str = ""
-    action: Literal["call", "list", "a2a_discover", "task_read", "task_cancel", "admin"] = "call"
+    action: Literal[
+        "call", "list", "a2a_discover", "task_read", "task_cancel", "approve", "admin"
+    ] = "call"
     tool: str = ""
     skill: str = ""
     resource: TestedResource = TestedResource()
@@ -101,15 +111,15 @@ def _decide(judge: CedarEvaluator, test: GoldenTest) -> Decision:
     action, context = test.action, "{}"
     if action == "call":
         first = CallContext(max_depth=5, scopes=who.scopes)
-        context = context_from_input(test.context, first).render(VOLATILE, on.name)
-        return judge.decide(entities.PolicyRequest(who, on.action, on, context))
-    if action in (TASK_READ, TASK_CANCEL):
+        asked = context_from_input(test.context, first)
+        return decide_call(judge.decide, judge.policy_set, who, on, asked, VOLATILE)
+    if action in (TASK_READ, TASK_CANCEL, APPROVE):
         context = OWNER_CONTEXT[test.context.get("owner") is True]
     return judge.decide(entities.PolicyRequest(who, action, on, context))
 
 
 def _describe_difference(test: GoldenTest, came: Decision) -> str:
-    said = PERMIT if came.allowed else DENY
+    said = APPROVAL if came.approval is not None else PERMIT if came.allowed else DENY
     by = f" by {', '.join(came.policies)}" if came.policies else ""
     if came.errors:
         by = f" after an error: {came.errors[0]}"
@@ -140,7 +150,7 @@ def _build_principal(test: GoldenTest) -> entities.PrincipalEntity:
 
 
 def _build_resource(test: GoldenTest) -> entities.ResourceEntity:
-    if test.action == ADMIN:
+    if test.action == ADMIN or (test.action == APPROVE and not test.tool and not test.skill):
         return entities.entity_from_org(test.resource.org)
     if bool(test.tool) == bool(test.skill):
         raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')

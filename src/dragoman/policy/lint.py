@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dragoman.core.approvals import ApprovalRule
 from dragoman.policy.analysis import PolicyReads
+from dragoman.policy.approvals import rule_from_annotations
 from dragoman.policy.context import MAX_ARGUMENT
 from dragoman.policy.ids import find_unmatched, fold_entity_id, list_named_ids, split_id
 from dragoman.policy.policy_set import ERROR, WARNING, PolicyFinding
@@ -102,6 +104,13 @@ class ParsedPolicy(NamedTuple):
     def id(self) -> str:
         return str(self.form.get("annotations", {}).get("id") or "")
 
+    def build_rule(self) -> ApprovalRule | None:
+        """The approval that it demands. Raises ValueError if its annotations are invalid."""
+        annotations = self.form.get("annotations", {})
+        given = {name: text or "" for name, text in annotations.items()}
+        reads = "approved" in self.read.context or self.read.opaque
+        return rule_from_annotations(given, self.form["effect"] == "forbid" and not reads)
+
     def build_finding(self, level: str, words: str) -> PolicyFinding:
         shown = self.id if ID.fullmatch(self.id) else ""
         return PolicyFinding(level, self.file, self.line, shown, words)
@@ -117,6 +126,7 @@ def lint(
         yield from _check_names(policy, known)
         yield from _check_texts(policy)
         yield from _check_conditions(policy)
+        yield from _check_approval(policy)
 
 
 def _check_id(policy: ParsedPolicy, taken: dict[str, str]) -> Iterator[PolicyFinding]:
@@ -197,3 +207,17 @@ def _check_conditions(policy: ParsedPolicy) -> Iterator[PolicyFinding]:
             f"it compares arguments with a text of {read.longest} characters; at most "
             f"{MAX_ARGUMENT} can be compared",
         )
+
+
+_CALLS = frozenset({("Action", one) for one in ("any_call", "mcp_call", "a2a_invoke")})
+
+
+def _check_approval(policy: ParsedPolicy) -> Iterator[PolicyFinding]:
+    try:
+        rule = policy.build_rule()
+    except ValueError as error:
+        yield policy.build_finding(ERROR, str(error))
+        return
+    actions = {uid for uid in policy.read.uids if uid[0] == "Action"}
+    if rule is not None and actions and not actions & _CALLS:
+        yield policy.build_finding(WARNING, "@approval has no effect: it permits no calls")

@@ -25,7 +25,7 @@ from dragoman.policy.lint import EntityLookup, ParsedPolicy, find_excess, lint, 
 from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
-    "hub.cedarschema": "f3752d4828f0b52c4ee8d3b3bd6452c9daa41aa1532b2eab8528d7ca5ee12edc",
+    "hub.cedarschema": "9053d5e2390c28c2e38118158e328d0745a2e92ad8cae5da6ec07e77eb2e8a11",
     "guardrails.cedar": "07022f358216512a977206952cb402b6a4298fc88adb73db2c8aa59a50874aec",
     "default.cedar": "c12ec5ba49f2f9464812a2ed71505c2d4d3deb4f6c310804bc0bd7326c25b452",
 }
@@ -111,6 +111,7 @@ def check_texts(
     if any(one.level == ERROR for one in found):
         return CheckedPolicies(None, tuple(found[:MAX_FINDINGS]), ())
     parts = [shipped[GUARDRAILS], *effective]
+    rules = {one.id: one.build_rule() for one in own}
     snapshot = PolicySet(
         hash=_compute_hash(shipped, files),
         policies=(*_build_policies(guardrails, True), *_build_policies(own, False)),
@@ -119,6 +120,7 @@ def check_texts(
         all=cedarpy.PolicySet.from_str("\n".join(parts), release_gil=True),
         guardrails=cedarpy.PolicySet.from_str(f"{parts[0]}\n{ALL_ELSE}"),
         schema=schema,
+        approvals={id: rule for id, rule in rules.items() if rule is not None},
     )
     return _run_tests(snapshot, tests, tuple(found))
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dragoman.core.approvals import ApprovalRule
 from dragoman.policy.analysis import NAMESPACE, VOLATILE, PolicyReads, can_match
 from dragoman.policy.entities import A2A_INVOKE, LIST, MCP_CALL, PrincipalEntity, ResourceEntity
 
 ANY_CALL = "any_call"
 CALLS = (MCP_CALL, A2A_INVOKE)
-ACTIONS = (*CALLS, LIST, "a2a_discover", "task_read", "task_cancel", "admin")
+ACTIONS = (*CALLS, LIST, "a2a_discover", "task_read", "task_cancel", "approve", "admin")
 
 ERROR, WARNING = "error", "warning"
 
@@ -102,6 +103,14 @@ class PolicySet:
     guardrails: Any = field(repr=False)
     """Cedar's handle of the guardrails and a permit for everything else."""
     schema: Any = field(repr=False)
+    approvals: Mapping[str, ApprovalRule] = field(default_factory=dict)
+    """The approvals that policies demand, by their ids."""
+
+    @property
+    def asks_unless_approved(self) -> bool:
+        """Whether a call may be denied that would be permitted with an approval."""
+        reads = "approved" in self.read.context or self.read.opaque
+        return bool(self.approvals) and reads
 
     def find_volatile(self, what: ResourceEntity) -> frozenset[str]:
         """Returns the context attributes that change with every call and that policies read for

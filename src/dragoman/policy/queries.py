@@ -9,18 +9,25 @@ from typing import Any
 
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import InvalidInput
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
+from dragoman.core.ports import (
+    A2A_DISCOVER,
+    ADMIN,
+    APPROVE,
+    TASK_CANCEL,
+    TASK_READ,
+    Decision,
+)
 from dragoman.core.principal import HUB_ORG, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import CedarEvaluator
+from dragoman.policy.cedar import CedarEvaluator, decide_call
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.entities import LIST, PolicyRequest, ResourceEntity, render_uid
 from dragoman.policy.policy_set import CALLS, Policy
 
-PERMIT, DENY = "permit", "deny"
+PERMIT, DENY, APPROVAL = "permit", "deny", "approval"
 CALL = "call"
 """Stands for the action of a call of the tool: `mcp_call` or `a2a_invoke`."""
 MAX_FLIPS = 1_000
@@ -45,7 +52,10 @@ def explain(
     said = _build_context(policies, caller, action, context)
     text = said.render(VOLATILE, what.name) if isinstance(said, CallContext) else said
     judge, request = CedarEvaluator(snapshot), PolicyRequest(who, action, what, text)
-    decision = judge.decide(request)
+    if isinstance(said, CallContext):
+        decision = decide_call(judge.decide, snapshot, who, what, said, VOLATILE)
+    else:
+        decision = judge.decide(request)
     concerned = [one for one in snapshot.policies if one.can_match(who, action, what)]
     holding = {one.id for one in concerned if one.id in judge.decide_alone(one, request).policies}
     permits = [one for one in concerned if one.effect == PERMIT and one.id in holding]
@@ -64,6 +74,19 @@ def explain(
         "nearly": [one.render() for one in nearly],
         "attributes": _collect_attributes(concerned, request, said),
         "errors": list(decision.errors),
+        "approval": _render_approval(decision),
+    }
+
+
+def _render_approval(decision: Decision) -> dict[str, Any] | None:
+    """The approval that a permitted call needs; None if it needs none."""
+    rule = decision.approval
+    if rule is None:
+        return None
+    return {
+        "reason": rule.reason,
+        "approvers": list(rule.approvers),
+        "expiresSecs": rule.seconds or None,
     }
 
 
@@ -72,6 +95,8 @@ def _find_resource(
 ) -> ResourceEntity:
     if action == ADMIN:
         return policies.find_org(HUB_ORG)
+    if action == APPROVE and tool is None:
+        return policies.find_org(caller.org)
     if tool is None:
         raise InvalidInput(f'"{action}" needs a tool: name one')
     if action == A2A_DISCOVER:
@@ -84,7 +109,7 @@ def _resolve_action(action: str, what: ResourceEntity) -> str:
         return what.action
     if action in CALLS and action != what.action:
         raise InvalidInput(f"{render_uid(what.uid)} is called by {what.action}, not by {action}")
-    known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN)
+    known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, APPROVE, ADMIN)
     if action not in known:
         raise InvalidInput(f'unknown action "{action}"; use call, {", ".join(known)}')
     return action
@@ -96,7 +121,7 @@ def _build_context(
     found = context_from_input(words, policies.build_first_context(caller, "api"))
     if action in CALLS:
         return found
-    if action in (TASK_READ, TASK_CANCEL):
+    if action in (TASK_READ, TASK_CANCEL, APPROVE):
         return OWNER_CONTEXT[words.get("owner") is True]
     return "{}"
 
@@ -104,6 +129,9 @@ def _build_context(
 def _explain_decision(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
     if decision.errors:
         return f"denied, because the decision failed: {decision.errors[0]}"
+    if decision.approval is not None:
+        names = ", ".join(f'"{id}"' for id in decision.policies)
+        return f"permitted by {names} with an approval: {decision.approval.reason}"
     if forbids:
         return "; ".join(_describe_policy(one, "forbids") for one in forbids)
     if permits:
@@ -146,6 +174,8 @@ def _collect_attributes(
 def _render_value(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, tuple) and len(value) == 2 and value[0] in ("Org", "RemoteAgent"):
         return render_uid(value)
     return list(value) if isinstance(value, tuple) else value
@@ -174,11 +204,15 @@ def _decide_both(
 ) -> dict[str, Any]:
     decision = policies.decide_first(caller, tool, door)
     return {
-        "call": PERMIT if decision.allowed else DENY,
+        "call": _name_decision(decision),
         "list": PERMIT if policies.can_list(caller, tool) else DENY,
         "policies": list(decision.policies),
         "errors": list(decision.errors),
     }
+
+
+def _name_decision(decision: Decision) -> str:
+    return APPROVAL if decision.approval is not None else PERMIT if decision.allowed else DENY
 
 
 # --- what would have been -------------------------------------------------------------------------
@@ -206,7 +240,8 @@ def replay(
         decision = draft.decide_hypothetical(
             caller, tool, _context_from_record(record, draft.build_first_context(caller, ""))
         )
-        now = PERMIT if decision.allowed else DENY
+        was = APPROVAL if was == PERMIT and record.get("approval") else was
+        now = _name_decision(decision)
         if now == was:
             continue
         flipped += 1

@@ -20,6 +20,9 @@ from typing import NamedTuple
 log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
+OWN = ""
+"""Stands for the server of a command that the hub itself runs: the process acts for the owner. What
+it starts does not."""
 """The server of a process below the hub that cannot be attributed."""
 DEEPEST = 1_000
 ROUNDS = 10
@@ -87,15 +90,16 @@ class Descendants:
         hub = os.getpid()
         if pid in (0, hub):  # 0: it runs outside of this PID namespace, which no descendant does
             return None
-        for _ in range(DEEPEST):
+        for depth in range(DEEPEST):
             found = read_stat(pid)
             if found is None:
                 return UNKNOWN
-            if pid in self._children:
-                return self._children[pid].server
+            if (child := self._children.get(pid)) is not None:
+                is_own = child.server == OWN and not depth and child.begun == found.begun
+                return None if is_own else child.server or UNKNOWN
             if found.parent == hub:
                 orphan = self._attribute(pid, found)
-                return orphan.server if orphan else UNKNOWN
+                return (orphan.server if orphan else OWN) or UNKNOWN
             if found.parent == 0:
                 return None
             pid = found.parent

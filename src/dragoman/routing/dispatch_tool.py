@@ -27,7 +27,7 @@ from dragoman.core.structs import replace
 from dragoman.core.taint import AGENT
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.tool_identity import HUB, build_portable_names
+from dragoman.core.tool_identity import HUB, KEY_META, WORKFLOW, build_portable_names
 from dragoman.core.trace import Trace
 from dragoman.routing.choice import GENERAL, Work
 from dragoman.routing.decisions import build_no_candidate, render_decision
@@ -175,6 +175,7 @@ class DispatchTool:
         options = CallOptions(
             door=within.door,
             view=EVERYTHING,
+            meta=_select_key(within),
             updates=within.updates,
             wanted_updates=within.wanted_updates,
             client=within.client,
@@ -241,6 +242,13 @@ class DispatchTool:
             sinks=frozenset({AGENT}),
             target=self,
         )
+
+
+def _select_key(within: Call) -> Mapping[str, Any] | None:
+    """The idempotency key of a workflow's step, for the agent."""
+    if within.door != WORKFLOW or not within.meta or KEY_META not in within.meta:
+        return None
+    return {KEY_META: within.meta[KEY_META]}
 
 
 def _find_parent(within: Call) -> Trace:

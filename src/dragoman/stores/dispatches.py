@@ -223,8 +223,9 @@ class DispatchStore:
             raise
 
     def observe(self, bus: Bus) -> None:
-        bus.observe(PreVerb, self._record_start, "the observer that keeps dispatches")
-        bus.observe(PostVerb, self._record_end, "the observer that keeps dispatches")
+        name = "the observer that keeps dispatches"
+        bus.observe(PreVerb, self._record_start, name, agents_only=True)
+        bus.observe(PostVerb, self._record_end, name)
 
     def count_active(self, agent: str) -> int:
         """Returns the number of running dispatches of an agent."""

@@ -59,8 +59,8 @@ RecordKey = Callable[[str, str, Mapping[str, Any]], None]
 
 LOOK_SECONDS = 0.25
 """How long a change by another process may go unnoticed. A refresh takes some microseconds."""
-MISS_SECONDS = 0.02
-"""The same for unknown keys, however many are tried."""
+MISS_SECONDS = 0.001
+"""The same for unknown keys, however many are tried: keys are used as soon as they are created."""
 MAX_SCOPES = 100
 """Also the limit of roles."""
 

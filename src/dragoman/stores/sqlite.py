@@ -314,6 +314,10 @@ def describe_remedy(path: Path) -> str:
         return "restore it from a backup, or move it away: the audit log contains the same calls"
     if path.name == "routing.db":
         return "restore it from a backup, or move it away: the router learns again"
+    if path.name == "runs.db":
+        return "restore it from a backup, or move it away: unfinished workflow runs are lost"
+    if path.name == "approvals.db":
+        return "restore it from a backup, or move it away: what waits for approval is asked again"
     if path.name == "credentials.db":
         return "restore it from a backup, or move it away and log in again everywhere"
     name = "keys" if path.name == "hub.db" else path.stem

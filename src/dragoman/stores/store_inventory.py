@@ -29,13 +29,16 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.stores import (
     agents_db,
+    approvals,
     credentials,
     dispatches,
     keys,
     pins,
     registry,
     routing,
+    runs_db,
     tasks,
+    triggers,
     usage,
     users,
 )
@@ -58,20 +61,24 @@ DATABASES: Mapping[str, str] = {
     "users": users.DATABASE,
 }
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
-calls. Not `credentials.db`: without it people log in again."""
+calls. Not `approvals.db`: what it has is asked again. Not `runs.db`: an unknown run does nothing.
+Not `credentials.db`: without it people log in again."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (
     *DATABASES.values(),
     dispatches.DATABASE,
     usage.DATABASE,
     routing.DATABASE,
+    approvals.DATABASE,
+    runs_db.DATABASE,
+    triggers.DATABASE,
     credentials.DATABASE,
 )
 VERSIONS: Mapping[str, int] = {
     store.DATABASE: len(store.MIGRATIONS)
     for store in (
         *(keys, pins, chain, registry, tasks, agents_db, users),
-        *(dispatches, usage, routing, credentials),
+        *(dispatches, usage, routing, approvals, runs_db, triggers, credentials),
     )
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")

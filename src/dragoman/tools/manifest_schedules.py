@@ -9,7 +9,7 @@ from hashlib import sha256
 from dragoman.core.errors import ConfigError, InvalidInput, Overloaded
 from dragoman.core.local_agents import AgentProfile, AgentSchedule
 from dragoman.core.ports import Schedule, ScheduleStore
-from dragoman.tools.schedule_times import Timing, find_next, parse_timing
+from dragoman.core.schedule_times import Timing, find_next, parse_timing
 
 log = logging.getLogger(__name__)
 

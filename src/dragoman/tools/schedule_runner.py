@@ -17,8 +17,8 @@ from dragoman.core.errors import HubError, InvalidInput, StorageFailed
 from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.ports import Schedule, ScheduleStore
 from dragoman.core.principal import Principal
+from dragoman.core.schedule_times import Timing, count_missed, find_next
 from dragoman.core.structs import replace
-from dragoman.tools.schedule_times import Timing, count_missed, find_next
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from dragoman.core.label_keys import build_context_key
 from dragoman.core.local_agents import AGENT as LOCAL_AGENT
 from dragoman.core.local_agents import SCHEDULE, matches_any
 from dragoman.core.ports import Schedule, ScheduleCaller, ScheduleStore
+from dragoman.core.schedule_times import find_next, parse_timing
 from dragoman.core.taint import AGENT
 from dragoman.tools.schedule_runner import build_schedule_client, build_schedule_principal
-from dragoman.tools.schedule_times import find_next, parse_timing
 from dragoman.tools.tasks import build_call_id
 from dragoman.tools.tool_spec import (
     BoundTool,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from dragoman.core.call import Result
-from dragoman.tools.schedule_times import find_zone
+from dragoman.core.schedule_times import find_zone
 from dragoman.tools.tool_spec import BoundTool, ToolSpec, ToolUse, build_json_result
 
 SYSTEM_TIME = ToolSpec(

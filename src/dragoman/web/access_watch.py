@@ -11,11 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from dragoman.core.access import ServesPrincipals, WhyEnded
+from dragoman.core.access import SESSION, SESSION_ENDED, ServesPrincipals, WhyEnded
 from dragoman.core.errors import HubError
-from dragoman.core.principal import LOCAL, OWNER, SERVER, USER, Principal
+from dragoman.core.principal import LOCAL, OWNER, SERVER, USER, WORKFLOW, Principal
 from dragoman.web.auth import API_KEY, Authenticator
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,25 @@ class RevocableKeys(Protocol):
     def explain_invalid(self, name: str, org: str) -> str: ...
 
 
+class RevocableSessions(Protocol):
+    """The sessions of the console: their principals have a credential with the prefix."""
+
+    @property
+    def version(self) -> int:
+        """Changes when a session has ended."""
+
+    def refresh(self) -> None:
+        """Ends the sessions that have expired."""
+
+    def explain_ended(self, credential: str) -> str:
+        """Why the session with this credential is over; empty while it is not."""
+
+
 class AccessWatch:
     def __init__(self, keys: RevocableKeys, auth: Authenticator) -> None:
         self._keys = keys
         self._auth = auth
+        self._sessions: RevocableSessions | None = None
         self._parts: Sequence[ServesPrincipals] = ()
         self._versions = self._list_versions()
         self._checked = time.time()
@@ -51,8 +67,16 @@ class AccessWatch:
 
     def explain_ended(self, principal: Principal) -> str:
         """Explains why a principal is no longer served; empty while it is (`WhyEnded`)."""
+        if principal.credential.startswith(SESSION):
+            sessions = self._sessions
+            ended = sessions.explain_ended(principal.credential) if sessions else SESSION_ENDED
+            if ended:
+                return ended
+            principal = replace(principal, credential="")
         if principal.kind == OWNER.kind:
             return ""  # uses a socket that only the owner can open
+        if principal.kind == WORKFLOW:
+            return ""  # has no credential that could end; policies decide about each call
         if principal == LOCAL or principal.kind == SERVER:
             return "a key is needed now" if self._auth.requires_key() else ""
         if principal == API_KEY:
@@ -65,6 +89,10 @@ class AccessWatch:
                     return why
             return "the hub accepts no more tokens of this user"
         return "it has no key"
+
+    def follow_sessions(self, sessions: RevocableSessions) -> None:
+        self._sessions = sessions
+        self._versions = self._list_versions()
 
     async def watch(self, parts: Sequence[ServesPrincipals]) -> None:
         """Ends what revoked callers have open in `parts`: all that serve callers."""
@@ -82,7 +110,8 @@ class AccessWatch:
                 log.exception("the keys could not be checked")
 
     def _list_versions(self) -> list[int]:
-        return [self._keys.version, *(finder.version for finder in self._auth.finders)]
+        sessions = [self._sessions.version] if self._sessions is not None else []
+        return [self._keys.version, *(finder.version for finder in self._auth.finders), *sessions]
 
     def _find_next_expiry(self, now: float) -> float:
         expiries = [one.find_next_expiry(now) for one in self._auth.finders]
@@ -92,6 +121,8 @@ class AccessWatch:
         self._keys.refresh()
         for finder in self._auth.finders:
             finder.refresh()
+        if self._sessions is not None:
+            self._sessions.refresh()
         now, versions = time.time(), self._list_versions()
         # A token that was verified since may expire before the others, or have expired already.
         expiries = [one.find_next_expiry(self._checked) for one in self._auth.finders]

@@ -20,6 +20,7 @@ from dragoman.core.call import (
     discard_update,
 )
 from dragoman.core.errors import (
+    ApprovalPending,
     AuthorizationError,
     HubError,
     InvalidInput,
@@ -29,6 +30,7 @@ from dragoman.core.errors import (
     Refused,
 )
 from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
@@ -38,8 +40,15 @@ from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
 from dragoman.web.openapi import Operation, admin_route, build_document, list_routes, route
-from dragoman.web.tool_listing import ToolListing, ToolListings, summarize_tool
-from dragoman.wire.http import HttpRequest, build_retry_after
+from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT, Schema
+from dragoman.web.tool_listing import (
+    ToolListing,
+    ToolListings,
+    ToolQuery,
+    estimate_cost,
+    summarize_tool,
+)
+from dragoman.wire.http import build_retry_after
 from dragoman.wire.json import Malformed, decode, encode
 
 
@@ -65,6 +74,21 @@ def build_response(value: Any) -> ApiResponse:
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PROGRESS = WantedUpdates(progress=True, tool_steps=True)
 CALL_ERRORS = (400, 403, 404, 409, 502, 503, 504)
+MAX_PAGE = 1_000
+MAX_WORDS = 20
+MAX_PARAMETER = 500
+PAGE_QUERY: Mapping[str, Schema] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+    "cursor": {"type": "string", "description": "The nextCursor of the page before."},
+}
+TOOL_SOURCES = ("mcp", "a2a", "agent")
+TOOL_QUERY: Mapping[str, Schema] = {
+    "q": {"type": "string", "description": "Words that its name or description contains."},
+    "server": TEXT,
+    "source": {"enum": list(TOOL_SOURCES)},
+    "sort": {"enum": ["name", "server", "tokens", "-name", "-server", "-tokens"]},
+    **PAGE_QUERY,
+}
 FLAGS = {"0": False, "1": True, "false": False, "true": True}
 METRICS = "metrics"
 """The scope of a key that may read the metrics."""
@@ -89,6 +113,25 @@ class StatusSource(Protocol):
 
     def note_denied(self, principal: Principal | None, what: str) -> None:
         """Records a request that needs `admin` and was denied."""
+
+
+class ApiCall(Protocol):
+    """What the API reads of a request: of a client, or of a page of the console."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def query(self) -> bytes: ...
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]: ...
+
+    @property
+    def body(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +191,7 @@ class Api:
         ]
 
     async def respond(
-        self, request: HttpRequest, principal: Principal | None, updates: Updates | None = None
+        self, request: ApiCall, principal: Principal | None, updates: Updates | None = None
     ) -> ApiResponse:
         method, path = request.method, request.path
         allowed: set[str] = set()
@@ -222,16 +265,23 @@ class Api:
         public = {name: value for name, value in status.items() if name in PUBLIC_STATUS}
         return build_response(public)
 
-    @route("GET /api/mcp/servers", "MCP servers, configured and connected")
+    @route(
+        "GET /api/mcp/servers",
+        "MCP servers, configured and connected; ?tools=0: without the names of their tools",
+        query={"tools": QUERY_FLAG},
+    )
     async def _list_servers(self, request: ApiRequest) -> ApiResponse:
         is_admin = self._is_admin(request)
+        with_tools = parse_flag(request, "tools", otherwise=True)
+        if is_admin and not with_tools:
+            return build_response(self._sources.server_states())
         listings = self._listings
         found = await (
             listings.list_offered() if is_admin else listings.list_visible(request.caller)
         )
         states = self._sources.server_states()
         if not is_admin:
-            return build_response(_build_visible_servers(states, found))
+            return build_response(_build_visible_servers(states, found, with_tools))
         connected = [
             {**state, "tools": Raw(found.by_server.get(state["name"], (0, b"[]"))[1])}
             for state in states.get("connected", ())
@@ -250,10 +300,38 @@ class Api:
             return build_error(404, f'there is no server "{request.names[0]}"')
         return build_response({"name": request.names[0], "stderr": text})
 
-    @route("GET /api/tools", "All tools", answer="Tools")
+    @route(
+        "GET /api/tools",
+        "All tools; with q, server, source, sort, limit or cursor a page of those that match",
+        answer="Tools",
+        query=TOOL_QUERY,
+    )
     async def _list_tools(self, request: ApiRequest) -> ApiResponse:
+        if request.query:
+            return await self._search_tools(request)
         found = await self._listings.list_visible(request.caller)
         return ApiResponse(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
+
+    async def _search_tools(self, request: ApiRequest) -> ApiResponse:
+        query = parse_known(request, TOOL_QUERY)
+        sort = query.get("sort", "name")
+        if sort not in TOOL_QUERY["sort"]["enum"]:
+            raise InvalidInput(
+                "sort must be name, server or tokens, with - before it to reverse it"
+            )
+        if query.get("source", "mcp") not in TOOL_SOURCES:
+            raise InvalidInput(f"source must be {', '.join(TOOL_SOURCES)}")
+        wanted = ToolQuery(
+            tuple(query.get("q", "").lower().split()[:MAX_WORDS]),
+            query.get("server", ""),
+            query.get("source", ""),
+            sort.removeprefix("-"),
+            sort.startswith("-"),
+        )
+        start, limit = parse_number(query, "cursor", 0), parse_limit(query, MAX_PAGE)
+        tools, total = await self._listings.search(request.caller, wanted, start, limit)
+        more = str(start + limit) if start + limit < total else None
+        return build_response({"tools": tools, "total": total, "nextCursor": more})
 
     @route("GET /api/tools/{name}", "One tool, by name or id", (404, 409), answer="Tool")
     async def _get_tool(self, request: ApiRequest) -> ApiResponse:
@@ -262,7 +340,13 @@ class Api:
             return response_from_error(tool.target.error)
         if not self._hub.authorizer.can_see(request.caller, tool, "api"):
             raise NotFound(f'there is no tool "{request.names[0][:200]}"')
-        return build_response({**summarize_tool(self._hub, tool), "definition": tool.definition})
+        return build_response(
+            {
+                **summarize_tool(self._hub, tool),
+                "tokens": estimate_cost(tool),
+                "definition": tool.definition,
+            }
+        )
 
     @route(
         "POST /api/tools/{name}/call",
@@ -282,14 +366,16 @@ class Api:
         return build_response(json_from_result(result))
 
 
-def _build_visible_servers(states: Mapping[str, Any], found: ToolListing) -> dict[str, Any]:
+def _build_visible_servers(
+    states: Mapping[str, Any], found: ToolListing, with_tools: bool
+) -> dict[str, Any]:
     """Builds the list of servers for principals without `admin`: those with visible tools, without
     their commands."""
     connected = [
         {
             "name": state["name"],
             "tools_count": found.by_server[state["name"]][0],
-            "tools": Raw(found.by_server[state["name"]][1]),
+            **({"tools": Raw(found.by_server[state["name"]][1])} if with_tools else {}),
             "connected": state["connected"],
             "state": state["state"],
         }
@@ -323,9 +409,36 @@ def decode_query(query: bytes) -> dict[str, str]:
     return parse_query(query.decode("latin-1")) if query else {}
 
 
-def parse_flag(request: ApiRequest, name: str) -> bool:
-    """Parses a parameter of the query; absent, it is false."""
-    value = request.query.get(name, "0")
+def parse_known(request: ApiRequest, known: Mapping[str, Schema]) -> Mapping[str, str]:
+    """Returns the query; raises for parameters that are unknown or too long."""
+    query = request.query
+    if unknown := query.keys() - known.keys():
+        raise InvalidInput(f'unknown parameter "{min(unknown)[:100]}"; use {", ".join(known)}')
+    if any(len(value) > MAX_PARAMETER for value in query.values()):
+        raise InvalidInput(f"a parameter is too long: at most {MAX_PARAMETER} characters")
+    return query
+
+
+def parse_number(query: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = query.get(name, "")
+    if not text:
+        return otherwise
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise InvalidInput(f"{name} must be a whole number")
+    return int(text)
+
+
+def parse_limit(query: Mapping[str, str], otherwise: int) -> int:
+    """Parses the size of a page."""
+    limit = parse_number(query, "limit", otherwise)
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"limit must be a number from 1 to {MAX_PAGE}")
+    return limit
+
+
+def parse_flag(request: ApiRequest, name: str, otherwise: bool = False) -> bool:
+    """Parses a parameter of the query; absent, it is false, or `otherwise`."""
+    value = request.query.get(name, str(int(otherwise)))
     if value not in FLAGS:
         raise InvalidInput(f"{name} must be 0 or 1")
     return FLAGS[value]
@@ -372,6 +485,8 @@ def response_from_error(error: HubError) -> ApiResponse:
     if isinstance(error, RateLimited):
         return _build_rate_limited(error)
     more = {"url": error.url} if isinstance(error, LoginRequired) and error.url else {}
+    if isinstance(error, ApprovalPending):
+        more = {"approval": error.id, "expiresAt": render_time(error.expires_at)}
     response = build_error(
         find_status(error), str(error), kind=error.kind, trace=error.trace, **more
     )

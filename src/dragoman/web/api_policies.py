@@ -43,6 +43,9 @@ class PolicyAdministration(Protocol):
 
     async def overview(self) -> Json: ...
 
+    def plan(self, name: str, text: str) -> Mapping[str, str]:
+        """Returns the texts of the folder as they would be with this text of one file."""
+
     async def one(self, name: str) -> Json: ...
 
     async def write(self, name: str, text: str, by: Principal, *, force: bool) -> Json: ...
@@ -149,7 +152,7 @@ class PoliciesApi:
         "POST /api/policies/validate", "Validate texts (or the folder)", body="PolicyTexts"
     )
     async def _validate(self, request: ApiRequest) -> ApiResponse:
-        return build_response(await self._source.validate(_parse_texts(parse_object(request))))
+        return build_response(await self._source.validate(self._parse_draft(parse_object(request))))
 
     @admin_route(
         "POST /api/policies/test",
@@ -157,7 +160,7 @@ class PoliciesApi:
         body="PolicyTexts",
     )
     async def _test(self, request: ApiRequest) -> ApiResponse:
-        return build_response(await self._source.test(_parse_texts(parse_object(request))))
+        return build_response(await self._source.test(self._parse_draft(parse_object(request))))
 
     @admin_route(
         "POST /api/policies/explain",
@@ -208,11 +211,16 @@ class PoliciesApi:
         body="PolicyReplay",
     )
     async def _replay(self, request: ApiRequest) -> ApiResponse:
-        given = parse_object(request)
-        texts = _parse_texts({key: value for key, value in given.items() if key == "texts"})
-        _check_members(given, "texts", "since", "until", "limit")
+        given = _check_members(
+            parse_object(request), "texts", "name", "text", "since", "until", "limit"
+        )
+        draft = {key: value for key, value in given.items() if key in ("texts", "name", "text")}
+        texts = self._parse_draft(draft) if draft != {"text": draft.get("text")} else None
         if texts is None:
-            raise InvalidInput('"texts" must be the draft: an object of file names and texts')
+            raise InvalidInput(
+                'send "texts", the draft as an object of file names and texts, or "name" and '
+                '"text" of one file of the folder'
+            )
         done = await self._source.replay(texts, *_parse_period(given))
         return _respond_to_change(done, "the draft cannot be replayed")
 
@@ -224,6 +232,15 @@ class PoliciesApi:
     async def _propose(self, request: ApiRequest) -> ApiResponse:
         given = _check_members(parse_object(request), "since", "until", "limit")
         return build_response(await self._source.propose(*_parse_period(given)))
+
+    def _parse_draft(self, given: Mapping[str, Any]) -> Mapping[str, str] | None:
+        """Parses texts, or with a name the folder with this text of one file."""
+        if "name" not in given:
+            return _parse_texts(given)
+        _check_members(given, "name", "text")
+        name, texts = _parse_text(given, "name"), _parse_texts({"text": given.get("text", "")})
+        assert texts is not None
+        return self._source.plan(name, texts["text.cedar"])
 
 
 def _respond_to_change(done: dict[str, Any], otherwise: str) -> ApiResponse:

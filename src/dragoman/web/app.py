@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.background import Work, start_task
@@ -28,6 +28,9 @@ from dragoman.web.resource_metadata import NO_METADATA, ResourceMetadata
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import MAX_BYTES, TOO_MANY_VALUES, encode
+
+if TYPE_CHECKING:
+    from dragoman.web.console.gate import ConsoleGate
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class TcpApp:
     _: KW_ONLY
     peers: PeerIdentifier
     metadata: ResourceMetadata = NO_METADATA
+    console: ConsoleGate | None = None
+    """None where the console is not served."""
 
     def admit(self, request: ServerRequest) -> bool | AdmitLater:
         """Authenticates the request. The body of one without a principal is not read."""
@@ -95,6 +100,8 @@ class TcpApp:
                     found = self._auth.authenticate(
                         request.fields, lambda: request.find_peer(self.peers.identify_tcp)
                     )
+                elif (console := self._find_console(request)) is not None:
+                    found, refusal = console
                 elif not self._auth.requires_key():
                     peer = request.connection.peer
                     found = (
@@ -107,6 +114,17 @@ class TcpApp:
         if found is None or isinstance(found, Principal):
             return self._settle(request, found, refusal)
         return partial(self._admit_later, request, found)
+
+    def _find_console(
+        self, request: ServerRequest
+    ) -> tuple[Principal | None, ApiResponse | None] | None:
+        """Returns what the console says of a request of its pages; None for all others."""
+        fields = request.fields
+        if self.console is None or not (
+            b"cookie" in fields or b"x-csrf-token" in fields or request.path == "/"
+        ):
+            return None
+        return self.console.admit(request, self.peers.identify_tcp)
 
     async def _admit_later(
         self, request: ServerRequest, find: Callable[[], Awaitable[Principal | None]]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from dragoman.core.access import HUB_PREFIXES
 from dragoman.core.principal import Principal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -110,6 +111,8 @@ class Authenticator:
                 if found is not None:
                     break
                 found = finder.find(text)
+            if found is None and text.startswith(HUB_PREFIXES):
+                return None  # revoked, or another hub's: its sender wants to be no one else
         return found or (None if self.requires_key() else find_local())
 
 

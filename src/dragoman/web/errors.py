@@ -9,6 +9,8 @@ TABLE: dict[type[errors.HubError], int] = {
     errors.Refused: 403,
     errors.Overloaded: 503,
     errors.NoCandidate: 409,
+    errors.ApprovalPending: 409,
+    errors.ApprovalClosed: 409,
     errors.ShuttingDown: 503,
     errors.RateLimited: 429,
     errors.StorageFailed: 503,  # until the operator has fixed it; calls are refused meanwhile

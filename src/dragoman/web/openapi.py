@@ -59,11 +59,20 @@ EVENTS = Operation(
         "agent": TEXT,
         "outcome": {"enum": ["completed", "failed"]},
         "trace": TEXT,
+        "run": TEXT,
         "args": {"enum": ["0", "1"]},
     },
     media=("text/event-stream",),
 )
-"""Served by a stream that is mounted beside the API."""
+RUN_EVENTS = Operation(
+    "GET",
+    "/api/runs/{name}/events",
+    "Live events of one run of a workflow as server-sent events",
+    (404,),
+    answer=None,
+    media=("text/event-stream",),
+)
+"""Both are served by a stream that is mounted beside the API."""
 
 
 def route(
@@ -115,7 +124,7 @@ def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitab
 
 def build_document(operations: Iterable[Operation]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for operation in (*operations, EVENTS):
+    for operation in (*operations, EVENTS, RUN_EVENTS):
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
     return {
         "openapi": "3.1.0",

@@ -95,6 +95,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "description": TEXT,
             "source": TEXT,
             "server": TEXT,
+            "tokens": {"type": "integer", "description": "Estimated cost of listing it."},
             "definition": {"type": "object", "description": "What the server said of it."},
         },
     },
@@ -104,6 +105,7 @@ SCHEMAS: Mapping[str, Schema] = {
         "properties": {
             "tools": {"type": "array", "items": {"$ref": "#/components/schemas/Tool"}},
             "total": {"type": "integer"},
+            "nextCursor": {"type": ["string", "null"], "description": "Of the next page."},
         },
     },
     "Arguments": {
@@ -155,6 +157,19 @@ SCHEMAS: Mapping[str, Schema] = {
         name={"type": ["string", "null"], "description": "Absent: the name in its card."},
         **_AGENT,
     ),
+    "Server": _build_object(
+        ("name",),
+        name={"type": "string", "minLength": 1},
+        url=TEXT,
+        headers=_TEXTS,
+        command={"type": "string", "description": "A program; only the owner may add one."},
+        args={"type": "array", "items": TEXT, "maxItems": 100},
+        env={"type": "array", "items": TEXT, "description": "Names of variables it gets."},
+        sandbox=TEXT,
+    ),
+    "ConsoleLink": _build_object(
+        (), local={"type": "boolean", "description": "For a browser of the hub's own user."}
+    ),
     "Login": _build_object(
         (),
         scopes={"type": "array", "items": TEXT, "maxItems": 100},
@@ -167,9 +182,10 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "PolicyChange": _build_object(("enabled",), enabled=FLAG, force=FLAG),
     "PolicyTexts": {
-        **_build_object((), text=TEXT, texts=_SOME_TEXTS),
-        "maxProperties": 1,
-        "description": "A text, texts by file name, or neither: the folder.",
+        **_build_object((), text=TEXT, texts=_SOME_TEXTS, name=TEXT),
+        "maxProperties": 2,
+        "description": "A text, texts by file name, or neither: the folder. With a name and a "
+        "text: the folder with this text of one file.",
     },
     "PolicyQuestion": _build_object(
         ("principal", "tool"),
@@ -179,7 +195,7 @@ SCHEMAS: Mapping[str, Schema] = {
         context={"type": "object"},
         roles={"type": ["array", "null"], "items": TEXT},
     ),
-    "PolicyReplay": _build_object(("texts", "since"), texts=_TEXTS, **_PERIOD),
+    "PolicyReplay": _build_object(("since",), texts=_TEXTS, name=TEXT, text=TEXT, **_PERIOD),
     "PolicyPeriod": _build_object(("since",), **_PERIOD),
     "PinApproval": {
         "oneOf": [
@@ -192,6 +208,7 @@ SCHEMAS: Mapping[str, Schema] = {
     },
     "PinName": _build_object(("name",), name={"type": "string", "minLength": 1}),
     "PinTarget": _build_object(("target",), target={"type": "string", "minLength": 1}),
+    "ApprovalDecision": _build_object((), comment={"type": "string", "maxLength": 1_000}),
     "TaintDeclassification": _build_object(
         ("key", "why"),
         key={"type": "string", "minLength": 1},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from dragoman.core.access import SESSION
 from dragoman.core.principal import USER, Principal
 from dragoman.web.api import NO_SNIFF
 from dragoman.web.auth import TokenFinder
@@ -47,7 +48,10 @@ class ResourceMetadata:
         return bool(self.list_issuers(self._find_base(request)))
 
     def find_missing_scopes(self, principal: Principal) -> Sequence[str]:
-        """Lists all required scopes if the token of a user lacks one."""
+        """Lists all required scopes if the token of a user lacks one. A session of the console has
+        no token: the user has signed in at the hub itself."""
+        if principal.credential.startswith(SESSION):
+            return ()
         required = self._list_required_scopes()
         if principal.kind != USER or set(required) <= set(principal.scopes):
             return ()

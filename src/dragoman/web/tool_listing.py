@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.core.background import start_task
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
+from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import Tool
 from dragoman.wire.json import encode
 
@@ -26,22 +27,65 @@ MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
+class ToolEntry:
+    """A tool as the search sees it."""
+
+    summary: dict[str, Any]
+    text: str
+    """What is searched, in lower case."""
+    name: str
+    """The listed name in lower case."""
+
+
+@dataclass(slots=True)
 class ToolListing:
     total: int
     summaries: bytes
     """A JSON array of all tools."""
     by_server: dict[str, tuple[int, bytes]]
     """By target name: the number of its tools, and a JSON array of them."""
+    tools: list[Tool]
+    entries: list[ToolEntry] = field(default_factory=list)
+    """Built when the list is searched for the first time."""
 
 
 @dataclass(slots=True)
 class _Draft:
     summaries: list[bytes] = field(default_factory=list)
     by_server: dict[str, list[bytes]] = field(default_factory=dict)
+    tools: list[Tool] = field(default_factory=list)
 
     def finish(self) -> ToolListing:
         by_server = {name: (len(held), _join_array(held)) for name, held in self.by_server.items()}
-        return ToolListing(len(self.summaries), _join_array(self.summaries), by_server)
+        summaries = _join_array(self.summaries)
+        return ToolListing(len(self.summaries), summaries, by_server, self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuery:
+    words: tuple[str, ...] = ()
+    """All of them must occur, in any case."""
+    server: str = ""
+    source: str = ""
+    sort: str = "name"
+    descending: bool = False
+
+    def select(self, entries: list[ToolEntry]) -> list[ToolEntry]:
+        """Selects the entries that match, in order. Those whose name has the first word come first,
+        unless another order than that of names is wanted."""
+        found = [
+            one
+            for one in entries
+            if (not self.server or one.summary["server"] == self.server)
+            and (not self.source or one.summary["source"] == self.source)
+            and all(word in one.text for word in self.words)
+        ]
+        if self.sort != "name" or self.descending:
+            found.sort(key=lambda one: one.summary[self.sort], reverse=self.descending)
+        elif self.words:
+            first = self.words[0]
+            found.sort(key=lambda one: (first not in one.name, not one.name.startswith(first)))
+        return found
 
 
 class ToolListings:
@@ -57,6 +101,26 @@ class ToolListings:
     async def list_offered(self) -> ToolListing:
         """Lists all tools, for administrators."""
         return await self._find((), None)
+
+    async def search(
+        self, caller: Principal, wanted: ToolQuery, start: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Finds the tools that the caller may see and that match: those from `start` on, at most
+        `limit`, and the number of all of them."""
+        listing = await self.list_visible(caller)
+        if len(listing.entries) < len(listing.tools):
+            await self._index(listing)
+        found = wanted.select(listing.entries)
+        return [one.summary for one in found[start : start + limit]], len(found)
+
+    async def _index(self, listing: ToolListing) -> None:
+        entries = []
+        for start in range(0, len(listing.tools), SLICE):
+            entries += [
+                _build_entry(self._hub, tool) for tool in listing.tools[start : start + SLICE]
+            ]
+            await asyncio.sleep(0)
+        listing.entries = entries
 
     async def _find(self, key: Hashable, caller: Principal | None) -> ToolListing:
         version = self._find_version()
@@ -102,8 +166,20 @@ class ToolListings:
                 continue
             summary = summarize_tool(self._hub, tool)
             draft.summaries.append(encode(summary))
+            draft.tools.append(tool)
             brief = encode({"name": summary["name"], "description": tool.description})
             draft.by_server.setdefault(tool.target.name, []).append(brief)
+
+
+def _build_entry(hub: Hub, tool: Tool) -> ToolEntry:
+    summary = {**summarize_tool(hub, tool), "tokens": estimate_cost(tool)}
+    texts = (summary["name"], tool.name, tool.target.name, tool.description)
+    return ToolEntry(summary, "\n".join(texts).lower(), summary["name"].lower())
+
+
+def estimate_cost(tool: Tool) -> int:
+    """Estimates the tokens that the tool costs in a list."""
+    return estimate_tokens(len(encode(select_shown(tool.definition))))
 
 
 def summarize_tool(hub: Hub, tool: Tool) -> dict[str, Any]:

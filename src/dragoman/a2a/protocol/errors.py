@@ -111,6 +111,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     hub_errors.Refused: PERMISSION_DENIED,
     hub_errors.Overloaded: RESOURCE_EXHAUSTED,
     hub_errors.NoCandidate: UNSUPPORTED_OPERATION,
+    hub_errors.ApprovalPending: UNSUPPORTED_OPERATION,
     hub_errors.ShuttingDown: RESOURCE_EXHAUSTED,
     hub_errors.RateLimited: RESOURCE_EXHAUSTED,
     # A task of another principal is answered as not found (section 13.1).

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from random import getrandbits
 from time import monotonic
 from typing import Any
@@ -36,6 +37,7 @@ from dragoman.core.call import (
 )
 from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
 from dragoman.core.event_payloads import session_id_from_trace
+from dragoman.core.tool_identity import KEY_META, WORKFLOW
 from dragoman.core.trace import MEMBERS, trace_headers
 
 log = logging.getLogger(__name__)
@@ -169,7 +171,7 @@ class TaskFollower:
         """Builds the message, with the skill, the call chain and the client's own metadata."""
         call, origin = self.call, self.call.message
         message: dict[str, Any] = {
-            "messageId": f"{getrandbits(128):032x}",  # a name, not a secret
+            "messageId": _build_message_id(call, task_id),
             "role": "ROLE_USER",
             "parts": parts,
         }
@@ -360,6 +362,15 @@ class TaskFollower:
                     self.timer = None
                     self._start_timer()
         self.call.updates(update)
+
+
+def _build_message_id(call: Call, task_id: str) -> str:
+    """Builds the id of a message. The step of a workflow that is executed again has the same id, so
+    that an agent that knows the id need not do it twice."""
+    if call.door == WORKFLOW and call.meta and not task_id and (key := call.meta.get(KEY_META)):
+        words = f"{call.principal.key}\0{call.tool.name}\0{key}"
+        return sha256(words.encode("utf-8", "replace")).hexdigest()[:32]
+    return f"{getrandbits(128):032x}"  # a name, not a secret
 
 
 def _carry_origin(origin: MessageOrigin, request: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -17,9 +17,9 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.core.principal import LOCAL, OWNER, USER, Principal
+from dragoman.core.principal import LOCAL, OWNER, USER, WORKFLOW, Principal
 from dragoman.core.tool import Tool
-from dragoman.core.tool_identity import BUILTIN, HUB, fold_id
+from dragoman.core.tool_identity import RESERVED, fold_id
 from dragoman.core.users import UserRecord
 from dragoman.oauth.server.config import find_issuer_name
 from dragoman.policy.ids import id_from_tool, split_id
@@ -87,7 +87,7 @@ class KnownIds:
         skills as servers."""
         principals = list(principals)
         self._config = config
-        self._servers = {BUILTIN, HUB, *(entry.name for entry in config.mcp_servers), *skills}
+        self._servers = {*RESERVED, *(entry.name for entry in config.mcp_servers), *skills}
         self._agents = {entry.name for entry in config.agents}
         self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
         self._served = {one.serves for one in principals if one.serves}
@@ -122,6 +122,8 @@ class KnownIds:
         }
         if type == "User" and find_user(self._config, id) is not None:
             return True
+        if type == "User" and id.startswith(f"{WORKFLOW}:"):
+            return True  # files of the home, which come and go
         return id in places.get(type, ())
 
     def _is_tool(self, type: str, id: str) -> bool | str:
@@ -203,7 +205,7 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
 
 def list_configured(config: Config) -> list[str]:
     """Lists the names of all servers and agents in the configuration, and of the hub itself."""
-    names = [BUILTIN, HUB, *(server.name for server in config.mcp_servers)]
+    names = [*RESERVED, *(server.name for server in config.mcp_servers)]
     names += [agent.name for agent in config.agents]
     return names + [agent.name for agent in config.a2a.external_agents]
 

@@ -209,6 +209,7 @@ _ACTIONS = {
     "a2a_discover": "see the card of {}",
     "task_read": "look at tasks of {}",
     "task_cancel": "end tasks of {}",
+    "approve": "approve calls of {}",
     "admin": "administer the hub",
 }
 
@@ -216,6 +217,8 @@ _ACTIONS = {
 def render_headline(found: Mapping[str, Any], caller: str, tool: str) -> str:
     """Says in one sentence whether the call is allowed, and why not if no policy forbids it."""
     does = _ACTIONS.get(found["action"], "call {}").format(tool)
+    if approval := found["approval"]:
+        return f"allowed with an approval: {caller} may {does}: {approval['reason']}"
     if found["decision"] == "permit":
         return f"allowed: {caller} may {does}"
     why = "" if found["forbids"] and not found["errors"] else f": {found['why']}"
@@ -258,11 +261,12 @@ def _render_example(found: Mapping[str, Any]) -> str:
 
 
 def render_verdict(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    allowed = row["call"] == "permit"
+    allowed = row["call"] in ("permit", "approval")
     why = "; ".join(row["errors"]) or ("" if allowed else "no policy permits it")
     return {
         "name": name,
         "allowed": allowed,
+        "approval": row["call"] == "approval",
         "listed": allowed and row["list"] == "permit",
         "policies": row["policies"],
         "why": "" if row["policies"] and not row["errors"] else why,

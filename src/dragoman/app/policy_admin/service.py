@@ -43,8 +43,10 @@ from dragoman.policy import loader, queries
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.entities import FindFlows, find_declared_flows
 from dragoman.policy.folder import (
+    ENABLED,
     PolicyFolder,
     parse_name,
+    read_default_texts,
     render_checked,
     render_finding,
     run_tests,
@@ -278,6 +280,11 @@ class PolicyService:
         wanted = parse_name(name), enabled
         found = [entry for entry in files if (entry["name"], entry["enabled"]) == wanted]
         return {**found[0], "text": text}
+
+    def plan(self, name: str, text: str) -> Mapping[str, str]:
+        if not self.folder.exists:
+            return {**read_default_texts(), f"{parse_name(name)}{ENABLED}": text}
+        return self.folder.plan_write(name, text)
 
     async def validate(self, texts: Mapping[str, str] | None) -> dict[str, Any]:
         try:

@@ -358,6 +358,8 @@ def describe_progress(event: Mapping[str, Any]) -> str:
     """Renders a progress event, for example `3 of 10, copying`."""
     done, total, message = event.get("progress"), event.get("total"), event.get("message")
     count = "" if done is None else f"{done:g}" if total is None else f"{done:g} of {total:g}"
+    if count == "0" and message:
+        count = ""  # it has not begun
     return ", ".join(filter(None, (count, clean(message or ""))))
 
 

@@ -323,9 +323,9 @@ def _list_remarks(done: InstallResult, home: str | None, view: str | None) -> It
         yield f"the hub will not start: {error}"
         return
     from dragoman.app.policy_admin.known_ids import list_targets
-    from dragoman.core.tool_identity import BUILTIN, HUB
+    from dragoman.core.tool_identity import RESERVED
 
-    if not set(list_targets(file.parent)) - {BUILTIN, HUB}:
+    if not set(list_targets(file.parent)) - set(RESERVED):
         yield (
             "the hub has no servers or agents yet, so there are no tools; see: dragoman import, "
             "dragoman agents add"

@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import BadReply
 from dragoman.core.question_handles import MAX_QUESTIONS, can_answer
-from dragoman.mcp.protocol.revisions import R2506, R2511, TASKS
+from dragoman.mcp.protocol.revisions import R2506, R2511, TASKS, Revision
 
 URL_REQUIRED = -32042
 """2025-11-25, elicitation: the error that names URLs to be visited first."""
@@ -97,7 +97,7 @@ def add_task_support(features: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**features, "extensions": {**known, TASKS: {}}}
 
 
-def select_askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def select_askable(features: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Returns the capabilities that a client's own upstream session declares: those to be asked
     that `revision` has. Empty if the client cannot be asked anything."""
     declared: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def select_askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]
     return declared
 
 
-def build_answer(question: Question, answer: Any, revision: int) -> dict[str, Any] | None:
+def build_answer(question: Question, answer: Any, revision: Revision) -> dict[str, Any] | None:
     """Returns the result for a server of `revision`; None for an invalid answer."""
     if not isinstance(answer, dict):
         return None

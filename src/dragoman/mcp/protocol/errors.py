@@ -13,12 +13,11 @@ from dragoman.core.logins import render_problem
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.core.trace import new_trace
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
-from dragoman.mcp.protocol.revisions import LATEST, R2024, R2511, R2607
+from dragoman.mcp.protocol.revisions import LATEST, NEVER, R2024, R2511, R2607, Revision
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
 
-NEVER = LATEST + 1
 ERROR_KEY = "dragoman.hub/error"
 MISSING_CAPABILITY = -32021
 RESOURCE_NOT_FOUND = -32002
@@ -27,13 +26,13 @@ RESOURCE_NOT_FOUND = -32002
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    result_since: int
+    result_since: Revision
     """The first revision whose clients get a result with `isError`, which a model can read."""
     legacy: int = rpc.INTERNAL_ERROR
     """The code up to 2025-11-25."""
     modern: int = rpc.INTERNAL_ERROR
     """The code from 2026-07-28 on, which reserves a range for itself."""
-    result_until: int = LATEST
+    result_until: Revision = LATEST
     """The last revision with such a result."""
     bridge: bool = False
     """Whether `[bridge] errors` decides; its results have the code in `_meta`."""
@@ -45,6 +44,7 @@ TABLE: dict[type[errors.HubError], ErrorRow] = {
     errors.Refused: ErrorRow(R2024),
     errors.Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
     errors.AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
+    errors.ApprovalDenied: ErrorRow(R2024),
     errors.Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
     errors.ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
     errors.RateLimited: ErrorRow(NEVER, legacy=-32000, modern=42900),
@@ -73,7 +73,7 @@ def render_message(error: errors.HubError) -> str:
 
 
 def adapt_error(
-    error: errors.HubError, revision: int, features: Mapping[str, Any]
+    error: errors.HubError, revision: Revision, features: Mapping[str, Any]
 ) -> errors.HubError:
     """Replaces an error code of a server's revision, by which it requires something of the client,
     if the client's revision does not have that code."""
@@ -96,7 +96,7 @@ def adapt_error(
 
 
 def _adapt_login(
-    error: errors.LoginRequired, revision: int, features: Mapping[str, Any]
+    error: errors.LoginRequired, revision: Revision, features: Mapping[str, Any]
 ) -> errors.HubError:
     """2025-11-25: a client that can open URLs, and could not be asked to, gets the URL in an error
     of its own code."""
@@ -116,7 +116,7 @@ def _adapt_login(
 
 
 def render_error_result(
-    error: errors.HubError, revision: int, bridge: str = "auto"
+    error: errors.HubError, revision: Revision, bridge: str = "auto"
 ) -> dict[str, Any] | None:
     """Renders the error as a tool's result; None if this client gets a JSON-RPC error. `bridge` is
     `[bridge] errors`."""
@@ -136,7 +136,7 @@ def render_error_result(
 
 
 def encode_error(
-    id: rpc.Id, error: errors.HubError, revision: int, uri: str | None = None
+    id: rpc.Id, error: errors.HubError, revision: Revision, uri: str | None = None
 ) -> bytes:
     """Encodes the error as a JSON-RPC error; `uri` is the address of the requested resource."""
     if isinstance(error, errors.WorkFailed) and error.native is not None:
@@ -158,7 +158,7 @@ def encode_error(
 
 
 def _as_native(
-    id: rpc.Id, error: errors.HubError, native: dict[str, Any], revision: int, uri: str | None
+    id: rpc.Id, error: errors.HubError, native: dict[str, Any], revision: Revision, uri: str | None
 ) -> bytes:
     code, data = native.get("code"), native.get("data")
     code = code if type(code) is int else rpc.INTERNAL_ERROR  # nor a bool

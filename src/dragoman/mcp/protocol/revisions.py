@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Revision(int):
+class Revision:
     """One revision. Revisions compare by age; code outside `mcp.protocol` asks the capabilities."""
+
+    # Not a subclass of `int`: Python has no fast path to the attributes of one, and a call reads a
+    # dozen of them.
 
     name: str
     """As on the wire: `2025-06-18`."""
@@ -29,6 +32,7 @@ class Revision(int):
     def __init__(self, number: int) -> None:
         since_2503, since_2506, since_2511 = number >= 1, number >= 2, number >= 3
         is_modern = number >= 4
+        self._number = number
         self.has_sessions = not is_modern
         """Begins with `initialize`; later requests rely on what was said there. Otherwise each
         request names its revision and capabilities in `_meta`."""
@@ -72,12 +76,26 @@ class Revision(int):
         """The server may answer a call of a client that declares the extension with a task."""
         self.has_extensions = since_2511
 
-    def __bool__(self) -> bool:
-        return True  # the oldest is not an absent one
+    def __index__(self) -> int:
+        return self._number
+
+    def __lt__(self, other: Revision) -> bool:
+        return self._number < other._number
+
+    def __le__(self, other: Revision) -> bool:
+        return self._number <= other._number
+
+    def __gt__(self, other: Revision) -> bool:
+        return self._number > other._number
+
+    def __ge__(self, other: Revision) -> bool:
+        return self._number >= other._number
 
 
 NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
 R2024, R2503, R2506, R2511, R2607 = ORDERED = tuple(map(Revision, range(len(NAMES))))
+NEVER = Revision(len(NAMES))
+"""Later than all of them."""
 REVISIONS = dict(zip(NAMES, ORDERED, strict=True))
 HANDSHAKE = NAMES[:R2607]
 MODERN = NAMES[R2607:]
@@ -152,13 +170,13 @@ def negotiate(requested: object) -> Revision:
     return revision if revision.has_sessions else LATEST_HANDSHAKE
 
 
-def build_server_info(revision: int) -> dict[str, Any]:
+def build_server_info(revision: Revision) -> dict[str, Any]:
     if revision < R2506:
         return {"name": SERVER_NAME, "version": __version__}
     return {"name": SERVER_NAME, "title": "Dragoman", "version": __version__}
 
 
-def build_capabilities(revision: int) -> dict[str, Any]:
+def build_capabilities(revision: Revision) -> dict[str, Any]:
     """Returns the hub's capabilities. They do not depend on its servers, which come and go."""
     able: dict[str, Any] = {
         "tools": {"listChanged": True},
@@ -185,7 +203,7 @@ def build_initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_discover_result(revision: int) -> dict[str, Any]:
+def build_discover_result(revision: Revision) -> dict[str, Any]:
     return {
         "supportedVersions": list(NAMES),
         "capabilities": build_capabilities(revision),
@@ -218,11 +236,11 @@ EXECUTION = "execution"
 """A tool's field in 2025-11-25: whether it may be called as a task."""
 
 
-def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def shape_tool(definition: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Returns a tool's definition with the fields that `revision` knows."""
     shaped: dict[str, Any] = {}
     for field, value in definition.items():
-        if field == EXECUTION or TOOL_FIELDS_SINCE.get(field, 0) > revision:
+        if field == EXECUTION or TOOL_FIELDS_SINCE.get(field, R2024) > revision:
             continue
         if field == "outputSchema" and revision < R2607 and not _is_object_schema(value):
             if not isinstance(value, dict | bool):
@@ -251,7 +269,7 @@ WRAPPED = "result"
 """The member that holds a structured result which is not an object, before 2026-07-28."""
 
 
-def is_wrapped(schema: object, revision: int) -> bool:
+def is_wrapped(schema: object, revision: Revision) -> bool:
     """Whether all results of a tool with this outputSchema are wrapped in an object."""
     return revision < R2607 and isinstance(schema, dict | bool) and not _is_object_schema(schema)
 
@@ -301,7 +319,7 @@ ANNOTATIONS_SINCE = {"lastModified": R2506}
 """Likewise for the annotations of resources and templates."""
 
 
-def shape_prompt(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def shape_prompt(definition: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Returns a prompt's definition with the fields that `revision` knows."""
     shaped = _select_known(FIELDS_SINCE, definition, revision)
     arguments = shaped.get("arguments")
@@ -313,7 +331,7 @@ def shape_prompt(definition: Mapping[str, Any], revision: int) -> dict[str, Any]
     return shaped
 
 
-def shape_resource(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def shape_resource(definition: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Returns the definition of a resource or template with the fields that `revision` knows."""
     shaped = _select_known(FIELDS_SINCE, definition, revision)
     annotations = shaped.get("annotations")
@@ -323,7 +341,7 @@ def shape_resource(definition: Mapping[str, Any], revision: int) -> dict[str, An
 
 
 def _select_known(
-    table: Mapping[str, int], fields: Mapping[str, Any], revision: int
+    table: Mapping[str, Revision], fields: Mapping[str, Any], revision: Revision
 ) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if table.get(name, R2024) <= revision}
 
@@ -340,7 +358,7 @@ CONTENT_SINCE = {
 CONTENT_FIELDS_SINCE = {"_meta": R2506, "icons": R2511}
 
 
-def shape_content(block: Any, revision: int) -> Any:
+def shape_content(block: Any, revision: Revision) -> Any:
     """Returns a content block in a form that `revision` knows, at worst as text; never drops it."""
     if not isinstance(block, dict):
         return {"type": "text", "text": str(block)}
@@ -363,11 +381,13 @@ def _downgrade_block(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
     return {"type": "text", "text": "\n".join(lines)}
 
 
-def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False) -> dict[str, Any]:
+def shape_result(
+    result: Mapping[str, Any], revision: Revision, wrapped: bool = False
+) -> dict[str, Any]:
     """Returns a tool's result with the members that `revision` knows; does not change `result`.
     `wrapped` is what `is_wrapped` says of the tool's outputSchema."""
     shaped = shape_members(result, revision)
-    if revision >= R2607:
+    if not revision.has_sessions:
         return shaped
     if "structuredContent" in shaped:
         structured = shaped["structuredContent"]
@@ -381,9 +401,9 @@ def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False
     return shaped
 
 
-def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def shape_members(result: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Adds or removes the members that results of every kind have."""
-    if revision >= R2607:
+    if not revision.has_sessions:
         shaped = dict(result)
         meta = shaped.get("_meta")
         shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if isinstance(meta, dict) else _OWN_META
@@ -403,7 +423,7 @@ _INFO = build_server_info(LATEST)
 _OWN_META = {SERVER_KEY: _INFO}
 
 
-def build_list_tail(revision: int) -> dict[str, Any]:
+def build_list_tail(revision: Revision) -> dict[str, Any]:
     """Returns the members of a list result beside its entries."""
     if revision < R2607:
         return {}

@@ -19,6 +19,7 @@ from dragoman.mcp.protocol.revisions import (
     LOG_LEVEL_KEY,
     MODERN_KEY,
     R2506,
+    Revision,
 )
 from dragoman.mcp.protocol.tool_names import build_alias, build_canonical_name, build_other_names
 from dragoman.wire.json import encode
@@ -130,7 +131,7 @@ METHODS = {
 }
 
 
-def request_from_call(call: Call, revision: int) -> dict[str, Any]:
+def request_from_call(call: Call, revision: Revision) -> dict[str, Any]:
     """Builds the parameters of `METHODS[call.tool.kind]` for a server of `revision`."""
     tool, arguments = call.tool, call.arguments
     params: dict[str, Any]

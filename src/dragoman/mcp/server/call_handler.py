@@ -91,7 +91,7 @@ class CallHandler:
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
-            if request.client.view.can_search and kind == TOOL and name in SEARCH_TOOLS:
+            if name in SEARCH_TOOLS and kind == TOOL and request.client.view.can_search:
                 if name == FIND_TOOLS and self._find_tools is not None:
                     return await self._find_tools(request, arguments)
                 # From here on this is a call of that tool, as if the client had named it.

@@ -19,6 +19,15 @@ Push = Callable[[bytes], bool]
 it could not be sent: a notification is then lost, a question has failed."""
 
 
+MAX_CLIENT_NAME = 200
+
+
+def find_client_name(client_info: Any) -> str:
+    """Finds the name in `clientInfo`; empty if there is none."""
+    name = client_info.get("name") if isinstance(client_info, dict) else None
+    return name[:MAX_CLIENT_NAME] if isinstance(name, str) else ""
+
+
 class ClientState:
     __slots__ = (
         "client", "client_name", "closed", "door", "endpoint", "features", "listens", "log_level",

@@ -40,7 +40,7 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.server import client_questions, list_pages
 from dragoman.mcp.server.call_handler import METHODS as CALLS
 from dragoman.mcp.server.call_handler import CallHandler
-from dragoman.mcp.server.client_state import ClientState, McpRequest, Push
+from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find_client_name
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Subscriptions
@@ -52,7 +52,6 @@ from dragoman.wire import rpc
 UNSUPPORTED_VERSION = -32022
 INITIALIZED = "notifications/initialized"
 ROOTS_CHANGED = "notifications/roots/list_changed"
-MAX_CLIENT_NAME = 200
 MAX_BATCH = 100
 FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"})
 """Requests that are not charged: those that end something must not be refused, and a subscription
@@ -239,7 +238,7 @@ class McpServer:
         client.features = add_task_support(
             client_questions.parse_capabilities(params.get("capabilities"), client.revision)
         )
-        client.client_name = _find_name(params.get("clientInfo"))
+        client.client_name = find_client_name(params.get("clientInfo"))
         self._choose_view(client, client.client_name)
         return await self._introduce(request, client.revision, result)
 
@@ -410,12 +409,7 @@ def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
 def _find_client_name(request: McpRequest) -> str:
     if request.revision.has_sessions:
         return request.client.client_name
-    return _find_name(request.params["_meta"].get(CLIENT_KEY))
-
-
-def _find_name(client_info: Any) -> str:
-    name = client_info.get("name") if isinstance(client_info, dict) else None
-    return name[:MAX_CLIENT_NAME] if isinstance(name, str) else ""
+    return find_client_name(request.params["_meta"].get(CLIENT_KEY))
 
 
 async def _answer_ping(request: McpRequest) -> bytes:

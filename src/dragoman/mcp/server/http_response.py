@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -27,7 +26,7 @@ CANCELLED = -32800
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
 
 
-class AcceptedTypes(NamedTuple):
+class AcceptedTypes(msgspec.Struct, frozen=True):
     json: bool
     stream: bool
 

@@ -121,6 +121,9 @@ class HttpSessions:
     def __len__(self) -> int:
         return len(self._open)
 
+    def list_open(self) -> list[HttpSession]:
+        return [*self._open.values()]
+
     def begin(self, client: ClientState) -> HttpSession:
         """Creates the session of a client that has completed `initialize`."""
         nonce = f"{int(client.revision)}{pack_capabilities(client.features):02x}{token_hex(16)}"

@@ -120,6 +120,9 @@ class LegacySseTransport:
     def __len__(self) -> int:
         return len(self._clients)
 
+    def list_clients(self) -> list[SseClient]:
+        return [*self._clients.values()]
+
     @property
     def mounts(self) -> Mapping[str, Callable[[HttpRequest, Principal], Work[None]]]:
         return {"/sse": self.open, MESSAGES: self.post, MESSAGES.rstrip("/"): self.post}

@@ -38,6 +38,8 @@ from dragoman.wire.json import decode, encode
 PAGE_BYTES = 8 * 1024 * 1024
 MAX_KEPT = 64
 """Cached forms of one list; in use there are a few."""
+MAX_COSTS = 16
+"""Lists of which the cost of each tool is kept."""
 MAX_SIGHTS = 10_000
 MAC_BYTES = 16
 
@@ -96,6 +98,8 @@ class ListPages:
         self._sights: dict[str, OrderedDict[Sight, Any]] = {kind: OrderedDict() for kind in _MEMBER}
         """The names that each was listed last; in a view, how it was listed and the pages."""
         self._kept_of: dict[str, Hashable] = {}
+        self._costs: dict[tuple[Hashable, ...], Sequence[ToolCost]] = {}
+        self._costs_of: Hashable = None
         self._refers = -1, False
         """A version of the catalog, and whether its tools name resources."""
 
@@ -181,18 +185,26 @@ class ListPages:
 
     def list_costs(
         self, caller: Principal, door: str, view: View, revision: Revision, style: str
-    ) -> list[ToolCost]:
+    ) -> Sequence[ToolCost]:
         """What each tool of the list costs a client, whether or not it would be listed."""
-        return [
-            ToolCost(
-                name,
-                tool.name,
-                tool.target.name,
-                _estimate_entry(encode(self.render_definition(tool, name, TOOL, revision, view))),
-            )
-            for tool in self._hub.list_tools(caller, view, TOOL, door)
-            for name in self._list_names(tool, TOOL, style, view)
-        ]
+        judge = self._hub.authorizer
+        version = self._version(TOOL), judge.version
+        if self._costs_of != version or len(self._costs) > MAX_COSTS:
+            self._costs.clear()
+            self._costs_of = version
+        key = (judge.group_of_principal(caller), door, view, revision, style)
+        if key not in self._costs:
+            self._costs[key] = [
+                ToolCost(
+                    name,
+                    tool.name,
+                    tool.target.name,
+                    _estimate(self.render_definition(tool, name, TOOL, revision, view)),
+                )
+                for tool in self._hub.list_tools(caller, view, TOOL, door)
+                for name in self._list_names(tool, TOOL, style, view)
+            ]
+        return self._costs[key]
 
     def list_search_costs(
         self, caller: Principal, door: str, view: View, revision: Revision
@@ -200,9 +212,7 @@ class ListPages:
         """What the two tools of search mode cost."""
         tools = self._hub.list_tools(caller, view, TOOL, door)
         return [
-            ToolCost(
-                one["name"], one["name"], "", _estimate_entry(encode(shape_tool(one, revision)))
-            )
+            ToolCost(one["name"], one["name"], "", _estimate(shape_tool(one, revision)))
             for one in build_search_tools(tools)
         ]
 
@@ -331,7 +341,11 @@ def _mark_login(definition: dict[str, Any], server: str) -> None:
 
 
 def _estimate_entry(entry: bytes) -> int:
-    return estimate_tokens(len(encode(select_shown(decode(entry)))))
+    return _estimate(decode(entry))
+
+
+def _estimate(definition: Mapping[str, Any]) -> int:
+    return estimate_tokens(len(encode(select_shown(definition))))
 
 
 def _encode_page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:

@@ -30,7 +30,7 @@ from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.notifications import owner_key
 from dragoman.mcp.protocol.translate import select_meta
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_state import ClientState, McpRequest, Push
+from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find_client_name
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.list_pages import ListPages
 from dragoman.mcp.server.notify_throttle import NotifyThrottle
@@ -222,6 +222,10 @@ class Subscriptions:
 
     # --- subscriptions/listen ------------------------------------------------------------------
 
+    def list_sessionless(self) -> list[ClientState]:
+        """Lists the clients without a session that listen, one for each stream."""
+        return [stream.client for stream in self._streams if not stream.client.client]
+
     async def listen(self, request: McpRequest) -> bytes:
         """Sends notifications until the hub stops; a cancelled request gets no response."""
         stream = self._parse_listen(request)
@@ -266,6 +270,8 @@ class Subscriptions:
             full = Overloaded("too many open subscriptions/listen; try again later")
             return encode_error(request.id, full, request.revision)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
+        if not client.client:  # made for this request
+            client.client_name = find_client_name(params["_meta"].get(revisions.CLIENT_KEY))
         return ListenStream(request, push, kinds, features)
 
     async def _open(self, stream: ListenStream, params: Mapping[str, Any]) -> bool:

@@ -128,7 +128,8 @@ class LoginAccount:
         return OAuthHttpClient(self.http, self.tokens, holder)
 
     def get_list_client(self) -> HttpClient:
-        return ListClient(self)
+        # Calls use it too: without users of its own, an account has one holder.
+        return ListClient(self) if self.is_per_user else self.get_client(SHARED)
 
     def find_list_holder(self) -> str:
         if not self.is_per_user or self.is_machine:

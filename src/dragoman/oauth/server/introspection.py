@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 from urllib.parse import quote_plus, urlencode
 
-from dragoman.core.access import SETTINGS_CHANGED, TOKEN_EXPIRED, TokenRejected
+from dragoman.core.access import HUB_PREFIXES, SETTINGS_CHANGED, TOKEN_EXPIRED, TokenRejected
 from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, HubError, Overloaded, Unreachable
 from dragoman.core.principal import Principal
@@ -53,11 +53,6 @@ MAX_REMEMBERED = 10_000
 
 ResolveSecret = Callable[[str, str], Awaitable[str]]
 """Resolves a reference to a secret for its owner. Raises `ConfigError`."""
-
-
-OWN_PREFIXES = ("dgm_", "dgt_", "dgr_")
-"""Of keys and tokens of hubs. The issuer is not told those that are not accepted: a key may be
-another hub's, and a client may send its refresh token by mistake."""
 
 
 class IntrospectedTokens:
@@ -107,7 +102,9 @@ class IntrospectedTokens:
         return [self._settings.issuer] if self._settings is not None else []
 
     def find(self, token: str) -> Principal | Callable[[], Awaitable[Principal]] | None:
-        if self._settings is None or token.startswith(OWN_PREFIXES):
+        # The issuer is not told them: a key may be another hub's, and a client may send its refresh
+        # token by mistake.
+        if self._settings is None or token.startswith(HUB_PREFIXES):
             return None
         if len(token) > MAX_TOKEN:
             raise TokenRejected(f"the token is longer than {MAX_TOKEN} characters")

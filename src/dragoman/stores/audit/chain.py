@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dragoman.core.errors import ConfigError
 
@@ -47,7 +47,7 @@ MIGRATIONS = (
 )
 
 INSERT = "INSERT INTO entries (seq, kind, of, at, body, mac) VALUES (?, ?, ?, ?, ?, ?)"
-MANY = 32
+MANY = 64
 INSERT_MANY = INSERT + ", (?, ?, ?, ?, ?, ?)" * (MANY - 1)
 """One statement for many rows costs a fifth less than one statement per row."""
 
@@ -125,7 +125,7 @@ class AuditSeal:
         """Returns the encoded entry and its MAC."""
         name = kind.encode()
         fields = ENTRY.pack(b"E", before, seq, of is not None, of or 0, at, len(name), len(body))
-        sealed = b"%b%b%b" % (fields, name, body)
+        sealed = fields + name + body
         inner = self._inner.copy()
         inner.update(sealed)
         outer = self._outer.copy()
@@ -248,7 +248,11 @@ def insert_entries(db: sqlite3.Connection, rows: list[EntryRow]) -> None:
     db.execute("BEGIN IMMEDIATE")
     whole = len(rows) - len(rows) % MANY
     for at in range(0, whole, MANY):
-        db.execute(INSERT_MANY, list(chain.from_iterable(rows[at : at + MANY])))
+        values: list[Any] = list(chain.from_iterable(rows[at : at + MANY]))
+        # The module looks for adapters of each `bytes`, which takes a third of the whole time.
+        values[4::6] = map(bytearray, values[4::6])
+        values[5::6] = map(bytearray, values[5::6])
+        db.execute(INSERT_MANY, values)
     db.executemany(INSERT, rows[whole:])
     db.execute("COMMIT")
 

@@ -23,8 +23,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dragoman.core.errors import ConfigError, ShuttingDown, StorageFailed
 from dragoman.stores.audit import chain
 from dragoman.stores.audit.chain import INTENT, OUTCOME, AuditSeal, ChainTip
@@ -39,6 +37,7 @@ from dragoman.stores.sqlite import (
     is_locked,
     open_store,
 )
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,6 @@ class SqliteAuditLog:
         self.previous_end_at = 0.0
         """The time of the newest entry of an earlier hub; 0 if there is none."""
         self._durable = durable
-        self._encode = msgspec.json.Encoder().encode
         self._pending: list[chain.PendingEntry] = []
         """Entries that are not in the chain yet."""
         self._unsaved: list[chain.EntryRow] = []
@@ -108,7 +106,7 @@ class SqliteAuditLog:
     def intend(self, entry: Mapping[str, Any]) -> int:
         if self._failure is not None and not self._try_recovery():
             raise self._build_refusal()
-        body = self._encode(entry)
+        body = encode(entry)
         if len(body) > MAX_BODY:
             raise StorageFailed(
                 f"the call was refused: its record of {len(body)} bytes is too long"
@@ -132,7 +130,7 @@ class SqliteAuditLog:
         except KeyError:
             log.error("audit entry %d already has an outcome, or is not an intent", intent)
             return
-        body = self._encode(entry)
+        body = encode(entry)
         if self._closed or len(body) > MAX_BODY:
             log.error("the outcome of audit entry %d is lost; it will read unknown", intent)
             return
@@ -283,13 +281,11 @@ class SqliteAuditLog:
             last = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
             self.tip = ChainTip(last, end.mac)
             os.ftruncate(self._head, 0)
-            self._pending.append(
-                (chain.BREAK, None, time.time(), self._encode({"problem": problem}))
-            )
+            self._pending.append((chain.BREAK, None, time.time(), encode({"problem": problem})))
         elif left is None:
             # Before any other write: a missing journal would be a break.
             self._journal.restart(self._seal.seal_tip(chain.TRAILER, *self.tip))
-        self._pending.append((chain.START, None, time.time(), self._encode({"pid": os.getpid()})))
+        self._pending.append((chain.START, None, time.time(), encode({"pid": os.getpid()})))
 
     def _try_recovery(self) -> bool:
         if self._closed:
@@ -297,11 +293,13 @@ class SqliteAuditLog:
         return time.monotonic() >= self._paused_until and self._save()
 
     def _seal_pending(self) -> None:
-        encoded, rows, self.tip = self._seal.seal_batch(self._pending, self.tip)
+        encoded, rows, tip = self._seal.seal_batch(self._pending, self.tip)
         self._pending.clear()
         self._unwritten += encoded
         self._unsaved += rows
-        self._trailer = self._seal.seal_tip(chain.TRAILER, *self.tip)
+        self.tip = tip
+        seq, mac = tip
+        self._trailer = self._seal.seal_tip(chain.TRAILER, seq, mac)
 
     def _write_journal(self) -> bool:
         """Seals and writes new entries to the journal; returns False if that failed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -77,14 +77,22 @@ class AuditReader:
         wanted = {"verb": verb, "caller": caller, "trace": trace}
         wanted = {name: value for name, value in wanted.items() if value is not None}
         found: list[AuditRecord] = []
-        for record in self._iterate_newest_first(before):
-            if len(found) >= limit:
+        for record in self._iterate_newest_first(before, None):
+            if isinstance(record, int) or len(found) >= limit:
                 break
             if outcome is not None and record.outcome != outcome:
                 continue
             if all(record.intent.get(name) == value for name, value in wanted.items()):
                 found.append(record)
         return found
+
+    def scan(
+        self, before: int | None, may_match: Callable[[bytes, bytes], bool]
+    ) -> Iterator[AuditRecord | int]:
+        """Iterates over the records before the record with the number `before`, newest first.
+        Yields only the number of one whose intent and outcome, as they are stored, do not match:
+        most of a search is spent on these."""
+        return self._iterate_newest_first(before, may_match)
 
     def list_records_after(self, seq: int, limit: int = 1000) -> list[AuditRecord]:
         """Lists ended calls and breaks after entry `seq`, in the order of writing. To follow the
@@ -132,7 +140,9 @@ class AuditReader:
         stored = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
         return stored, [row for row in left.rows if row[0] > stored] if left else []
 
-    def _iterate_newest_first(self, before: int | None) -> Iterator[AuditRecord]:
+    def _iterate_newest_first(
+        self, before: int | None, may_match: Callable[[bytes, bytes], bool] | None
+    ) -> Iterator[AuditRecord | int]:
         # Checked before the entries are read: if the hub is already gone, missing outcomes stay
         # missing, while a hub that ends now has written its outcomes first.
         without_outcome = RUNNING if _is_open(self._home) else UNKNOWN
@@ -156,7 +166,9 @@ class AuditReader:
                 yield self._build_break(seq, at, body)
             elif kind == INTENT:
                 last, conclusion = ends.pop(seq, (seq, b""))
-                if conclusion:
+                if may_match is not None and not may_match(body, conclusion):
+                    yield seq
+                elif conclusion:
                     end = self._decode(conclusion)
                     yield AuditRecord(seq, last, at, self._decode(body), _read_outcome(end), end)
                 else:

@@ -23,6 +23,7 @@ from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import ConnectionLimits
 from dragoman.web.http.request import STATUS, ServerRequest
 from dragoman.wire.json import MAX_TOKENS, count_tokens
+from dragoman.wire.repeated_head import RepeatedHead, learn_head
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ _PLAIN_TEXT = [(b"content-type", b"text/plain")]
 
 
 AdmitLater = Callable[[], Work[bool]]
+KnownHead = tuple[RepeatedHead, str, str, bytes, dict[bytes, bytes]]
+"""A head, with its method, path, query and headers."""
 
 
 class Application(Protocol):
@@ -89,10 +92,11 @@ class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_admitting", "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
-        "_input", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces", "_queue",
-        "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner", "_size",
-        "_task", "_timed", "_timer", "_tokens", "_transport", "_unfinished", "_unread", "_url",
-        "_waiter", "_waiting", "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
+        "_input", "_known", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces",
+        "_queue", "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner",
+        "_sample", "_size", "_task", "_timed", "_timer", "_tokens", "_transport", "_unfinished",
+        "_unread", "_url", "_waiter", "_waiting", "_without_offer", "is_stranger", "loop", "lost",
+        "owner", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -125,11 +129,13 @@ class HttpConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[tuple[ServerRequest, Work[None] | None] | None] | None = None
         """What the task of an answered request waits for: the next request, or None at the end."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timed = 0.0
-        """When it began to wait."""
+        self._timed = 0.0  # when it began to wait
         self._due = NEVER
         """When the wait times out. The timer may fire earlier and is then set again, so that a busy
         connection sets no timer for each request."""
+        self._known: KnownHead | None = None
+        """The head of an earlier request, which most clients repeat."""
+        self._sample = b""  # data that begins with a head to remember
         self._url = b""
         self._fields: dict[bytes, bytes] = {}
         self._repeated: frozenset[bytes] = frozenset()
@@ -157,8 +163,7 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._pieces = 0
         self._admitting = False  # whether `_reading` waits for its admission
-        self._closing = False
-        """Nothing more is parsed."""
+        self._closing = False  # whether nothing more is parsed
         self._last = b""
         """Sent after the last response, before the connection is closed."""
         self._drained: asyncio.Future[None] | None = None
@@ -169,8 +174,7 @@ class HttpConnection(asyncio.Protocol):
         self._in_head = True
         self._discarding = False
         """The rest of the body is discarded: the request is or will be answered without it."""
-        self._idle = False
-        """Between two requests."""
+        self._idle = False  # between two requests
         self._without_offer = b""
         """The head of a request that offers an upgrade, rewritten without the offer."""
         self._repeated_before: frozenset[bytes] = frozenset()
@@ -221,7 +225,8 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._idle:
+        is_next = self._idle
+        if is_next:
             self._idle = False
             self._due = NEVER
         if self._input is not None:  # read before the pause took effect
@@ -230,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
             self._input = memoryview(data)
             self._parse_input()
         else:
-            self._feed(data)
+            self._feed(data, is_next)
         if self._size > SMALL_BYTES and self._unfinished:
             self._pause_body(len(data))
 
@@ -289,13 +294,15 @@ class HttpConnection(asyncio.Protocol):
             held, self._held = self._held, None
             self._budget.give_back(*held)
 
-    def _feed(self, data: bytes | memoryview) -> None:
+    def _feed(self, data: bytes | memoryview, is_next: bool = False) -> None:
+        """`is_next` is whether a request begins with `data`."""
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            if not (is_next and self._repeat_head(bytes(data))):
+                self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
-        except httptools.HttpParserError:
+        except Exception:  # of the parser, or of the application that admits the request
             self._refuse(400, b"invalid HTTP request")
         if self._closing:
             return
@@ -305,6 +312,24 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(431, b"the head of the request is too large")
         if self._current is None and self._due is NEVER and not self._closing:
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
+
+    def _repeat_head(self, data: bytes) -> bool:
+        """Does what llhttp's callbacks do if `data` is a whole request with the head of the last
+        one. llhttp is between two requests, so it need not see this one."""
+        known = self._known
+        if known is None or (body := known[0].find_body(data)) is None:
+            self._sample = data
+            return False
+        _, method, path, query, fields = known
+        self.on_message_begin()
+        self._in_head = False
+        self._fields = fields.copy()
+        self._fields[b"content-length"] = b"%d" % len(body)
+        self._admit(method, path, query, True)
+        if self._reading is not None:  # as `on_body` does for a small one
+            self._size, self._body = len(body), body
+        self.on_message_complete()
+        return True
 
     def _check_framing(self) -> None:
         """Bounds chunk sizes, their extensions and trailers, whether the body is kept or not."""
@@ -409,6 +434,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        sample, self._sample = self._sample, b""
         if self._closing:
             return  # after a refused request in the same packet
         if self._parser.should_upgrade():
@@ -431,13 +457,20 @@ class HttpConnection(asyncio.Protocol):
         if self._repeated_before:
             repeated |= self._repeated_before
             self._repeated_before = _NONE
-        text = method.decode("latin-1")
+        self._repeated = repeated
+        text, where = method.decode("latin-1"), path.decode("latin-1")
+        if sample and keep and not repeated and b"expect" not in self._fields:
+            length = self._fields.get(b"content-length", b"-")
+            if (head := learn_head(sample, length)) is not None:
+                self._known = head, text, where, query, self._fields.copy()
+        self._admit(text, where, query, keep)
+
+    def _admit(self, method: str, path: str, query: bytes, keep: bool) -> None:
+        """Begins a request whose head is complete."""
         loop, fields = self.loop, self._fields
-        request = ServerRequest(
-            self, loop, text, path.decode("latin-1"), query, keep, fields, repeated
-        )
+        request = ServerRequest(self, loop, method, path, query, keep, fields, self._repeated)
         admitted = self._app.admit(request)
-        length = self._fields.get(b"content-length", b"")
+        length = fields.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else 0
         if admitted is True or admitted is False:
             request.kept = admitted

@@ -95,7 +95,8 @@ class ServerRequest(msgspec.Struct, eq=False):
             and self.find_headers is None
         ):  # as nearly all are
             if len(body) < LARGE:
-                connection.finish(self, b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
+                length = str(len(body)).encode()  # joining takes half the time of formatting
+                connection.finish(self, b"".join((_JSON, length, b"\r\n\r\n", body)))
             else:
                 connection.write_parts((b"%b%d\r\n\r\n" % (_JSON, len(body)), body))
                 connection.finish(self)

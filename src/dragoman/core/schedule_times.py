@@ -69,6 +69,8 @@ def parse_timing(text: str, zone: str, once: bool) -> Timing:
         spec = f"{minute} {hour} * * {_DAYS[found[1]]}"
     else:
         spec = _WORDS.get(words.removeprefix("@"), text.strip())
+    if spec.startswith(EVERY):
+        raise _build_error(text, "the interval cannot be read")
     timing = Timing(spec, zone, once)
     find_next(timing, datetime.now(UTC).timestamp())
     return timing

@@ -1,0 +1,123 @@
+"""Builds approvals when something first needs one; a hub that never does opens no database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dragoman.app.config_watch import LiveConfig
+from dragoman.core.access import WhyEnded
+from dragoman.core.call_chains import CallChains
+from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.hub import Hub
+from dragoman.core.ports import AuditLog
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.guards.config import ApprovalSettings
+from dragoman.guards.grants import GrantedAuthorizer
+
+if TYPE_CHECKING:
+    from dragoman.app.approval_runner import ApprovalRunner
+    from dragoman.guards.approval_desk import ApprovalDesk
+    from dragoman.guards.held_calls import HeldCalls
+    from dragoman.stores.approvals import SqliteApprovals
+
+DATABASE = "approvals.db"
+STOP_SECONDS = 2.0
+
+
+class ApprovalParts(NamedTuple):
+    store: SqliteApprovals
+    desk: ApprovalDesk
+    held: HeldCalls
+    runner: ApprovalRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LazyApprovals:
+    home: Path
+    live: LiveConfig
+    audit: AuditLog
+    hub: Hub
+    chains: CallChains
+    authorizer: GrantedAuthorizer
+    why_ended: WhyEnded
+    renew: Callable[[Principal], Principal]
+    built: list[ApprovalParts] = field(default_factory=list)
+
+    def find_desk(self) -> ApprovalDesk:
+        """Returns the desk, and builds it if there is none yet. Raises `StorageFailed` if its store
+        cannot be opened."""
+        return self._find().desk
+
+    def find_held(self) -> HeldCalls:
+        return self._find().held
+
+    def find_existing(self) -> ApprovalDesk | None:
+        """Returns the desk if this home has ever needed an approval."""
+        if not self.built and not (self.home / DATABASE).exists():
+            return None
+        return self._find().desk
+
+    def start(self) -> None:
+        """Continues what was approved before the hub stopped. Raises `ConfigError` if the store
+        cannot be opened."""
+        try:
+            desk = self.find_existing()
+        except StorageFailed as error:
+            raise ConfigError(str(error)) from error
+        if desk is not None:
+            desk.start_ready()
+
+    async def follow(self) -> None:
+        """Announces requests that have expired."""
+        for parts in self.built:
+            parts.desk.sweep()
+
+    async def stop(self) -> None:
+        """Ends the waiting for decisions, and what the hub makes by itself."""
+        for parts in self.built:
+            parts.desk.close()
+            await parts.runner.close(STOP_SECONDS)
+
+    def close(self) -> None:
+        for parts in self.built:
+            parts.store.close()
+
+    def _find(self) -> ApprovalParts:
+        if not self.built:
+            self.built.append(self._build())
+        return self.built[0]
+
+    def _build(self) -> ApprovalParts:
+        from dragoman.app.approval_runner import ApprovalRunner, RequesterRights
+        from dragoman.guards.approval_desk import ApprovalDesk
+        from dragoman.guards.held_calls import HeldCalls
+        from dragoman.stores.approvals import SqliteApprovals
+
+        try:
+            store = SqliteApprovals(self.home)
+        except ConfigError as error:
+            raise StorageFailed(str(error)) from error
+        rights = RequesterRights(self.hub, self.authorizer, self.why_ended, self.renew)
+        runner = ApprovalRunner(self.hub, self.chains, rights, self.find_desk)
+        desk = ApprovalDesk(
+            store,
+            self.hub.bus,
+            self.audit,
+            self.authorizer,
+            self._find_tool,
+            self._get_settings,
+            runner.start,
+        )
+        held = HeldCalls(desk, self.chains, rights.recheck, self._get_settings)
+        return ApprovalParts(store, desk, held, runner)
+
+    def _find_tool(self, name: str, kind: str) -> Tool:
+        return self.hub.find(name, EVERYTHING, kind)
+
+    def _get_settings(self) -> ApprovalSettings:
+        return self.live.config.approvals

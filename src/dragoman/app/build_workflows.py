@@ -1,0 +1,227 @@
+"""Builds workflows and their runs once the home has any: a folder of definitions, or earlier runs.
+
+A hub without either loads none of what they need.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
+from dragoman.app.build_guards import Guards
+from dragoman.app.build_triggers import LazyTriggers
+from dragoman.app.config_watch import LiveConfig
+from dragoman.core.access import WhyEnded
+from dragoman.core.agent_tool import build_tool_name
+from dragoman.core.errors import NotFound
+from dragoman.core.hub import Hub
+from dragoman.core.ports import AuditLog
+from dragoman.core.principal import Principal
+from dragoman.core.secret_references import is_reference
+from dragoman.core.tool_identity import build_identity
+from dragoman.core.triggers import WebhookReceiver
+from dragoman.guards.validate import compile_schema
+
+if TYPE_CHECKING:
+    from dragoman.core.runs import RunStore
+    from dragoman.workflows.exposure import WorkflowTools
+    from dragoman.workflows.folder import WorkflowFolder
+    from dragoman.workflows.model import Workflow
+    from dragoman.workflows.service import RunService
+    from dragoman.workflows.step_calls import AgentTool
+
+log = logging.getLogger(__name__)
+
+FOLDER, DATABASE = "workflows", "runs.db"
+
+
+class WorkflowParts(NamedTuple):
+    folder: WorkflowFolder
+    service: RunService
+    tools: WorkflowTools
+    triggers: LazyTriggers
+
+
+class LoadedVersions:
+    """Implements `workflows.runner.Definitions`."""
+
+    def parse(self, name: str, source: str) -> Workflow:
+        from dragoman.workflows.loader import load_workflow
+
+        return load_workflow(source, name)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledAgents:
+    """Implements `workflows.step_calls.StepAgents`."""
+
+    _hub: Hub
+    _registered: RegisteredAgents
+    _offer_dispatch: Callable[[], None]
+
+    def find_tool(self, agent: str, skill: str) -> AgentTool:
+        from dragoman.workflows.step_calls import AgentTool
+
+        try:
+            registration = self._registered.find(agent).registration
+        except NotFound:
+            name = build_tool_name(agent)
+            local = {one.name for one in self._hub.catalog.list_tools() if one.agent is not None}
+            if name not in local:
+                raise NotFound(f'there is no agent "{agent[:100]}"') from None
+            return AgentTool(name, False, agent)
+        if not skill:
+            return AgentTool(build_tool_name(registration.entry.name), False, agent)
+        return AgentTool(build_identity(registration.slug, skill), True, registration.entry.name)
+
+    def prepare_dispatch(self) -> None:
+        self._offer_dispatch()
+
+
+@dataclass(frozen=True, slots=True)
+class LazyWorkflows:
+    home: Path
+    live: LiveConfig
+    guards: Guards
+    registered: RegisteredAgents
+    audit: AuditLog
+    renew: Callable[[Principal], Principal]
+    why_ended: WhyEnded
+    offer_dispatch: Callable[[], None]
+    built: list[WorkflowParts] = field(default_factory=list)
+    """The parts, once they are needed."""
+
+    @property
+    def hub(self) -> Hub:
+        return self.guards.hub
+
+    @property
+    def is_needed(self) -> bool:
+        home, settings = self.home, self.live.config.workflows
+        return (
+            (home / FOLDER).is_dir() or (home / DATABASE).exists() or settings.database is not None
+        )
+
+    def find(self) -> WorkflowParts | None:
+        """Returns the parts, if the home has workflows or runs."""
+        return self.built[0] if self.built else None
+
+    async def require(self) -> WorkflowParts:
+        """Returns the parts, and builds them if there are none yet. Raises `ConfigError`."""
+        if not self.built:
+            parts = await self._build()
+            if self.built:  # another request was faster
+                await parts.service.close()
+            else:
+                self.built.append(parts)
+                await self._open(parts)
+        return self.built[0]
+
+    async def start(self) -> None:
+        if self.is_needed:
+            await self.require()
+
+    async def follow(self) -> None:
+        """Loads workflows that are new; called again and again."""
+        if not self.built and not (self.home / FOLDER).is_dir():
+            return
+        parts = await self.require()
+        await parts.folder.follow()
+
+    def end_principals(self, why_ended: WhyEnded) -> None:
+        for parts in self.built:
+            parts.service.end_principals(why_ended)
+
+    def begin_stop(self) -> None:
+        for parts in self.built:
+            parts.tools.begin_stop()
+            parts.service.begin_stop()
+
+    def find_webhooks(self) -> WebhookReceiver | None:
+        """Returns what receives webhooks, if a workflow has one."""
+        triggers = self.built[0].triggers.find() if self.built else None
+        return triggers.webhooks if triggers is not None else None
+
+    async def stop(self) -> None:
+        for parts in self.built:
+            await parts.triggers.close()
+            await parts.tools.close()
+            await parts.service.close()
+
+    async def _open(self, parts: WorkflowParts) -> None:
+        def offer() -> None:
+            parts.tools.offer(parts.folder.list_workflows())
+
+        parts.folder.observe(offer)
+        await parts.folder.follow()
+        await parts.service.open()
+        parts.triggers.open()
+
+    async def _build(self) -> WorkflowParts:
+        from dragoman.workflows.event_waits import EventWaits
+        from dragoman.workflows.exposure import WorkflowTools
+        from dragoman.workflows.folder import WorkflowFolder
+        from dragoman.workflows.run_calls import RunCalls
+        from dragoman.workflows.runner import RunLimits, Runner
+        from dragoman.workflows.service import RetentionLimits, RunService
+        from dragoman.workflows.waits import StepWaits
+
+        hub, settings = self.hub, self.live.config.workflows
+        store = await self._open_store()
+        folder = WorkflowFolder(self.home / FOLDER)
+        calls = RunCalls(hub, self.renew, self.why_ended)
+        waits = StepWaits(
+            self.guards.approvals.find_desk,
+            lambda name, inputs, origin: service.build_child(name, inputs, origin),
+            settings.max_depth,
+        )
+        runner = Runner(
+            hub,
+            store,
+            LoadedVersions(),
+            calls,
+            waits,
+            CalledAgents(hub, self.registered, self.offer_dispatch),
+            self._find_variables,
+            RunLimits(advancing=settings.concurrency, active=settings.max_active),
+        )
+        tools = WorkflowTools(hub, lambda: service, compile_schema)
+        service = RunService(
+            hub,
+            store,
+            folder,
+            runner,
+            waits,
+            EventWaits(hub.bus, store, runner, time.time),
+            calls,
+            self.guards.approvals.find_desk,
+            self.audit,
+            RetentionLimits(
+                unfinished=settings.max_unfinished,
+                keep_days=settings.keep_days,
+                keep_runs=settings.keep_runs,
+            ),
+            tools.build_tool,
+        )
+        triggers = LazyTriggers(self.home, folder, service, hub.bus, self.live.secrets.resolve)
+        return WorkflowParts(folder, service, tools, triggers)
+
+    def _find_variables(self) -> Mapping[str, str]:
+        return self.live.variables
+
+    async def _open_store(self) -> RunStore:
+        url = self.live.config.workflows.database
+        if url is None:
+            from dragoman.stores.runs import SqliteRuns
+
+            return SqliteRuns(self.home)
+        from dragoman.stores.runs_postgres import open_postgres_runs
+
+        if is_reference(url):
+            url = await self.live.secrets.resolve(url, "[workflows] database")
+        return await open_postgres_runs(url)

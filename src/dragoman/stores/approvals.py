@@ -1,0 +1,294 @@
+"""The `ApprovalStore` in `approvals.db`, which exists once something has needed an approval.
+
+Each change is one durable transaction: whether a request is decided, and whether its call has
+begun, is true on the disk before anything follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dragoman.core.approvals import (
+    APPROVED,
+    CALL,
+    EXPIRED,
+    INTERRUPTED,
+    PENDING,
+    RUNNING,
+    Approval,
+    ApprovalRequest,
+    ParkedCall,
+    StoredApproval,
+)
+from dragoman.core.call import MessageOrigin
+from dragoman.core.errors import Overloaded
+from dragoman.core.principal import Principal
+from dragoman.core.structs import asdict
+from dragoman.core.taint import LabelOrigin
+from dragoman.stores.sqlite import LoopStore
+
+DATABASE = "approvals.db"
+MIGRATIONS = (
+    """
+CREATE TABLE approvals (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, org TEXT NOT NULL, holder TEXT NOT NULL,
+    request TEXT NOT NULL, parked TEXT NOT NULL, match TEXT NOT NULL,
+    requested_at REAL NOT NULL, expires_at REAL NOT NULL,
+    state TEXT NOT NULL, decided_at REAL NOT NULL DEFAULT 0, decided_by TEXT NOT NULL DEFAULT '',
+    comment TEXT NOT NULL DEFAULT '',
+    outcome TEXT NOT NULL DEFAULT '', problem TEXT NOT NULL DEFAULT '',
+    ended_at REAL NOT NULL DEFAULT 0, reply BLOB NOT NULL DEFAULT x'',
+    delivered INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL
+) STRICT;
+CREATE INDEX approvals_by_match ON approvals (match);
+CREATE INDEX approvals_by_state ON approvals (state, expires_at);
+""",
+)
+MAX_BYTES = 256 * 1024 * 1024
+"""Of closed requests and replies together; the oldest go first."""
+_COLUMNS = (
+    "number, request, parked, match, requested_at, state, decided_at, decided_by, comment, "
+    "outcome, problem, ended_at, delivered"
+)
+_PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
+
+
+class SqliteApprovals(LoopStore):
+    def __init__(self, home: Path) -> None:
+        super().__init__(home / DATABASE, MIGRATIONS, durable=True)
+
+    def add(self, stored: StoredApproval, most: int, most_each: int) -> None:
+        approval, request = stored.approval, stored.request
+        encoded = _encode(_json_from_request(request))
+        parked = _encode(_json_from_parked(stored.parked)) if stored.parked else ""
+        requester = request.requester
+        with self._transact() as db:
+            pending = "SELECT count(*) FROM approvals WHERE state = ?"
+            total = db.execute(pending, (PENDING,)).fetchone()[0]
+            each = db.execute(f"{pending} AND holder = ?", (PENDING, requester.key)).fetchone()[0]
+            if total >= most or each >= most_each:
+                raise Overloaded(
+                    f'"{request.title}" was refused: it needs an approval, and '
+                    + (f"{each} calls of {requester}" if each >= most_each else f"{total} calls")
+                    + " wait for one already; try again later or raise [approvals] "
+                    + ("pending_each" if each >= most_each else "pending")
+                )
+            db.execute(
+                "INSERT INTO approvals (id, kind, org, holder, request, parked, match, "
+                "requested_at, expires_at, state, size) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    request.id,
+                    request.kind,
+                    requester.org,
+                    requester.key,
+                    encoded,
+                    parked,
+                    stored.match,
+                    approval.requested_at,
+                    request.expires_at,
+                    PENDING,
+                    len(encoded) + len(parked),
+                ),
+            )
+
+    def find(self, id: str) -> StoredApproval | None:
+        rows = self._read(f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (id,))
+        return _approval_from_row(rows[0]) if rows else None
+
+    def find_latest(self, match: str) -> StoredApproval | None:
+        rows = self._read(
+            f"SELECT {_COLUMNS} FROM approvals WHERE match = ? ORDER BY number DESC LIMIT 1",
+            (match,),
+        )
+        return _approval_from_row(rows[0]) if rows else None
+
+    def list_approvals(
+        self, org: str, state: str, before: int | None, most: int, now: float
+    ) -> list[StoredApproval]:
+        query = f"SELECT {_COLUMNS} FROM approvals WHERE org = ?"
+        values: list[Any] = [org]
+        if state in (PENDING, EXPIRED):  # the sweep may not have seen it yet
+            late = "<=" if state == EXPIRED else ">"
+            joined = "OR" if state == EXPIRED else "AND"
+            query += f" AND (state = ? {joined} (state = 'pending' AND expires_at {late} ?))"
+            values += [state, now]
+        elif state:
+            query += " AND state = ?"
+            values.append(state)
+        if before is not None:
+            query += " AND number < ?"
+            values.append(before)
+        rows = self._read(f"{query} ORDER BY number DESC LIMIT ?", [*values, most])
+        return [_approval_from_row(row) for row in rows]
+
+    def decide(self, id: str, state: str, by: str, comment: str, now: float) -> bool:
+        with self._transact() as db:
+            done = db.execute(
+                "UPDATE approvals SET state = ?, decided_by = ?, comment = ?, decided_at = ? "
+                "WHERE id = ? AND state = ? AND expires_at > ?",
+                (state, by, comment, now, id, PENDING, now),
+            )
+            return done.rowcount == 1
+
+    def expire(self, now: float) -> list[StoredApproval]:
+        late = "state = ? AND expires_at <= ?"
+        if not self._read(f"SELECT 1 FROM approvals WHERE {late} LIMIT 1", (PENDING, now)):
+            return []
+        with self._transact() as db:
+            rows = db.execute(
+                f"UPDATE approvals SET state = ?, decided_at = expires_at WHERE {late} "
+                f"RETURNING {_COLUMNS}",
+                (EXPIRED, PENDING, now),
+            ).fetchall()
+        return [_approval_from_row(row) for row in rows]
+
+    def begin(self, id: str) -> bool:
+        with self._transact() as db:
+            done = db.execute(
+                "UPDATE approvals SET outcome = ? "
+                "WHERE id = ? AND kind = ? AND state = ? AND outcome = ''",
+                (RUNNING, id, CALL, APPROVED),
+            )
+            return done.rowcount == 1
+
+    def finish(self, id: str, outcome: str, problem: str, reply: bytes, now: float) -> None:
+        with self._transact() as db:
+            db.execute(
+                "UPDATE approvals SET outcome = ?, problem = ?, reply = ?, ended_at = ?, "
+                "size = size + ? WHERE id = ? AND outcome = ?",
+                (outcome, problem, reply, now, len(reply), id, RUNNING),
+            )
+
+    def deliver(self, id: str) -> bytes | None:
+        with self._transact() as db:
+            rows = db.execute(
+                "UPDATE approvals SET delivered = 1 WHERE id = ? AND delivered = 0 "
+                "AND outcome NOT IN ('', ?) RETURNING reply",
+                (id, RUNNING),
+            ).fetchall()
+        return rows[0][0] if rows else None
+
+    def load_reply(self, id: str) -> bytes:
+        rows = self._read("SELECT reply FROM approvals WHERE id = ?", (id,))
+        return rows[0][0] if rows else b""
+
+    def list_ready(self) -> list[StoredApproval]:
+        rows = self._read(
+            f"SELECT {_COLUMNS} FROM approvals "
+            "WHERE state = ? AND outcome = '' AND parked != '' ORDER BY number",
+            (APPROVED,),
+        )
+        return [_approval_from_row(row) for row in rows]
+
+    def interrupt(self, now: float) -> int:
+        with self._transact() as db:
+            done = db.execute(
+                "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ?",
+                (INTERRUPTED, now, RUNNING),
+            )
+            return done.rowcount
+
+    def prune(self, keep: int, replies_before: float) -> None:
+        with self._transact() as db:
+            db.execute(
+                "UPDATE approvals SET reply = x'', size = size - length(reply) "
+                "WHERE ended_at < ? AND length(reply) > 0",
+                (replies_before,),
+            )
+            closed = (
+                "state != 'pending' AND NOT (state = 'approved' AND outcome IN ('', 'running'))"
+            )
+            db.execute(
+                "DELETE FROM approvals WHERE number IN (SELECT number FROM (SELECT number, "
+                "sum(size) OVER (ORDER BY number DESC) AS total FROM approvals "
+                f"WHERE {closed}) WHERE total > ?)",
+                (MAX_BYTES,),
+            )
+            db.execute(
+                f"DELETE FROM approvals WHERE {closed} AND number <= (SELECT number FROM approvals "
+                f"WHERE {closed} ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                (keep,),
+            )
+
+
+def _approval_from_row(row: tuple[Any, ...]) -> StoredApproval:
+    number, request, parked, match, at, state, decided_at, by, comment, *rest = row
+    outcome, problem, ended_at, delivered = rest
+    return StoredApproval(
+        approval=Approval(
+            request=_request_from_json(msgspec.json.decode(request.encode())),
+            state=state,
+            requested_at=at,
+            decided_at=decided_at,
+            decided_by=by,
+            comment=comment,
+            outcome=outcome,
+            problem=problem,
+        ),
+        match=match,
+        parked=_parked_from_json(msgspec.json.decode(parked.encode())) if parked else None,
+        ended_at=ended_at,
+        is_delivered=bool(delivered),
+        number=number,
+    )
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _json_from_principal(principal: Principal) -> dict[str, Any]:
+    return {name: getattr(principal, name) for name in _PRINCIPAL}
+
+
+def _principal_from_json(said: Mapping[str, Any]) -> Principal:
+    more = {name: tuple(said[name]) for name in ("roles", "scopes")}
+    return Principal(**{**said, **more})
+
+
+def _json_from_request(request: ApprovalRequest) -> dict[str, Any]:
+    return {
+        **asdict(request),
+        "requester": _json_from_principal(request.requester),
+        "arguments": dict(request.arguments),
+    }
+
+
+def _request_from_json(said: Mapping[str, Any]) -> ApprovalRequest:
+    requester, approvers = _principal_from_json(said["requester"]), tuple(said["approvers"])
+    return ApprovalRequest(**{**said, "requester": requester, "approvers": approvers})
+
+
+def _json_from_parked(parked: ParkedCall) -> dict[str, Any]:
+    message = parked.message
+    return {
+        **asdict(parked),
+        "callers": [[_json_from_principal(one), door] for one, door in parked.callers],
+        "origins": {label: asdict(origin) for label, origin in parked.origins.items()},
+        "message": {name: _to_plain(value) for name, value in asdict(message).items()}
+        if message is not None
+        else None,
+        "meta": dict(parked.meta) if parked.meta is not None else None,
+    }
+
+
+def _to_plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _parked_from_json(said: Mapping[str, Any]) -> ParkedCall:
+    message = said["message"]
+    return ParkedCall(
+        **{
+            **said,
+            "callers": tuple((_principal_from_json(one), door) for one, door in said["callers"]),
+            "chain": tuple(said["chain"]),
+            "origins": {label: LabelOrigin(**one) for label, one in said["origins"].items()},
+            "message": MessageOrigin(**message) if message is not None else None,
+        }
+    )

@@ -1,0 +1,422 @@
+"""A run that is being advanced: its journal in memory, and how outcomes and decisions change it.
+
+Nothing here waits, stores or calls. What changes is noted for the next save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from dragoman.core.call import NOTHING, Result
+from dragoman.core.errors import (
+    ApprovalPending,
+    HubError,
+    InvalidInput,
+    RateLimited,
+    WorkFailed,
+)
+from dragoman.core.logs import render_time
+from dragoman.core.runs import (
+    ANSWER,
+    APPROVAL,
+    CANCELLED,
+    COMPLETED,
+    DECIDED,
+    DECISIONS,
+    ENDED,
+    FAIL,
+    FAILED,
+    NEEDS_DECISION,
+    PENDING,
+    RETRY,
+    RUNNING,
+    SKIPPED,
+    WAITING,
+    Run,
+    StepRecord,
+    build_awaited,
+)
+from dragoman.core.structs import replace
+from dragoman.core.taint import Origins
+from dragoman.wire.json import encode
+from dragoman.workflows.compiled import AGENTS, CompiledStep, CompiledWorkflow
+from dragoman.workflows.machine import Plan, SettledLoops, plan_run
+from dragoman.workflows.model import ACTING, CONTINUE, FOREACH, PARALLEL
+from dragoman.workflows.run_calls import RunCall
+from dragoman.workflows.step_calls import (
+    DISPATCH_TOOL,
+    describe_failure,
+    may_retry,
+    output_from_result,
+)
+from dragoman.workflows.templates import ENV, RUN, TRIGGER
+
+MAX_VALUE: Final = 1024 * 1024
+"""Bytes of the JSON of one input, output or question."""
+MAX_JOURNAL: Final = 32 * 1024 * 1024
+"""Bytes of all outputs of a run, which are in memory while it is advanced."""
+MAX_TEXT: Final = 2_000
+"""Characters of a problem or a message."""
+TOO_LARGE: Final = "TooLarge"
+INTERRUPTED: Final = (
+    "the hub stopped while the step was executed; it is unknown whether it was done"
+)
+
+
+class ActiveRun:
+    def __init__(
+        self,
+        run: Run,
+        compiled: CompiledWorkflow,
+        steps: Mapping[str, StepRecord],
+        variables: Mapping[str, str],
+    ) -> None:
+        """`variables` are the values of the environment variables that the workflow declares."""
+        self.run = run
+        self.compiled = compiled
+        self.steps = dict(steps)
+        self.changed: dict[str, StepRecord] = {}
+        """Records that are not stored yet."""
+        self.children: list[tuple[Run, str]] = []
+        """Runs to be started with the next save, each with the source of its definition."""
+        self.prepared: dict[str, RunCall] = {}
+        """Calls to be made after the next save."""
+        self.stored_state = run.state
+        self._settled: SettledLoops = {}
+        self._size = sum(measure(one.output) for one in steps.values())
+        self.scope: dict[str, Any] = {
+            TRIGGER: run.inputs,
+            ENV: dict(variables),
+            RUN: {
+                "id": run.id,
+                "workflow": run.workflow,
+                "startedBy": run.owner,
+                "trigger": dict(run.origin.trigger),
+            },
+            AGENTS: run.origin.agents,
+        }
+
+    @property
+    def is_ended(self) -> bool:
+        return self.run.state in ENDED
+
+    def put(self, record: StepRecord) -> StepRecord:
+        self.steps[record.path] = self.changed[record.path] = record
+        return record
+
+    def get_step(self, path: str) -> StepRecord:
+        """Raises `InvalidInput` for a step that has not begun."""
+        if (record := self.steps.get(path)) is None:
+            raise InvalidInput(f'run "{self.run.id}" has no step "{path[:200]}" that has begun')
+        return record
+
+    def find_compiled(self, record: StepRecord) -> CompiledStep:
+        return self.compiled.by_id[record.step]
+
+    def build_key(self, path: str, generation: int = 1) -> str:
+        """The idempotency key of a step: that of its repetitions too, until a person has the failed
+        step tried again."""
+        return f"{self.run.id}:{path}" + (f":{generation}" if generation > 1 else "")
+
+    def find_generation(self, record: StepRecord) -> int:
+        """How often people have had the step tried, from 1: what an earlier one has asked for or
+        started is not used again."""
+        suffix = record.key.removeprefix(self.build_key(record.path)).removeprefix(":")
+        return int(suffix) if suffix.isdecimal() else 1
+
+    # --- planning --------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Plan:
+        plan = plan_run(self.compiled, self.steps, self.scope, now, self._settled)
+        for path, record in plan.changed.items():
+            self.changed[path] = self._bound(record)
+        return plan
+
+    def conclude(self, plan: Plan, now: float) -> None:
+        """Ends the run as planned."""
+        state, problem, output = plan.state, plan.problem, None
+        if state == COMPLETED:
+            try:
+                output = self._render_output(plan)
+                check_size(output, "the output of the run")
+            except HubError as error:
+                state, problem, output = FAILED, str(error), None
+        self.end(state, now, problem, output)
+
+    def end(self, state: str, now: float, problem: str = "", output: Any = None) -> None:
+        self.run = replace(
+            self.run,
+            state=state,
+            problem=clip(problem),
+            output=output,
+            ended_at=now,
+            wake_at=0.0,
+        )
+
+    def _render_output(self, plan: Plan) -> Any:
+        compiled = self.compiled
+        if compiled.output is not None:
+            return compiled.output.render({**self.scope, "nodes": plan.nodes})
+        return {id: plan.nodes[id] for id in compiled.find_ends() if id in plan.nodes}
+
+    def _bound(self, record: StepRecord) -> StepRecord:
+        """Fails a step whose output, or whose items, are too large."""
+        try:
+            self._size += check_size(record.output, f'the output of step "{record.path}"')
+            check_size(record.detail, f'the items of step "{record.path}"')
+            if self._size > MAX_JOURNAL:
+                raise InvalidInput(
+                    f"the outputs of the run have {self._size} bytes, and {MAX_JOURNAL} are allowed"
+                )
+        except InvalidInput as error:
+            record = self.steps[record.path] = replace(
+                record, state=FAILED, problem=str(error), kind=TOO_LARGE, output=None, detail={}
+            )
+        return record
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def add_labels(self, labels: Origins) -> None:
+        """Adds the taint labels of what the run has received; the origin of a known one stays."""
+        if not labels.keys() <= self.run.labels.keys():
+            self.run = replace(self.run, labels={**labels, **self.run.labels})
+
+    def complete(self, path: str, output: Any, now: float) -> None:
+        record = replace(
+            self.steps[path],
+            state=COMPLETED,
+            output=output,
+            ended_at=now,
+            wake_at=0.0,
+            awaited="",
+            detail=NOTHING,
+            problem="",
+            kind="",
+        )
+        self.put(record)
+        self.changed[path] = self._bound(record)
+
+    def take_result(self, path: str, call: RunCall, result: Result, agent: str, now: float) -> None:
+        """Records the result of a call: an output, a failure or a question."""
+        output = output_from_result(result)
+        if call.tool == DISPATCH_TOOL:
+            agent = str(output.get("agent", ""))
+        if agent:
+            self.steps[path] = replace(self.steps[path], agent=agent)
+        if result.questions is not None:
+            self._ask(path, call, result)
+        elif result.failed:
+            said = describe_failure(result)
+            self.take_error(path, WorkFailed(f'"{call.tool}" failed: {said}'), now)
+        else:
+            self.complete(path, output, now)
+
+    def _ask(self, path: str, call: RunCall, result: Result) -> None:
+        questions = {
+            name: {"kind": one.kind, **one.body} for name, one in (result.questions or {}).items()
+        }
+        detail = {
+            "questions": questions,
+            "handle": result.handle,
+            "tool": call.tool,
+            "arguments": dict(call.arguments),
+        }
+        said = "; ".join(one.text for one in (result.questions or {}).values())
+        record = replace(
+            self.steps[path],
+            state=WAITING,
+            awaited=build_awaited(ANSWER, self.run.id),
+            message=clip(said),
+            detail=detail,
+        )
+        self.put(record)
+        self.changed[path] = self._bound(record)
+
+    def park(self, path: str, call: RunCall, error: ApprovalPending) -> None:
+        """A policy wants a person to approve the call, which is made after that."""
+        detail = {"tool": call.tool, "arguments": dict(call.arguments), "handle": call.handle,
+                  "answers": None if call.answers is None else dict(call.answers)}  # fmt: skip
+        record = replace(
+            self.steps[path],
+            state=WAITING,
+            approval=error.id,
+            awaited=build_awaited(APPROVAL, error.id),
+            wake_at=error.expires_at,
+            message=clip(str(error)),
+            detail={"parked": detail},
+        )
+        self.put(record)
+        self.changed[path] = self._bound(record)
+
+    def make_approved(self, path: str) -> None:
+        """Makes the call that was parked; the hub lets it pass once."""
+        record = self.steps[path]
+        parked = record.detail["parked"]
+        self.prepared[path] = RunCall(
+            tool=parked["tool"],
+            arguments=parked["arguments"],
+            key=record.key,
+            timeout=self.find_compiled(record).step.timeout_secs,
+            answers=parked["answers"],
+            handle=parked["handle"],
+            approval=record.approval,
+        )
+        self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=NOTHING))
+
+    def take_error(self, path: str, error: HubError, now: float) -> None:
+        """Records a failed attempt: the step is tried again if it may be, or fails."""
+        record = self.steps[path]
+        step = self.find_compiled(record).step
+        retry, attempt = step.retry, max(record.attempt, 1)
+        record = replace(
+            record,
+            problem=clip(str(error)),
+            kind=error.kind,
+            attempt=attempt,
+            awaited="",
+            detail=NOTHING,
+        )
+        if isinstance(error, RateLimited):  # nothing has left, and it says when it can
+            wake = now + max(error.retry_after, 0.1)
+            self.put(replace(record, state=PENDING, attempt=attempt - 1, wake_at=wake))
+        elif attempt < retry.attempts and may_retry(error, step.repeatable or record.can_repeat):
+            pause = min(retry.backoff_secs * 2 ** (attempt - 1), retry.max_backoff_secs)
+            self.put(replace(record, state=PENDING, wake_at=now + pause))
+        else:
+            self.put(replace(record, state=FAILED, ended_at=now, wake_at=0.0))
+
+    def recover(self, now: float) -> None:
+        """Judges the calls that ran when the hub stopped."""
+        for record in list(self.steps.values()):
+            if record.state != RUNNING or record.node not in ACTING:
+                continue
+            if record.can_repeat:
+                self.put(replace(record, state=PENDING, wake_at=0.0, detail=NOTHING))
+            else:
+                problem = INTERRUPTED
+                self.put(replace(record, state=NEEDS_DECISION, problem=problem, ended_at=now))
+
+    # --- what people decide ----------------------------------------------------------------------
+
+    def cancel(self, now: float, why: str = "", state: str = CANCELLED) -> None:
+        """Ends the run and all of its steps. Compensations do not run."""
+        if self.is_ended:
+            raise InvalidInput(f'run "{self.run.id}" has ended already: it is {self.run.state}')
+        for record in list(self.steps.values()):
+            if record.state in (RUNNING, WAITING, PENDING, NEEDS_DECISION):
+                self.put(replace(record, state=CANCELLED, ended_at=now, wake_at=0.0, awaited=""))
+        self.prepared.clear()
+        self.end(state, now, why)
+
+    @property
+    def deadline(self) -> float:
+        """When the time of the run is over; 0: never."""
+        seconds = self.compiled.workflow.timeout_secs
+        return self.run.created_at + seconds if seconds is not None else 0.0
+
+    def retry(self, now: float) -> None:
+        """Continues a failed run at the steps that failed."""
+        if self.run.state != FAILED:
+            raise InvalidInput(f'run "{self.run.id}" has not failed: it is {self.run.state}')
+        if 0 < self.deadline <= now:
+            raise InvalidInput(
+                f'run "{self.run.id}" cannot continue: the "timeout" of its workflow passed at '
+                f"{render_time(self.deadline)}; start another run"
+            )
+        self._settled.clear()
+        for record in list(self.steps.values()):
+            one = self.find_compiled(record)
+            is_handled = one.step.on_error == CONTINUE and record.state == FAILED
+            if (record.state not in (FAILED, CANCELLED) and not one.compensates) or is_handled:
+                continue
+            if record.node in (FOREACH, PARALLEL):
+                has_begun = record.node == PARALLEL or "items" in record.detail
+                if has_begun:
+                    self.put(replace(record, state=RUNNING, ended_at=0.0, problem="", kind=""))
+                    continue
+            generation = self.find_generation(record) + 1
+            self.put(
+                replace(
+                    record,
+                    state=PENDING,
+                    attempt=0,
+                    ended_at=0.0,
+                    wake_at=0.0,
+                    problem="",
+                    kind="",
+                    awaited="",
+                    approval="",
+                    child="",
+                    output=None,
+                    detail=NOTHING,
+                    key=self.build_key(record.path, generation),
+                )
+            )
+        self.run = replace(self.run, state=RUNNING, problem="", ended_at=0.0, output=None)
+
+    def decide(self, path: str, decision: str, by: str, now: float) -> None:
+        """Applies what a person has decided about a step whose outcome is unknown."""
+        record = self.get_step(path)
+        if record.state != NEEDS_DECISION:
+            raise InvalidInput(f'step "{path}" needs no decision: it is {record.state}')
+        if decision not in DECISIONS:
+            raise InvalidInput(f"the decision must be one of {', '.join(DECISIONS)}")
+        if decision == RETRY:
+            self.put(replace(record, state=PENDING, ended_at=0.0, wake_at=0.0, problem=""))
+            return
+        state = FAILED if decision == FAIL else SKIPPED
+        said = f"{by} has decided to {decision} it: {INTERRUPTED}"
+        self.put(
+            replace(record, state=state, kind=DECIDED, problem=said, ended_at=now, wake_at=0.0)
+        )
+
+    def answer(self, path: str, answers: Mapping[str, Any]) -> None:
+        """Continues a step that has asked, with the answers."""
+        record = self.get_step(path)
+        questions = record.detail.get("questions")
+        if record.state != WAITING or not isinstance(questions, Mapping):
+            raise InvalidInput(f'step "{path}" asks nothing: it is {record.state}')
+        if unknown := answers.keys() - questions.keys():
+            asked = ", ".join(sorted(questions))
+            raise InvalidInput(f'step "{path}" has not asked "{min(unknown)[:100]}", but: {asked}')
+        check_size(dict(answers), "the answers")
+        step = self.find_compiled(record).step
+        self.prepared[path] = RunCall(
+            tool=str(record.detail["tool"]),
+            arguments=record.detail["arguments"],
+            key=record.key,
+            timeout=step.timeout_secs,
+            answers=dict(answers),
+            handle=record.detail["handle"],
+            approval=build_id(f"{record.key} answer {record.detail['handle']}"),
+        )
+        # The handle is used up, and is not stored any more.
+        self.put(replace(record, state=RUNNING, awaited="", detail=NOTHING, message=""))
+
+
+def clip(text: str) -> str:
+    """Shortens a text, and makes it one that can be stored."""
+    return text[:MAX_TEXT].encode("utf-8", "replace").decode()
+
+
+def build_id(key: str) -> str:
+    """Builds the id of what a step starts from its key."""
+    return sha256(f"workflow step\0{key}".encode()).hexdigest()[:32]
+
+
+def check_size(value: Any, what: str) -> int:
+    """Returns the bytes of a value's JSON. Raises `InvalidInput` for one that is too large, or is
+    no JSON."""
+    try:
+        size = measure(value)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        raise InvalidInput(f"{what} cannot be written as JSON") from None
+    if size > MAX_VALUE:
+        raise InvalidInput(f"{what} has {size} bytes, and {MAX_VALUE} are allowed")
+    return size
+
+
+def measure(value: Any) -> int:
+    return len(encode(value)) if value else 0

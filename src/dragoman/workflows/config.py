@@ -1,0 +1,53 @@
+"""`[workflows]`: how many runs are worked on, and how long they are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class WorkflowSettings(Struct, frozen=True, kw_only=True):
+    database: Annotated[
+        str | None,
+        Meta(
+            description="Where runs are stored: the address of a PostgreSQL database, or a "
+            'reference to it such as "env:DATABASE_URL"; by default `runs.db` in the home.'
+        ),
+    ] = None
+    concurrency: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="How many runs are advanced at once; those whose calls take long, or that "
+            "wait, do not count.",
+        ),
+    ] = 8
+    max_active: Annotated[
+        int,
+        Meta(ge=1, le=10_000, description="How many runs may have calls in progress."),
+    ] = 256
+    max_unfinished: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="How many runs may be unfinished, half of them of one principal.",
+        ),
+    ] = 100_000
+    max_depth: Annotated[
+        int,
+        Meta(ge=1, le=20, description="How deep runs may start other runs with `workflow.run`."),
+    ] = 5
+    keep_days: Annotated[
+        float, Meta(gt=0, le=36_500, description="Days after which a finished run is deleted.")
+    ] = 30.0
+    keep_runs: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="How many finished runs are kept; the oldest are deleted.",
+        ),
+    ] = 10_000

@@ -1,0 +1,650 @@
+"""Advances runs: plans, journals what it is about to do, does it, and journals the outcome.
+
+A run is in memory while its calls run; one that only waits is a row in the store. Everything that
+changes a run passes through its driver, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from dragoman.core.background import Background
+from dragoman.core.bus import Bus
+from dragoman.core.call import Progress, Update
+from dragoman.core.errors import (
+    ApprovalPending,
+    HubError,
+    NotFound,
+    ShuttingDown,
+    StorageFailed,
+    WorkFailed,
+)
+from dragoman.core.events import RunChanged, StepChanged
+from dragoman.core.hub import Hub
+from dragoman.core.runs import (
+    CANCELLED,
+    COMPLETED,
+    ENDED,
+    FAILED,
+    NEEDS_DECISION,
+    PENDING,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Run,
+    RunStore,
+    StepRecord,
+)
+from dragoman.core.structs import Struct, replace
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import WORKFLOW
+from dragoman.workflows.active_run import ActiveRun, build_id, check_size, clip
+from dragoman.workflows.compiled import CompiledWorkflow
+from dragoman.workflows.machine import ReadyStep
+from dragoman.workflows.model import ACTING, Workflow
+from dragoman.workflows.run_calls import CallOutcome, RunCall, RunCalls
+from dragoman.workflows.step_calls import StepAgents, build_call, can_repeat
+from dragoman.workflows.waits import StepWaits
+
+log = logging.getLogger(__name__)
+
+MAX_COMPILED = 100
+"""Versions of workflows whose templates are kept parsed."""
+
+
+class RunLimits(Struct, frozen=True, kw_only=True):
+    advancing: int = 8
+    """Runs that are advanced at once; one whose calls take long does not count."""
+    active: int = 256
+    """Runs in memory: those that are advanced, and those whose calls take long."""
+    long_call_secs: float = 1.0
+    longest_wait: float = 30.0
+    """Seconds after which the clock is read again, which may have been set."""
+    retry_secs: float = 1.0
+    """After a failure of the store."""
+    stop_secs: float = 3.0
+    """How long running calls may take to end when the hub stops."""
+
+
+class Definitions(Protocol):
+    def parse(self, name: str, source: str) -> Workflow:
+        """Loads the version of a workflow that a run began with. Raises `InvalidInput`."""
+
+
+Action = Callable[[ActiveRun], None]
+"""Changes a run. Raises a `HubError` if that is not possible."""
+Watcher = Callable[[Run, StepRecord | None], None]
+"""Gets the run after each change, with the step if one has changed."""
+
+
+class _Driver:
+    """What advances one run, while it is in memory."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.active: ActiveRun | None = None
+        self.inbox: deque[tuple[Action, asyncio.Future[Run] | None]] = deque()
+        self.applied: list[asyncio.Future[Run]] = []
+        """Futures of actions that are not stored yet."""
+        self.outcomes: deque[tuple[str, RunCall, CallOutcome | HubError]] = deque()
+        self.calls: dict[str, asyncio.Task[None]] = {}
+        self.nested: set[str] = set()
+        """The paths of those that wait for other runs: calls of exposed workflows."""
+        self.woken = asyncio.Event()
+        self.is_busy = True
+        self.is_retried = False
+        """Whether the store failed: another driver takes over."""
+
+    @property
+    def waits_for_runs(self) -> bool:
+        return not self.is_busy and bool(self.calls) and self.calls.keys() <= self.nested
+
+
+class Runner:
+    def __init__(
+        self,
+        hub: Hub,
+        store: RunStore,
+        definitions: Definitions,
+        calls: RunCalls,
+        waits: StepWaits,
+        agents: StepAgents,
+        find_variables: Callable[[], Mapping[str, str]],
+        limits: RunLimits,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._hub = hub
+        self._bus: Bus = hub.bus
+        self._store = store
+        self._definitions = definitions
+        self._calls = calls
+        self._waits = waits
+        self._agents = agents
+        self._find_variables = find_variables
+        self._limits = limits
+        self._clock = clock
+        self._drivers: dict[str, _Driver] = {}
+        self._busy = 0
+        self._background = Background("workflow runs")
+        self._call_tasks = Background("calls of workflow runs")
+        self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
+        self._watchers: dict[str, list[Watcher]] = {}
+        self._is_filling = self._fills_again = self._is_closing = False
+        self._next_wake = 0.0
+        self._clock_woken = asyncio.Event()
+        self._turns = asyncio.Lock()
+        self.unfinished: Counter[tuple[str, str]] = Counter()
+        """Runs that have not ended, by org and owner."""
+        self.on_wait: Callable[[Run, StepRecord], None] = lambda run, record: None
+        """Called with each step that waits, once that is stored."""
+
+    # --- start and stop --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Continues the runs that a hub has left unfinished."""
+        self.unfinished.update(await self._store.count_unfinished())
+        if count := await self._store.requeue_running():
+            log.info("%d workflow runs were interrupted by the stop of the hub", count)
+        self._background.spawn(self._watch_clock())
+        self.fill()
+
+    def begin_stop(self) -> None:
+        """Lets no more steps begin."""
+        self._is_closing = True
+
+    async def close(self) -> None:
+        """Lets running calls end, for a moment; the runs continue with the next start."""
+        self.begin_stop()
+        for driver in self._drivers.values():
+            driver.woken.set()
+        await self._call_tasks.close(grace=self._limits.stop_secs)
+        for driver in self._drivers.values():
+            driver.woken.set()
+        await self._background.close()
+
+    @property
+    def active_count(self) -> int:
+        return len(self._drivers)
+
+    def compile(self, workflow: Workflow) -> CompiledWorkflow:
+        """Parses the templates of a version once."""
+        key = workflow.digest
+        if (known := self._compiled.get(key)) is None or not key:
+            known = self._compiled[key] = CompiledWorkflow(workflow)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return known
+
+    def find_workflow(self, run: Run, source: str | None) -> Workflow:
+        """The version of its workflow that a run is of. Raises `InvalidInput`."""
+        known = self._compiled.get(run.digest)
+        if known is None:
+            known = self.compile(self._definitions.parse(run.workflow, source or ""))
+        return known.workflow
+
+    # --- entry points ----------------------------------------------------------------------------
+
+    def begin(self, run: Run) -> None:
+        """Advances a run that was just stored: at once if there is room, or if it is the only one
+        of its owner, which need not wait for the many of another."""
+        self.announce(run)
+        if run.id in self._drivers:
+            return  # it was taken from the queue meanwhile
+        has_room = self._busy < self._limits.advancing or self._is_alone(run)
+        if has_room and not self._is_closing:
+            is_known = run.digest in self._compiled
+            self._open_driver(run.id, self._build_active(run, None, {}) if is_known else None)
+        else:
+            self.fill()
+
+    def _is_alone(self, run: Run) -> bool:
+        if len(self._drivers) >= self._limits.active:
+            return False
+        return self.unfinished[run.org, run.owner] == 1
+
+    def count(self, run: Run, more: int) -> None:
+        """Counts a run that is about to be stored, or has ended."""
+        key = run.org, run.owner
+        self.unfinished[key] += more
+        if self.unfinished[key] <= 0:
+            del self.unfinished[key]
+
+    async def change(self, id: str, action: Action) -> Run:
+        """Applies an action to a run, and returns the run once that is stored. Raises a
+        `HubError`."""
+        done: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+        self.deliver(id, action, done)
+        return await done
+
+    def deliver(self, id: str, action: Action, done: asyncio.Future[Run] | None = None) -> None:
+        driver = self._drivers.get(id) or self._open_driver(id)
+        driver.inbox.append((action, done))
+        driver.woken.set()
+
+    def watch(self, id: str, watcher: Watcher) -> Callable[[], None]:
+        """Calls the watcher after each change of a run; returns what ends that."""
+        self._watchers.setdefault(id, []).append(watcher)
+
+        def end() -> None:
+            left = [one for one in self._watchers.get(id, ()) if one is not watcher]
+            if left:
+                self._watchers[id] = left
+            else:
+                self._watchers.pop(id, None)
+
+        return end
+
+    def find_message(self, id: str, path: str) -> str:
+        """The last message of a step that is executed now, which is not stored yet."""
+        driver = self._drivers.get(id)
+        record = driver.active.steps.get(path) if driver is not None and driver.active else None
+        return record.message if record is not None else ""
+
+    def list_active(self) -> list[Run]:
+        return [one.active.run for one in self._drivers.values() if one.active is not None]
+
+    # --- the queue -------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Takes runs from the queue, as many as there is room for."""
+        self._fills_again = True
+        if not self._is_filling and not self._is_closing:
+            self._is_filling = True
+            self._background.spawn(self._fill())
+
+    async def _fill(self) -> None:
+        try:
+            while self._fills_again and not self._is_closing:
+                self._fills_again = False
+                limits, count = self._limits, len(self._drivers)
+                # Those that wait for other runs leave room for them.
+                active = sum(not one.waits_for_runs for one in self._drivers.values())
+                room = min(limits.advancing - self._busy, limits.active - active)
+                if room <= 0:
+                    return  # called again when one ends
+                due = await self._store.list_due(self._clock(), room + count)
+                new = [id for id in due if id not in self._drivers][:room]
+                for id in new:
+                    self._open_driver(id)
+                self._fills_again = self._fills_again or bool(new)
+        except StorageFailed as error:
+            log.error("workflow runs cannot be read: %s", error)
+        finally:
+            self._is_filling = False
+
+    async def _watch_clock(self) -> None:
+        """Wakes runs whose time has come, without end."""
+        while True:
+            self._clock_woken.clear()
+            try:
+                self._next_wake = await self._store.find_next_wake()
+            except StorageFailed as error:
+                log.error("workflow runs cannot be read: %s", error)
+                self._next_wake = self._clock() + self._limits.retry_secs
+            wait = self._limits.longest_wait
+            if self._next_wake:
+                wait = min(wait, max(0.0, self._next_wake - self._clock()))
+            if wait <= 0.0:
+                self.fill()
+                wait = 0.1  # they may have to wait for room
+            try:
+                async with asyncio.timeout(wait):
+                    await self._clock_woken.wait()
+            except TimeoutError:
+                self.fill()
+
+    def _note_wake(self, at: float) -> None:
+        if at and (not self._next_wake or at < self._next_wake):
+            self._clock_woken.set()
+
+    # --- drivers ---------------------------------------------------------------------------------
+
+    def _open_driver(self, id: str, active: ActiveRun | None = None) -> _Driver:
+        assert id not in self._drivers, "a run has one driver"
+        driver = self._drivers[id] = _Driver(id)
+        driver.active = active
+        self._busy += 1
+        self._background.spawn(self._drive(driver))
+        return driver
+
+    def _set_busy(self, driver: _Driver, is_busy: bool) -> None:
+        if driver.is_busy is not is_busy:
+            driver.is_busy = is_busy
+            self._busy += 1 if is_busy else -1
+
+    async def _drive(self, driver: _Driver) -> None:
+        try:
+            while True:
+                await self._take_turn()
+                if (active := driver.active) is None:  # one after the other, when many are woken
+                    active = driver.active = await self._load(driver.id)
+                driver.woken.clear()
+                self._take_inbox(driver, active)
+                self._take_outcomes(driver, active)
+                self._advance(driver, active)
+                await self._save(driver, active)
+                self._start_calls(driver, active)
+                if driver.inbox or driver.outcomes:
+                    continue
+                if active.is_ended or not driver.calls:
+                    break
+                await self._wait(driver, active)
+        except StorageFailed as error:
+            driver.is_retried = True
+            self._refuse(driver, error)
+            await asyncio.sleep(self._limits.retry_secs)
+        except HubError as error:
+            self._refuse(driver, error)
+            await self._fail(driver.id, error)
+        except asyncio.CancelledError:
+            self._refuse(driver, ShuttingDown("the hub is stopping"))
+            raise
+        except Exception as error:
+            log.exception('run "%s" cannot be advanced', driver.id)
+            problem = WorkFailed(f'run "{driver.id}" cannot be advanced: {error!r}')
+            self._refuse(driver, problem)
+            await self._fail(driver.id, problem)
+        finally:
+            for task in driver.calls.values():
+                task.cancel()
+            self._set_busy(driver, False)
+            del self._drivers[driver.id]
+            self._reopen(driver)
+            self.fill()
+
+    def _reopen(self, driver: _Driver) -> None:
+        """Continues with what has come since the driver failed, or what the store failed for."""
+        if (driver.inbox or driver.is_retried) and not self._is_closing:
+            self._open_driver(driver.id).inbox.extend(driver.inbox)
+
+    async def _take_turn(self) -> None:
+        """Lets one run advance in a turn of the event loop: between two of them, the calls of
+        others make progress."""
+        await self._turns.acquire()
+        asyncio.get_running_loop().call_soon(self._turns.release)
+
+    async def _load(self, id: str) -> ActiveRun:
+        run = await self._store.find(id)
+        if run is None:
+            raise NotFound(f'there is no run "{id[:64]}"')
+        source = None
+        if run.digest not in self._compiled:
+            source = await self._store.find_source(run.digest)
+        steps = {one.path: one for one in await self._store.load_steps(id)}
+        active = self._build_active(run, source, steps)
+        active.recover(self._clock())
+        return active
+
+    def _build_active(
+        self, run: Run, source: str | None, steps: Mapping[str, StepRecord]
+    ) -> ActiveRun:
+        compiled = self.compile(self.find_workflow(run, source))
+        declared = compiled.workflow.env
+        variables = self._find_variables() if declared else {}
+        known = {name: variables[name] for name in declared if name in variables}
+        return ActiveRun(run, compiled, steps, known)
+
+    def _refuse(self, driver: _Driver, error: HubError) -> None:
+        """Tells those who wait for the driver that it has failed. What no caller waits for, such as
+        a decision, is kept for the next driver if there will be one."""
+        waiting = self._refuse_waiting(driver, error)
+        if not driver.is_retried:
+            driver.inbox.clear()
+        if not waiting and not self._is_closing:
+            log.error("%s", error)
+
+    def _refuse_waiting(self, driver: _Driver, error: HubError) -> int:
+        """Answers the callers that wait for the driver with the error, and returns how many they
+        were."""
+        waiting = [*driver.applied, *(done for _, done in driver.inbox if done is not None)]
+        driver.applied.clear()
+        driver.inbox = deque(one for one in driver.inbox if one[1] is None)
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error)
+        return len(waiting)
+
+    async def _fail(self, id: str, error: HubError) -> None:
+        """Ends a run that cannot be advanced: its definition cannot be read any more."""
+        run = await self._store.find(id)
+        if run is not None and run.state not in ENDED:
+            run = replace(run, state=FAILED, problem=clip(str(error)), ended_at=self._clock())
+            await self._store.save(run)
+            self.count(run, -1)
+            self.announce(run)
+            self._tell_parent(run)
+
+    async def _wait(self, driver: _Driver, active: ActiveRun) -> None:
+        """Waits for the end of a call, an action, or the time of something else in the run."""
+        loop = asyncio.get_running_loop()
+        due = active.run.wake_at
+        timer = None
+        if due:
+            timer = loop.call_later(max(0.0, due - self._clock()), driver.woken.set)
+        long_call = loop.call_later(self._limits.long_call_secs, self._release_slot, driver)
+        try:
+            await driver.woken.wait()
+        finally:
+            long_call.cancel()
+            if timer is not None:
+                timer.cancel()
+            self._set_busy(driver, True)
+
+    def _release_slot(self, driver: _Driver) -> None:
+        self._set_busy(driver, False)
+        self.fill()
+
+    # --- advancing -------------------------------------------------------------------------------
+
+    def _take_inbox(self, driver: _Driver, active: ActiveRun) -> None:
+        while driver.inbox:
+            action, done = driver.inbox.popleft()
+            try:
+                action(active)
+            except HubError as error:
+                if done is not None and not done.done():
+                    done.set_exception(error)
+            else:
+                if done is not None:
+                    driver.applied.append(done)
+
+    def _take_outcomes(self, driver: _Driver, active: ActiveRun) -> None:
+        now = self._clock()
+        while driver.outcomes:
+            path, call, outcome = driver.outcomes.popleft()
+            record = active.steps[path]
+            if isinstance(outcome, CallOutcome):  # an error is a text of its target, too
+                active.add_labels(outcome.labels)
+                outcome = outcome if outcome.error is None else outcome.error
+            if record.state != RUNNING:
+                continue  # the run was cancelled meanwhile
+            if isinstance(outcome, ShuttingDown):  # nothing has left: it begins with the next start
+                active.put(replace(record, state=PENDING, attempt=record.attempt - 1))
+            elif isinstance(outcome, ApprovalPending):
+                active.park(path, call, outcome)
+            elif isinstance(outcome, HubError):
+                active.take_error(path, outcome, now)
+            else:
+                active.take_result(path, call, outcome.result, outcome.agent, now)
+
+    def _advance(self, driver: _Driver, active: ActiveRun) -> None:
+        if active.is_ended:
+            return
+        now = self._clock()
+        seconds, deadline = active.compiled.workflow.timeout_secs, active.deadline
+        if 0 < deadline <= now:
+            active.cancel(now, f"the run took longer than {seconds:g} s", FAILED)
+            return
+        for record in list(active.steps.values()):
+            if record.state == WAITING and 0 < record.wake_at <= now:
+                self._waits.check(active, record, now)
+        while True:
+            plan = active.plan(now)
+            if not plan.ready or self._is_closing:
+                break
+            for one in plan.ready:
+                self._begin_step(active, one, now)
+        if plan.state in (COMPLETED, FAILED):
+            active.conclude(plan, now)
+            return
+        state = QUEUED if self._is_closing and plan.state == RUNNING else plan.state
+        due = [at for at in (plan.wake_at, deadline) if at]
+        active.run = replace(active.run, state=state, wake_at=min(due, default=0.0))
+
+    def _begin_step(self, active: ActiveRun, ready: ReadyStep, now: float) -> None:
+        step, path, old = ready.step.step, ready.path, ready.record
+        record = StepRecord(
+            path=path,
+            step=step.id,
+            node=step.node,
+            state=RUNNING,
+            attempt=(old.attempt if old is not None else 0) + 1,
+            key=old.key if old is not None and old.key else active.build_key(path),
+            started_at=old.started_at if old is not None and old.started_at else now,
+            detail={} if old is None else old.detail,
+        )
+        active.put(record)
+        try:
+            config = ready.step.render(ready.scope)
+            check_size(config, f'the settings of step "{path}"')
+            if step.node not in ACTING:
+                self._waits.begin(active, record, config, now)
+                return
+            call = build_call(step.node, config, self._agents)
+        except HubError as error:
+            active.take_error(path, error, now)
+            return
+        repeats = step.repeatable or can_repeat(self._hub.find(call.tool, EVERYTHING))
+        active.put(replace(record, tool=call.tool, agent=call.agent, can_repeat=repeats))
+        active.prepared[path] = RunCall(
+            tool=call.tool,
+            arguments=call.arguments,
+            key=record.key,
+            timeout=step.timeout_secs,
+            approval=build_id(f"{record.key} call {record.attempt}"),
+        )
+
+    # --- storing ---------------------------------------------------------------------------------
+
+    async def _save(self, driver: _Driver, active: ActiveRun) -> None:
+        """Stores what has changed; no call is made before that. Tries until it succeeds: what has
+        happened must not happen again."""
+        changed, children = active.changed, active.children
+        if changed or children or active.run.state != active.stored_state or driver.applied:
+            active.changed, active.children = {}, []
+            while True:
+                try:
+                    await self._store.save(active.run, changed.values(), children)
+                    break
+                except StorageFailed as error:
+                    log.error('run "%s" cannot be stored: %s', driver.id, error)
+                    self._refuse_waiting(driver, error)
+                    await asyncio.sleep(self._limits.retry_secs)
+            self._announce_changes(active, changed)
+        for done in driver.applied:
+            if not done.done():
+                done.set_result(active.run)
+        driver.applied.clear()
+        if active.run.state in (WAITING, NEEDS_DECISION):
+            self._note_wake(active.run.wake_at)
+        for child, _ in children:
+            self.begin(child)
+
+    def _announce_changes(self, active: ActiveRun, changed: Mapping[str, StepRecord]) -> None:
+        run = active.run
+        for record in changed.values():
+            self.announce(run, record)
+            if record.state in (CANCELLED, FAILED):
+                self._release_awaited(record)
+            elif record.state == WAITING:
+                self.on_wait(run, record)
+        if run.state == active.stored_state:
+            return
+        was_ended, active.stored_state = active.stored_state in ENDED, run.state
+        if was_ended is not active.is_ended:
+            self.count(run, 1 if was_ended else -1)
+        self.announce(run)
+        if active.is_ended:
+            self._tell_parent(run)
+
+    def _tell_parent(self, run: Run) -> None:
+        if run.origin.parent:
+            path = run.origin.parent_path
+            end = partial(self._waits.take_child, path=path, child=run, now=self._clock())
+            self.deliver(run.origin.parent, end)
+
+    def _release_awaited(self, record: StepRecord) -> None:
+        """Nothing waits any more for what a step has started."""
+        try:
+            self._waits.withdraw(record)
+        except HubError as error:
+            log.error("an approval cannot be withdrawn: %s", error)
+        if record.child:
+            self.deliver(record.child, partial(_cancel_if_open, now=self._clock()))
+
+    def announce(self, run: Run, record: StepRecord | None = None) -> None:
+        for watcher in self._watchers.get(run.id, ()):
+            watcher(run, record)
+        if record is None:
+            if self._bus.is_observed(RunChanged):
+                self._bus.emit(
+                    RunChanged(run.id, run.workflow, run.state, run.problem, run.org, run.owner)
+                )
+        elif self._bus.is_observed(StepChanged):
+            said = record.problem or record.message
+            self._bus.emit(
+                StepChanged(
+                    run.id, run.workflow, record.path, record.node, record.state, said,
+                    run.org, run.owner,
+                )
+            )  # fmt: skip
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def _start_calls(self, driver: _Driver, active: ActiveRun) -> None:
+        if active.is_ended:
+            for task in driver.calls.values():
+                task.cancel()
+        prepared, active.prepared = active.prepared, {}
+        for path, call in prepared.items():
+            if self._hub.find(call.tool, EVERYTHING).target.name == WORKFLOW:
+                driver.nested.add(path)
+            driver.calls[path] = self._call_tasks.spawn(self._call(driver, active, path, call))
+
+    async def _call(self, driver: _Driver, active: ActiveRun, path: str, call: RunCall) -> None:
+        try:
+            run, report = active.run, partial(self._report, active, path)
+            outcome: CallOutcome | HubError = await self._calls.make(run, run.labels, call, report)
+        except HubError as error:
+            outcome = error.with_traceback(None)
+        except Exception as error:
+            log.exception('step "%s" of run "%s" failed', path, driver.id)
+            outcome = WorkFailed(f'"{call.tool}" failed: {error!r}')
+        finally:
+            # A retry may have begun another call while this one was being cancelled.
+            if is_last := driver.calls.get(path) is asyncio.current_task():
+                del driver.calls[path]
+                driver.nested.discard(path)
+            driver.woken.set()
+        if is_last:
+            driver.outcomes.append((path, call, outcome))
+
+    def _report(self, active: ActiveRun, path: str, update: Update) -> None:
+        """Announces progress; it is stored with the next change of the step."""
+        record = active.steps[path]
+        if isinstance(update, Progress) and update.message and record.state == RUNNING:
+            record = replace(record, message=clip(update.message))
+            active.steps[path] = record
+            self.announce(active.run, record)
+
+
+def _cancel_if_open(active: ActiveRun, now: float) -> None:
+    if not active.is_ended:
+        active.cancel(now, "the run that started it does not wait for it any more")

@@ -1,0 +1,136 @@
+"""The store of workflow runs: the same on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workflows.postgres_server import create_database, run_postgres
+
+from dragoman.core.errors import ConfigError, InvalidInput
+from dragoman.core.runs import (
+    COMPLETED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Run,
+    RunFilter,
+    RunOrigin,
+    RunPrincipal,
+    RunStore,
+    StepRecord,
+)
+from dragoman.core.structs import replace
+from dragoman.core.taint import LabelOrigin
+from dragoman.stores.runs import SqliteRuns
+from dragoman.stores.runs_postgres import open_postgres_runs
+
+pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with run_postgres() as url:
+        yield url
+
+
+def build(id: str, at: float = 1.0, **more: Any) -> Run:
+    starter = RunPrincipal("key", more.pop("by", "ann"), "default", ("dev",), door="api")
+    origin = RunOrigin(starter=starter, trigger={"kind": "manual"}, trace="t", chain=("a.b",))
+    inputs = {"text": "a\0b \U0001f600 é", "list": [1, None, {"x": 1.5}]}
+    values = {"workflow": "w", "digest": f"d{at}", "inputs": inputs, **more}
+    return Run(id=id, origin=origin, created_at=at, **values)
+
+
+def step(path: str, state: str = COMPLETED, **more: Any) -> StepRecord:
+    return StepRecord(path=path, step=path, node="tool.call", state=state, **more)
+
+
+@asynccontextmanager
+async def open_store(kind: str, home: Path, url: str) -> AsyncIterator[RunStore]:
+    store: RunStore = SqliteRuns(home) if kind == "sqlite" else await open_postgres_runs(url)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_runs_are_stored_found_and_pruned(kind: str, tmp_path: Path, postgres: str) -> None:
+    url = await create_database(postgres) if kind == "postgres" else ""
+    async with open_store(kind, tmp_path, url) as store:
+        first = build("r1")
+        await store.add(first, "source 1")
+        await store.add(replace(first, workflow="changed"), "source 1")
+        assert await store.find("r1") == first
+        assert await store.find("r9") is None
+        assert await store.find_source("d1.0") == "source 1"
+        assert await store.list_due(0.0, 10) == ["r1"]
+
+        labels = {"secret": LabelOrigin("t.x", "trace", "why")}
+        second = build("r2", 2.0, by="bob")
+        waits = step("w", WAITING, awaited="approval A1", started_at=2.0, wake_at=9.0)
+        saved = replace(first, state=WAITING, wake_at=9.0, labels=labels, problem="p\0q")
+        await store.save(
+            saved, [waits, step("a", output={"n": 1}, started_at=1.0)], [(second, "s 2")]
+        )
+        found = await store.find("r1")
+        assert found == replace(saved, problem="pq")
+        assert [one.path for one in await store.load_steps("r1")] == ["a", "w"]
+        assert (await store.load_steps("r1"))[1] == waits
+        assert await store.find_source("d2.0") == "s 2"
+        assert await store.list_awaiting("approval A1", 5) == [("r1", "w", "approval A1")]
+        assert await store.list_awaiting("approval ", 5) == [("r1", "w", "approval A1")]
+        assert await store.list_awaiting("approval ", 5, ("r1", "w")) == []
+        assert await store.list_awaiting("event ", 5) == []
+        assert await store.find_next_wake() == 9.0
+        assert await store.list_due(8.0, 10) == ["r2"]
+        assert await store.list_due(9.0, 10) == ["r1", "r2"]
+        await store.save(saved, [replace(waits, state=COMPLETED)])
+        assert await store.list_awaiting("approval ", 5) == []
+
+        await store.save(replace(second, state=RUNNING))
+        assert await store.requeue_running() == 1
+        listed, cursor = await store.list_runs(RunFilter(org="default"), 1, "")
+        assert [one.id for one in listed] == ["r2"] and listed[0].state == QUEUED
+        listed, cursor = await store.list_runs(RunFilter(org="default"), 1, cursor)
+        assert [one.id for one in listed] == ["r1"] and not cursor
+        for wanted, ids in (
+            (RunFilter(owner="key:bob"), ["r2"]),
+            (RunFilter(workflow="other"), []),
+            (RunFilter(states=(WAITING, COMPLETED)), ["r1"]),
+            (RunFilter(org="elsewhere"), []),
+        ):
+            assert [one.id for one in (await store.list_runs(wanted, 9, ""))[0]] == ids
+        with pytest.raises(InvalidInput):
+            await store.list_runs(RunFilter(), 1, "x' OR 1")
+
+        counts = {("default", "key:ann"): 1, ("default", "key:bob"): 1}
+        assert await store.count_unfinished() == counts
+        for number in range(5):
+            run = build(f"e{number}", 10.0 + number, state=COMPLETED, ended_at=10.0 + number)
+            await store.add(run, "old")
+        assert await store.prune(11.0, 100) == 1
+        assert await store.prune(0.0, 2) == 2
+        kept = [one.id for one in (await store.list_runs(RunFilter(), 9, ""))[0]]
+        assert kept == ["e4", "e3", "r2", "r1"]
+        assert await store.find_source("d10.0") is None and await store.find_source("d1.0")
+    async with open_store(kind, tmp_path, url) as store:
+        assert await store.count_unfinished() == counts
+        if kind == "postgres":
+            with pytest.raises(ConfigError, match="in use by another hub"):
+                await open_postgres_runs(url)
+
+
+async def test_a_database_that_cannot_be_reached_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="cannot be used") as raised:
+        await open_postgres_runs("postgresql://u:secret@127.0.0.1:9/x")
+    assert "secret" not in str(raised.value)
