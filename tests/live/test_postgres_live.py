@@ -119,6 +119,7 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
             slowest = max(slowest, time.monotonic() - begun)
             time.sleep(0.02)
         assert slowest < 2.0 and refused
+        assert wire.get(f"{hub.url}/readyz").status == 503
     finally:
         peer.resume()
     begun = time.monotonic()
