@@ -39,7 +39,7 @@ from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
@@ -56,7 +56,7 @@ from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.config import Config
+from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.events import REMOVED, AgentChanged
@@ -109,17 +109,17 @@ def build_app(
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config)
+        stores = build_stores(home, config, live.secrets)
         undo.callback(stores.close)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
-        names = known_ids.list_names(home, config)
+        names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, live, state, net, bus,
+            home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
@@ -164,7 +164,7 @@ def build_app(
         routing.check()
         ended = access_watch.explain_ended
         workflows = LazyWorkflows(
-            home, live, guards, registered, stores.audit, renew, ended, routing.offer
+            home, stores.place, live, guards, registered, stores.audit, renew, ended, routing.offer
         )
         events = build_events(home, config, hub)
         undo.pop_all()

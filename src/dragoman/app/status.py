@@ -27,7 +27,9 @@ class HubStatus:
     _registry: RegistryView
 
     def ready(self) -> str | None:
-        return "the hub is shutting down" if self._parts.state.is_draining else None
+        if self._parts.state.is_draining:
+            return "the hub is shutting down"
+        return "the database is not available" if self._parts.stores.find_problem() else None
 
     def find_concurrency(self) -> Mapping[str, Any]:
         """The limits of what may happen at once, for `web.api_limits`."""

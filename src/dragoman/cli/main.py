@@ -59,6 +59,7 @@ COMMANDS = {
     "taint": ("taint", "taint", "Show which labelled data may go where, and what was refused."),
     "logs": ("logs", "logs", "Show and follow the hub's log."),
     "stores": ("stores", "stores", "List the home's databases; accept a lost one."),
+    "store": ("store", "store", "Keep the data in PostgreSQL: copy a home, check, migrate."),
     "completion": ("completion", "completion", "Print a shell completion script."),
     "backup": ("backup", "backup", "Back up the home to a file."),
     "restore": ("backup", "restore", "Restore a home from a backup."),

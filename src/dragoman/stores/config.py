@@ -1,10 +1,21 @@
-"""`[audit]`: how long the record of calls is kept, and how safely."""
+"""`[store]`: where the hub keeps its data. `[audit]`: how long the record of calls is kept."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+
+class StoreSettings(Struct, frozen=True, kw_only=True):
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The address of a PostgreSQL database for the hub's data "
+            '(postgresql://USER@HOST/NAME), or a reference to it such as "env:DATABASE_URL" or '
+            '"file:PATH"; by default SQLite files in the home.'
+        ),
+    ] = None
 
 
 class AuditSettings(Struct, frozen=True, kw_only=True):
