@@ -16,6 +16,7 @@ from dragoman.core.call import (
     Notes,
     Result,
     RoutedBy,
+    TaskHandling,
     Updates,
     WantedUpdates,
     discard_update,
@@ -81,6 +82,7 @@ class CallOptions(Struct, frozen=True):
     handle: str | None = None
     routed: RoutedBy | None = None
     approval: str | None = None
+    task: TaskHandling | None = None
 
 
 class Hub:
@@ -164,6 +166,8 @@ class Hub:
             Notes(),
             options.routed,
             options.approval,
+            False,
+            options.task,
         )
         try:
             return tool, await self._pipeline(call)
