@@ -75,12 +75,15 @@ def run_postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def create_database(url: str) -> str:
-    """Creates another database on that server; returns its address."""
-    import asyncpg  # type: ignore[import-untyped]
+async def create_database(url: str, *, template: bool = False) -> str:
+    """Creates another database on that server, empty or as a copy; returns its address."""
+    import psycopg
 
     name = f"t{secrets.token_hex(6)}"
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-    return url.rpartition("/")[0] + f"/{name}"
+    base, _, source = url.rpartition("/")
+    like = f" TEMPLATE {source}" if template else ""
+    async with await psycopg.AsyncConnection.connect(
+        f"{base}/template1" if template else url, autocommit=True
+    ) as connection:
+        await connection.execute(f"CREATE DATABASE {name}{like}".encode())
+    return f"{base}/{name}"
