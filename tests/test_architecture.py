@@ -139,7 +139,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
-    "asyncpg": {"dragoman.stores.runs_postgres"},
+    "psycopg": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workflows.postgres_server import create_database, run_postgres
+from tests.peers.postgres_server import create_database, run_peer
 
 from dragoman.core.audit_queries import RecordQuery
 from dragoman.core.errors import InvalidInput, StorageFailed
@@ -30,8 +28,6 @@ from dragoman.stores.audit.shared_verify import SharedReport, verify_shared
 from dragoman.stores.audit.shipper import AuditShipper, ShipperLimits
 from dragoman.stores.audit.verify import verify
 
-pytestmark = pytest.mark.anyio
-
 SECRET = b"0123456789abcdef0123456789abcdef"
 LIMITS = ShipperLimits(look_seconds=0.02, anchor_seconds=0.2)
 
@@ -41,17 +37,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with run_postgres() as url:
-        yield url
-
-
 @pytest.fixture
-async def url(postgres: str) -> str:
-    url = await create_database(postgres)
-    open_tables(url)
-    return url
+def url(postgres_url: str) -> str:
+    open_tables(postgres_url)
+    return postgres_url
 
 
 class WritingHub:
@@ -111,6 +100,7 @@ def change(url: str, *statements: str) -> None:
             assert db.execute(statement.encode()).rowcount, statement
 
 
+@pytest.mark.anyio
 async def test_entries_of_several_hubs_are_copied_read_and_verified(
     tmp_path: Path, url: str
 ) -> None:
@@ -207,14 +197,15 @@ TAMPERING: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def written(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database with the chains of two hubs, as a template."""
-    return asyncio.run(_write_two(postgres, tmp_path_factory.mktemp("homes")))
-
-
-async def _write_two(postgres: str, home: Path) -> str:
-    url = await create_database(postgres)
+def written(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a database with the chains of two hubs, as a template."""
+    url = create_database(postgres_server)
     open_tables(url)
+    asyncio.run(_write_two(url, tmp_path_factory.mktemp("homes")))
+    return url.rpartition("/")[2]
+
+
+async def _write_two(url: str, home: Path) -> None:
     async with run_hub(home / "a", url) as a:
         for n in range(10):
             a.end(a.call(n))
@@ -225,12 +216,13 @@ async def _write_two(postgres: str, home: Path) -> str:
                 while not b.shipper._anchored:
                     await asyncio.sleep(0.01)
             await b.wait()
-    return url
 
 
 @pytest.mark.parametrize("how", TAMPERING)
-async def test_every_manipulation_of_the_copy_is_detected(written: str, how: str) -> None:
-    url = await create_database(written, template=True)
+def test_every_manipulation_of_the_copy_is_detected(
+    postgres_server: str, written: str, how: str
+) -> None:
+    url = create_database(postgres_server, like=written)
     assert prove(url).ok
     expected, statements = TAMPERING[how]
     change(url, *statements)
@@ -239,6 +231,7 @@ async def test_every_manipulation_of_the_copy_is_detected(written: str, how: str
     assert any(one.problem is None for one in report.chains)  # the other chain is fine
 
 
+@pytest.mark.anyio
 async def test_an_old_copy_of_a_chain_is_detected_by_the_other_hub(
     tmp_path: Path, url: str
 ) -> None:
@@ -262,6 +255,7 @@ async def test_an_old_copy_of_a_chain_is_detected_by_the_other_hub(
     assert "is not in the database" not in str(report.problem)
 
 
+@pytest.mark.anyio
 async def test_a_home_restored_from_a_backup_continues_as_a_new_chain(
     tmp_path: Path, url: str
 ) -> None:
@@ -290,6 +284,7 @@ async def test_a_home_restored_from_a_backup_continues_as_a_new_chain(
     records.close()
 
 
+@pytest.mark.anyio
 async def test_pruning_waits_for_the_copy(tmp_path: Path, url: str) -> None:
     dead = "postgresql://test@127.0.0.1:9/none"
     hub = WritingHub(tmp_path / "a", dead, SECRET, LIMITS)
@@ -307,58 +302,41 @@ async def test_pruning_waits_for_the_copy(tmp_path: Path, url: str) -> None:
     assert prove(url, tmp_path / "a").ok
 
 
+@pytest.mark.anyio
 async def test_copying_survives_a_paused_and_a_restarted_database(tmp_path: Path) -> None:
-    with run_postgres() as url:
-        open_tables(url)
-        with connect(url) as db:
-            row = db.execute("SELECT pg_backend_pid()").fetchone()
-            assert row is not None
-        async with run_hub(tmp_path / "a", url) as hub:
-            for round in range(2):
+    with run_peer() as peer:
+        open_tables(peer.url)
+        records = SharedRecords(peer.url, tmp_path / "a")
+        async with run_hub(tmp_path / "a", peer.url) as hub:
+
+            async def call_while_away(away: Callable[[], None], back: Callable[[], None]) -> None:
                 for n in range(50):
                     hub.end(hub.call(n))
                 await hub.wait()
-                found = _find_server(url)
-                os.kill(found, signal.SIGSTOP)
-                children = _list_children(found)
-                for child in children:
-                    os.kill(child, signal.SIGSTOP)
+                away()
                 try:
                     for n in range(50):
                         hub.end(hub.call(n))
-                    records = SharedRecords(url, tmp_path / "a")
                     began = time.monotonic()
                     with pytest.raises(StorageFailed):
                         await asyncio.to_thread(search_records, records, RecordQuery(), None, 5)
                     assert time.monotonic() - began < 4
-                    records.close()
-                    if round:
-                        async with asyncio.timeout(10):
-                            while not hub.shipper._failed:
-                                await asyncio.sleep(0.05)
+                    async with asyncio.timeout(10):
+                        while not hub.shipper._failed:
+                            await asyncio.sleep(0.05)
                 finally:
-                    for child in (*children, found):
-                        os.kill(child, signal.SIGCONT)
+                    back()
                 await hub.wait(8.0)
-        report = prove(url, tmp_path / "a")
+
+            await call_while_away(peer.pause, peer.resume)
+            await call_while_away(peer.stop, peer.start)
+        assert len(search_records(records, RecordQuery(), None, 100)[0]) == 100
+        records.close()
+        report = prove(peer.url, tmp_path / "a")
         assert report.ok and report.entries == 401, report
 
 
-def _find_server(url: str) -> int:
-    with connect(url) as db:
-        row = db.execute("SHOW data_directory").fetchone()
-        assert row is not None
-    return int(Path(row[0], "postmaster.pid").read_text("utf-8").splitlines()[0])
-
-
-def _list_children(pid: int) -> list[int]:
-    return [
-        int(one)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for one in (task / "children").read_text("utf-8").split()
-    ]
-
-
+@pytest.mark.anyio
 async def test_pruning_the_database_keeps_every_chain_verifiable(tmp_path: Path, url: str) -> None:
     async with run_hub(tmp_path / "a", url) as a:
         for n in range(40):
@@ -382,6 +360,7 @@ async def test_pruning_the_database_keeps_every_chain_verifiable(tmp_path: Path,
     assert report.ok and report.entries < 10, report
 
 
+@pytest.mark.anyio
 async def test_a_home_is_copied_and_continues_there(tmp_path: Path, url: str) -> None:
     home = tmp_path / "a"
     home.mkdir()
@@ -402,9 +381,7 @@ async def test_a_home_is_copied_and_continues_there(tmp_path: Path, url: str) ->
     assert prove(url, home).ok and has_audit(url)
 
 
-def test_a_killed_hub_leaves_neither_a_gap_nor_a_double(tmp_path: Path, postgres: str) -> None:
-    url = asyncio.run(create_database(postgres))
-    open_tables(url)
+def test_a_killed_hub_leaves_neither_a_gap_nor_a_double(tmp_path: Path, url: str) -> None:
     home = tmp_path / "a"
     home.mkdir()
     arguments = [sys.executable, "-m", "tests.stores.audit_writer", str(home), url]

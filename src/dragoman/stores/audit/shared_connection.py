@@ -8,13 +8,12 @@ its own timeouts do not help. A connection whose deadline has passed is closed. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.urls import render_origin
-from dragoman.stores.audit.shared_tables import LOCK, MIGRATIONS, NAMESPACE, STORE
+from dragoman.stores.audit.shared_tables import NAMESPACE, TABLES
 
 if TYPE_CHECKING:
     import psycopg
@@ -59,39 +58,16 @@ async def connect_async(url: str, seconds: float = WAIT_SECONDS) -> AsyncConnect
     return found  # type: ignore[no-any-return]
 
 
-def migrate(db: Connection, url: str) -> None:
-    """Creates the tables that are missing. Raises `ConfigError` for tables of a newer version."""
-    with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-        db.execute(f"CREATE SCHEMA IF NOT EXISTS {NAMESPACE}")
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS versions (store TEXT PRIMARY KEY, number INTEGER NOT NULL)"
-        )
-        found = db.execute("SELECT number FROM versions WHERE store = %s", (STORE,)).fetchone()
-        version = found[0] if found else 0
-        if version > len(MIGRATIONS):
-            raise ConfigError(
-                f'the audit log at "{render_origin(url)}" was written by a newer dragoman: its '
-                f"version is {version}, this one supports up to {len(MIGRATIONS)}"
-            )
-        for script in MIGRATIONS[version:]:
-            db.execute(script.encode())
-        db.execute(
-            "INSERT INTO versions (store, number) VALUES (%s, %s) "
-            "ON CONFLICT (store) DO UPDATE SET number = excluded.number",
-            (STORE, len(MIGRATIONS)),
-        )
-
-
 def open_tables(url: str) -> None:
-    """Creates the tables of the audit log in a database that lacks them. Raises `ConfigError`."""
+    """Creates the tables of the audit logs in a database that lacks them. Raises `ConfigError`."""
+    _load()
+    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
+
+    server = PostgresServer(url, COMMAND_LIMITS)
     try:
-        with connect(url, LONG_SECONDS) as db:
-            migrate(db, url)
-    except find_errors() as error:
-        raise ConfigError(describe_failure(url, error)) from error
-    except StorageFailed as error:
-        raise ConfigError(str(error)) from error
+        server.open(TABLES).close()
+    finally:
+        server.close()
 
 
 def _load() -> Any:
@@ -147,6 +123,3 @@ def _build_classes() -> tuple[Any, Any]:
                 raise
 
     return DeadlineConnection, AsyncDeadlineConnection
-
-
-Progress = Callable[[int, int], None]

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dragoman.stores.audit.chain import BREAK, INTENT, OUTCOME, START, EntryRow
+from dragoman.stores.database import StoreTables
 
-NAMESPACE, STORE = "dragoman", "audit"
-LOCK = 0x6472616761756469
-"""The key of the advisory lock for migrations."""
+NAMESPACE = "dragoman"
 
 MIGRATIONS = (
     """
@@ -50,7 +49,7 @@ MIGRATIONS = (
     );
     CREATE INDEX audit_by_time ON audit_entries (at, chain, seq)
         WHERE kind IN ('intent', 'break');
-    CREATE INDEX audit_by_trace ON audit_entries (trace text_pattern_ops) WHERE trace IS NOT NULL;
+    CREATE INDEX audit_by_trace ON audit_entries (trace) WHERE trace IS NOT NULL;
     CREATE INDEX audit_by_verb ON audit_entries (verb, at, chain, seq) WHERE verb IS NOT NULL;
     CREATE INDEX audit_by_caller ON audit_entries (caller, at, chain, seq)
         WHERE caller IS NOT NULL;
@@ -65,6 +64,9 @@ MIGRATIONS = (
         WHERE decision <> 'permit';
     """,
 )
+
+TABLES = StoreTables("audit", "", MIGRATIONS)
+"""In PostgreSQL only."""
 
 SHADOW_MARK = "+shadow"
 """Follows the decision of a call that policies in shadow mode would have denied."""
@@ -82,7 +84,7 @@ COPY_TRAILER = b"\xff\xff"
 SharedRow = tuple[Any, ...]
 """The values of COLUMNS."""
 
-_HEAD = struct.Struct(">hiiiq")
+_HEAD = struct.Struct(">hiqiq")
 _NUMBER = struct.Struct(">iq")
 _TIME = struct.Struct(">id")
 _SIZE = struct.Struct(">i")
@@ -147,7 +149,7 @@ def encode_rows(rows: Sequence[SharedRow]) -> bytes:
     parts: list[bytes] = []
     add = parts.append
     for chain, seq, kind, of, at, body, mac, ended, *texts in rows:
-        add(_HEAD.pack(len(COLUMNS), 4, chain, 8, seq))
+        add(_HEAD.pack(len(COLUMNS), 8, chain, 8, seq))
         name = kind.encode()
         add(_SIZE.pack(len(name)) + name)
         add(_NULL if of is None else _NUMBER.pack(8, of))
