@@ -87,8 +87,6 @@ class CallHandler:
     async def answer(self, request: McpRequest, kind: str, carried: TraceContext | None) -> bytes:
         revision = request.revision
         parsed = parse_call(kind, request.params, revision)
-        if kind == RESOURCE:
-            self._check_kept_result(parsed)
         if isinstance(parsed, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, parsed)
         name, arguments = parsed
@@ -130,11 +128,6 @@ class CallHandler:
             return rpc.encode_result(request.id, shown if low is None else _add_budget(shown, low))
         except HubError as error:
             return self._encode_failure(request, kind, name, error, options.handle is not None)
-
-    def _check_kept_result(self, parsed: ParsedCall | str) -> None:
-        uri = parsed[0]
-        if uri.startswith(kept_results.PREFIX):
-            self.hub.ownership.check(find_mark(uri.removeprefix(kept_results.PREFIX)))
 
     async def _call_as_task(
         self, request: McpRequest, parsed: ParsedCall, options: CallOptions
@@ -274,8 +267,10 @@ def _parse_options(
 ) -> CallOptions | str:
     """Returns the options of the call, or what is wrong with them: what the client can be asked,
     the log level that it wants, its answers and their handle. Raises `OwnedElsewhere` if another
-    hub can open the handle."""
+    hub can open the handle, or has kept the result that is read."""
     client, params, revision, push = request.client, request.params, request.revision, request.push
+    if kind == RESOURCE and params["uri"].startswith(kept_results.PREFIX):
+        ownership.check(find_mark(params["uri"].removeprefix(kept_results.PREFIX)))
     answers: dict[str, Any] | None = None
     handle: str | None = None
     has_updates = push is not None
