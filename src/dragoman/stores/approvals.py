@@ -7,7 +7,6 @@ begun, is true on the disk before anything follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "approvals.db"
 MIGRATIONS = (
@@ -49,6 +48,7 @@ CREATE INDEX approvals_by_match ON approvals (match);
 CREATE INDEX approvals_by_state ON approvals (state, expires_at);
 """,
 )
+TABLES = StoreTables("approvals", DATABASE, MIGRATIONS, counted="approvals")
 MAX_BYTES = 256 * 1024 * 1024
 """Of closed requests and replies together; the oldest go first."""
 _COLUMNS = (
@@ -59,8 +59,8 @@ _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "crede
 
 
 class SqliteApprovals(LoopStore):
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS, durable=True)
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place, TABLES, durable=True)
 
     def add(self, stored: StoredApproval, most: int, most_each: int) -> None:
         approval, request = stored.approval, stored.request

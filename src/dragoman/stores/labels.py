@@ -7,15 +7,15 @@ of the same kind: losing a label must not open anything.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.tool_identity import fold_id, fold_name
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 from dragoman.stores.pins import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
 
+TABLES = StoreTables("pins", DATABASE, MIGRATIONS, counted="labels")
 MAX_ROWS = 100_000
 DROPPED = 10_000
 """Rows that are dropped at once."""
@@ -24,9 +24,9 @@ _FIND = "SELECT label, tool, trace, why FROM labels WHERE key IN ({}) ORDER BY n
 
 
 class SqliteLabels(LoopStore):
-    def __init__(self, home: Path, most: int = MAX_ROWS) -> None:
+    def __init__(self, place: StorePlace, most: int = MAX_ROWS) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
-        super().__init__(home / DATABASE, MIGRATIONS, folds)
+        super().__init__(place, TABLES, folds)
         self._most = most
         self._count = int(self._read("SELECT count(*) FROM labels")[0][0])
 

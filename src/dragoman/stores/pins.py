@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool_identity import fold_id, fold_name
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "pins.db"
 MAX_DECISIONS = 100_000
@@ -76,6 +75,7 @@ CREATE TABLE labels (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("pins", DATABASE, MIGRATIONS, counted="pins")
 
 _COLUMNS = (
     "target, kind, id, name, mark, approved_at, approved_by, held_mark, held_at,"
@@ -106,9 +106,9 @@ _OF = "WHERE target = ? AND kind = ? AND id = ?"
 
 
 class SqlitePins(LoopStore):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, place: StorePlace) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
-        super().__init__(home / DATABASE, MIGRATIONS, folds)
+        super().__init__(place, TABLES, folds)
         self.commits = 0
 
     def load(self, target: str | None) -> list[Pin]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.structs import asdict
 from dragoman.core.usage import UsageEntry, find_day
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "usage.db"
 MIGRATIONS = (
@@ -25,6 +24,7 @@ CREATE INDEX usage_by_time ON usage (at);
 """,
     "ALTER TABLE usage ADD COLUMN ancestors TEXT NOT NULL DEFAULT ''",
 )
+TABLES = StoreTables("usage", DATABASE, MIGRATIONS)
 COLUMNS = (
     "at", "day", "agent", "principal", "origin", "trace", "model", "model_calls", "tool_calls",
     "input_tokens", "output_tokens", "cost", "seconds", "ancestors",
@@ -40,8 +40,8 @@ _INSERT = f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * le
 
 
 class SqliteUsage(LoopStore):
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place, TABLES)
         self._today: tuple[str, dict[tuple[str, str], tuple[int, float]]] = ("", {})
         """The day, and the tokens and cost of it that were asked for."""
         self._written = 0
