@@ -139,6 +139,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
+    "asyncpg": {"dragoman.stores.runs_postgres"},
     "psycopg": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
@@ -171,6 +172,8 @@ for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
+    "ClusterParts._internal",
+    "ClusterParts._listener",
     "ConfigWatch._before",
     "ConfigWatch._seen",
     "ConfigWatch.problem",

@@ -1,4 +1,4 @@
-"""`[audit]`: how long the record of calls is kept, and how safely."""
+"""`[audit]`, `[store]` and `[cluster]`: where state is kept, and which hubs share it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,47 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
             "not only a crash. Costs about 0.2 ms a call."
         ),
     ] = False
+
+
+class StoreSettings(Struct, frozen=True, kw_only=True):
+    """`[store]`: where the hub keeps its state."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The PostgreSQL database, as postgresql://USER@HOST/NAME or a reference to "
+            "that (env:NAME). Without one the hub uses SQLite files in its home."
+        ),
+    ] = None
+
+
+class ClusterSettings(Struct, frozen=True, kw_only=True):
+    """`[cluster]`: several hubs on one database."""
+
+    secret: Annotated[
+        str | None,
+        Meta(
+            description="A reference to the secret that all hubs of the cluster share, of at least "
+            "32 characters: env:NAME or file:PATH."
+        ),
+    ] = None
+    listen: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Where the hub takes the requests of other hubs: HOST:PORT, or the path of "
+            "a Unix socket if all hubs are on this machine.",
+        ),
+    ] = "127.0.0.1:0"
+    advertise: Annotated[
+        str | None,
+        Meta(description="HOST:PORT by which other hubs reach it, where that differs."),
+    ] = None
+    lease_secs: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=60,
+            description="Seconds after which a hub that has lost the database counts as dead.",
+        ),
+    ] = 6

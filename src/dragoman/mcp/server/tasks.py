@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from dragoman.core.background import resolve
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
+from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
@@ -109,9 +110,15 @@ Permits = Callable[[ClientState, str, str], bool]
 
 class McpTasks:
     def __init__(
-        self, tasks: ToolTaskRegistry, after: float, question_seconds: float, permits: Permits
+        self,
+        tasks: ToolTaskRegistry,
+        after: float,
+        question_seconds: float,
+        permits: Permits,
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
         self._tasks = tasks
+        self.ownership = ownership
         self._permits = permits
         self._after = after
         """Seconds until a call becomes a task."""
@@ -225,7 +232,11 @@ class McpTasks:
         return rpc.encode_result(id, shape_members({}, revision))
 
     def find_task(self, client: ClientState, id: Any) -> ToolTask:
-        task = self._tasks.get(client.principal, id)
+        try:
+            task = self._tasks.get(client.principal, id)
+        except NotFound:
+            self.ownership.check(find_mark(str(id)))
+            raise
         if not self._permits(client, TASK_READ, task.record.tool):
             raise task_not_found(task.id)
         return task
