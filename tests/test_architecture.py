@@ -145,6 +145,7 @@ HOMES: dict[str, set[str]] = {
     "cryptography": {
         "dragoman.a2a.cards.signing",
         "dragoman.oauth",
+        "dragoman.stores.audit.shared_keys",
         "dragoman.stores.credentials",
     },
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.conftest import RunningHub, _written_config
-from tests.workflows.postgres_server import create_database, run_postgres
+from tests.peers.postgres_server import create_database, run_postgres
 
 KEY = "key-of-the-cluster-0123456789abcdef"
 SECRET = "secret-of-the-cluster-0123456789abcdef"
@@ -173,7 +173,7 @@ def run_cluster(
     with ExitStack() as stack:
         if not database:
             url = stack.enter_context(run_postgres())
-            database = asyncio.run(create_database(url))
+            database = create_database(url)
         folder = Path(tempfile.mkdtemp(prefix="dgc", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster = Cluster(database, folder, servers, config, env)

@@ -20,13 +20,14 @@ from dragoman.core.errors import InvalidInput, StorageFailed
 from dragoman.stores.audit.copy_home import copy_audit, has_audit
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.queries import list_traces, search_records, summarize_calls
-from dragoman.stores.audit.shared_connection import connect, open_tables
 from dragoman.stores.audit.shared_keys import ChainKeys
 from dragoman.stores.audit.shared_prune import prune_shared
 from dragoman.stores.audit.shared_reader import SharedRecords
+from dragoman.stores.audit.shared_tables import open_tables
 from dragoman.stores.audit.shared_verify import SharedReport, verify_shared
 from dragoman.stores.audit.shipper import AuditShipper, ShipperLimits
 from dragoman.stores.audit.verify import verify
+from dragoman.stores.postgres_connections import connect
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 LIMITS = ShipperLimits(look_seconds=0.02, anchor_seconds=0.2)

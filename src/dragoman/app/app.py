@@ -244,6 +244,9 @@ class App:
             self._loops.spawn(watch)
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
+        if parts.shared_audit is not None:
+            self._loops.spawn(parts.shared_audit.shipper.run())
+            self._loops.spawn(parts.shared_audit.keep_pruning(lambda: parts.live.config.audit))
 
     # --- stop ------------------------------------------------------------------------------------
 
@@ -295,6 +298,9 @@ class App:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         parts.routing.close()
+        if parts.shared_audit is not None:
+            parts.stores.tally.flush(now=True)
+            await _wait(STOP_SECONDS, parts.shared_audit.close())
         parts.stores.close()
 
     async def _wait_for_audit(self) -> None:

@@ -37,7 +37,7 @@ from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
-from dragoman.app.build_stores import build_stores
+from dragoman.app.build_stores import Stores, build_stores
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
@@ -65,6 +65,7 @@ from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.shared_settings import resolve_store_url
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
@@ -96,6 +97,7 @@ from dragoman.web.console.gate import ConsoleGate
 
 if TYPE_CHECKING:
     from dragoman.app.build_cluster import ClusterParts
+    from dragoman.app.shared_audit import SharedAudit
 
 
 def build_app(
@@ -109,15 +111,14 @@ def build_app(
     take precedence over the file when it changes. `api_key` is the value behind a reference in the
     configuration that could not be read here. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
-    if api_key is None:
-        api_key = resolve_local_api_key(config, live.secrets)
+    api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, ownership = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config)
         undo.callback(stores.close)
-        key = stores.witness.key if cluster is None else cluster.key
+        key, share = _share_audit(home, live, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
@@ -169,13 +170,14 @@ def build_app(
         routing = _build_routing(home, config, guards, registered, undo)
         workflows = LazyWorkflows(
             home, live, guards, registered, stores.audit, renew, access_watch.explain_ended,
-            routing.offer,
+            routing.offer, cluster,
         )  # fmt: skip
         events = build_events(home, config, hub)
         undo.pop_all()
     parts = HubParts(
-        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, workflows, auth, authority, logins, cluster,
+        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents,
+        manifests, endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
+        cluster, share,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
 
@@ -188,6 +190,20 @@ def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, O
 
     cluster = build_cluster(home, live)
     return cluster, cluster.hubs
+
+
+def _share_audit(
+    home: Path, live: LiveConfig, stores: Stores, cluster: ClusterParts | None
+) -> tuple[bytes, SharedAudit | None]:
+    """Returns the key of the hub's seals, and what copies the audit log to the database."""
+    key = cluster.key if cluster is not None else None
+    url = resolve_store_url(live.config.store, live.secrets)
+    if url is None:
+        return key or stores.witness.key, None
+    from dragoman.app.shared_audit import SharedAudit
+
+    shared = SharedAudit(stores.audit, stores.clock, home, url, key)
+    return key or stores.witness.key, shared
 
 
 def _assemble(

@@ -6,7 +6,6 @@ Imported only where `[cluster] secret` is set.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import socket
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from dragoman import __version__
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.errors import ConfigError
-from dragoman.core.secret_references import is_reference
+from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
 from dragoman.web.forwarding import PATH, ClusterSecret, ForwardingApp, InternalApp
@@ -25,7 +24,6 @@ from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.wire.http import HttpClient
 
-SECRET_CHARS = 32
 MAX_CLIENTS = 256
 LAST_SECONDS = 2.0
 
@@ -115,26 +113,14 @@ class ClusterParts:
 
 def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     """Raises `ConfigError` if the settings of the cluster are incomplete."""
-    config = live.config
-    settings, url = config.cluster, config.store.url
+    settings = live.config.cluster
+    url = resolve_store_url(live.config.store, live.secrets)
     if url is None:
         raise ConfigError(
             "[cluster] secret needs [store] url: the hubs share a PostgreSQL database"
         )
-    if is_reference(url):
-        url = live.secrets.resolve_local(url, "[store] url")
-    secret = settings.secret or ""
-    if is_reference(secret):
-        secret = live.secrets.resolve_local(secret, "[cluster] secret")
-    if len(secret) < SECRET_CHARS:
-        raise ConfigError(f"[cluster] secret is too short: at least {SECRET_CHARS} characters")
-    key = derive_key(secret)
+    key = resolve_cluster_key(settings, live.secrets)
+    assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"
     hubs = PostgresCluster(url, node, __version__, settings.lease_secs)
     return ClusterParts(hubs, key, ClusterSecret(key), settings.listen, settings.advertise)
-
-
-def derive_key(secret: str) -> bytes:
-    """The key of the cluster by HKDF (RFC 5869), one block of SHA-256."""
-    extracted = hmac.digest(b"dragoman cluster", secret.encode(), "sha256")
-    return hmac.digest(extracted, b"seals\x01", "sha256")

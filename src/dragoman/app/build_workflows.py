@@ -23,11 +23,13 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.secret_references import is_reference
+from dragoman.core.shared_settings import resolve_store_url
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
 
 if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
     from dragoman.core.runs import RunStore
     from dragoman.workflows.exposure import WorkflowTools
     from dragoman.workflows.folder import WorkflowFolder
@@ -93,6 +95,8 @@ class LazyWorkflows:
     renew: Callable[[Principal], Principal]
     why_ended: WhyEnded
     offer_dispatch: Callable[[], None]
+    cluster: ClusterParts | None = None
+    """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
 
@@ -104,7 +108,10 @@ class LazyWorkflows:
     def is_needed(self) -> bool:
         home, settings = self.home, self.live.config.workflows
         return (
-            (home / FOLDER).is_dir() or (home / DATABASE).exists() or settings.database is not None
+            (home / FOLDER).is_dir()
+            or (home / DATABASE).exists()
+            or settings.database is not None
+            or self.cluster is not None
         )
 
     def find(self) -> WorkflowParts | None:
@@ -216,6 +223,14 @@ class LazyWorkflows:
 
     async def _open_store(self) -> RunStore:
         url = self.live.config.workflows.database
+        if url is None and self.cluster is not None:
+            from dragoman.stores.runs_postgres import open_postgres_runs
+
+            shared = resolve_store_url(self.live.config.store, self.live.secrets)
+            hubs = self.cluster.hubs
+            return await open_postgres_runs(
+                shared or "", exclusive=False, find_hub=lambda: hubs.mark
+            )
         if url is None:
             from dragoman.stores.runs import SqliteRuns
 

@@ -28,6 +28,7 @@ from dragoman.mcp.client.upstream_manager import UpstreamManager
 
 if TYPE_CHECKING:
     from dragoman.app.build_cluster import ClusterParts
+    from dragoman.app.shared_audit import SharedAudit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +56,5 @@ class HubParts:
     logins: LoginParts
     cluster: ClusterParts | None
     """None for a single hub."""
+    shared_audit: SharedAudit | None
+    """None while the stores are in the home."""

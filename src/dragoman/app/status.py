@@ -81,6 +81,7 @@ class HubStatus:
             "store_problems": [
                 *parts.store_watch.find_problems(),
                 *parts.catalogs.reviews.list_problems(),
+                *(parts.shared_audit.list_problems() if parts.shared_audit is not None else ()),
             ],
         }
 

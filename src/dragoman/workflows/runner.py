@@ -17,6 +17,7 @@ from typing import Protocol
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.call import Progress, Update
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import (
     ApprovalPending,
     HubError,
@@ -39,6 +40,7 @@ from dragoman.core.runs import (
     WAITING,
     Run,
     RunStore,
+    RunTaken,
     StepRecord,
 )
 from dragoman.core.structs import Struct, replace
@@ -135,6 +137,8 @@ class Runner:
         self._call_tasks = Background("calls of workflow runs")
         self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
         self._watchers: dict[str, list[Watcher]] = {}
+        self._shown: dict[str, tuple[Run, dict[str, StepRecord]]] = {}
+        """The runs of other hubs that are watched, as their watchers know them."""
         self._is_filling = self._fills_again = self._is_closing = False
         self._next_wake = 0.0
         self._clock_woken = asyncio.Event()
@@ -247,6 +251,35 @@ class Runner:
         record = driver.active.steps.get(path) if driver is not None and driver.active else None
         return record.message if record is not None else ""
 
+    async def follow_others(self) -> int:
+        """Continues the runs of hubs that have ended, and tells those who watch a run what another
+        hub has done with it. Called again and again where hubs share the store. Returns how many
+        runs are continued."""
+        if count := await self._store.rescue():
+            log.warning("%d workflow runs of other hubs are continued", count)
+        for id in self._shown.keys() - self._watchers.keys():
+            del self._shown[id]
+        for id in [id for id in self._watchers if id not in self._drivers]:
+            await self._show_changes(id)
+        self.unfinished = Counter(await self._store.count_unfinished())
+        self.fill()
+        return count
+
+    async def _show_changes(self, id: str) -> None:
+        run = await self._store.find(id)
+        if run is None:
+            return
+        steps = {one.path: one for one in await self._store.load_steps(id)}
+        known = self._shown.get(id)
+        self._shown[id] = run, steps
+        if known is not None and known == (run, steps):
+            return
+        for watcher in self._watchers.get(id, ()):
+            for path, record in steps.items():
+                if known is not None and known[1].get(path) != record:
+                    watcher(run, record)
+            watcher(run, None)
+
     def list_active(self) -> list[Run]:
         return [one.active.run for one in self._drivers.values() if one.active is not None]
 
@@ -334,8 +367,14 @@ class Runner:
                 if driver.inbox or driver.outcomes:
                     continue
                 if active.is_ended or not driver.calls:
+                    await self._store.release(driver.id)
                     break
                 await self._wait(driver, active)
+        except RunTaken as taken:
+            self._refuse_taken(driver, taken)
+            if driver.inbox:  # decisions, which are tried again
+                self._set_busy(driver, False)
+                await asyncio.sleep(self._limits.retry_secs)
         except StorageFailed as error:
             driver.is_retried = True
             self._refuse(driver, error)
@@ -359,6 +398,13 @@ class Runner:
             self._reopen(driver)
             self.fill()
 
+    def _refuse_taken(self, driver: _Driver, taken: RunTaken) -> None:
+        """Lets the hub that works on the run answer those who wait for it."""
+        error: BaseException = StorageFailed("the run was taken over by another hub; try again")
+        if taken.hub:
+            error = OwnedElsewhere(taken.hub)
+        self._refuse_waiting(driver, error)
+
     def _reopen(self, driver: _Driver) -> None:
         """Continues with what has come since the driver failed, or what the store failed for."""
         if (driver.inbox or driver.is_retried) and not self._is_closing:
@@ -371,7 +417,7 @@ class Runner:
         asyncio.get_running_loop().call_soon(self._turns.release)
 
     async def _load(self, id: str) -> ActiveRun:
-        run = await self._store.find(id)
+        run = await self._store.claim(id)
         if run is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         source = None
@@ -400,7 +446,7 @@ class Runner:
         if not waiting and not self._is_closing:
             log.error("%s", error)
 
-    def _refuse_waiting(self, driver: _Driver, error: HubError) -> int:
+    def _refuse_waiting(self, driver: _Driver, error: BaseException) -> int:
         """Answers the callers that wait for the driver with the error, and returns how many they
         were."""
         waiting = [*driver.applied, *(done for _, done in driver.inbox if done is not None)]
@@ -413,10 +459,16 @@ class Runner:
 
     async def _fail(self, id: str, error: HubError) -> None:
         """Ends a run that cannot be advanced: its definition cannot be read any more."""
-        run = await self._store.find(id)
-        if run is not None and run.state not in ENDED:
+        try:
+            run = await self._store.claim(id)
+            if run is None or run.state in ENDED:
+                return
             run = replace(run, state=FAILED, problem=clip(str(error)), ended_at=self._clock())
             await self._store.save(run)
+            await self._store.release(id)
+        except RunTaken:
+            return
+        else:
             self.count(run, -1)
             self.announce(run)
             self._tell_parent(run)

@@ -8,18 +8,18 @@ from pathlib import Path
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.stores.audit import chain
 from dragoman.stores.audit.log import SqliteAuditLog
-from dragoman.stores.audit.shared_connection import (
+from dragoman.stores.audit.shared_copy import ChainCopier
+from dragoman.stores.audit.shared_keys import ChainKeys, read_chain_id
+from dragoman.stores.audit.shared_tables import open_tables
+from dragoman.stores.audit.shared_verify import ChainReport, verify_shared
+from dragoman.stores.audit.verify import Progress, ignore_progress, verify
+from dragoman.stores.postgres_connections import (
     LONG_SECONDS,
     connect,
     connect_async,
     describe_failure,
     find_errors,
-    open_tables,
 )
-from dragoman.stores.audit.shared_copy import ChainCopier
-from dragoman.stores.audit.shared_keys import ChainKeys
-from dragoman.stores.audit.shared_verify import ChainReport, verify_shared
-from dragoman.stores.audit.verify import Progress, ignore_progress, verify
 
 
 def has_audit(url: str) -> bool:
@@ -27,6 +27,17 @@ def has_audit(url: str) -> bool:
     open_tables(url)
     with connect(url) as db:
         return db.execute("SELECT 1 FROM audit_chains LIMIT 1").fetchone() is not None
+
+
+def find_copied(home: Path, url: str) -> int:
+    """The number of the last entry that was copied; 0 if none was. Raises `StorageFailed`."""
+    id = read_chain_id(home)
+    try:
+        with connect(url) as db:
+            row = db.execute("SELECT head_seq FROM audit_chains WHERE id = %s", (id,)).fetchone()
+    except find_errors() as error:
+        raise StorageFailed(describe_failure(url, error)) from error
+    return int(row[0]) if row else 0
 
 
 def copy_audit(

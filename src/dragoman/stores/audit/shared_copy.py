@@ -38,7 +38,7 @@ from dragoman.stores.audit.shared_tables import (
 from dragoman.stores.sqlite import open_to_read
 
 if TYPE_CHECKING:
-    from dragoman.stores.audit.shared_connection import AsyncConnection
+    from dragoman.stores.postgres_connections import AsyncConnection
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dragoman.core.errors import StorageFailed
 from dragoman.stores.audit import chain
 from dragoman.stores.audit.chain import AuditSeal, ChainTip
-from dragoman.stores.audit.shared_connection import (
+from dragoman.stores.audit.shared_keys import ChainKeys, read_chain_id
+from dragoman.stores.postgres_connections import (
     LONG_SECONDS,
     connect,
     describe_failure,
     find_errors,
 )
-from dragoman.stores.audit.shared_keys import ChainKeys, read_chain_id
 
 if TYPE_CHECKING:
-    from dragoman.stores.audit.shared_connection import Connection
+    from dragoman.stores.postgres_connections import Connection
 
 LOCK = 0x6472616770727565
 BATCH = 2_000

@@ -29,12 +29,12 @@ from dragoman.stores.audit.reader import (
     decode_body,
     read_outcome,
 )
-from dragoman.stores.audit.shared_connection import connect, describe_failure, find_errors
 from dragoman.stores.audit.shared_keys import read_chain_id
 from dragoman.stores.audit.shared_tables import SHADOW_MARK, clip
+from dragoman.stores.postgres_connections import connect, describe_failure, find_errors
 
 if TYPE_CHECKING:
-    from dragoman.stores.audit.shared_connection import Connection
+    from dragoman.stores.postgres_connections import Connection
 
 FIRST_PAGE, PAGE = 100, 1_000
 MAX_TAIL = 20_000

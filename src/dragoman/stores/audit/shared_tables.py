@@ -1,7 +1,7 @@
 """The tables of the audit logs of several hubs in PostgreSQL, and how entries become rows.
 
 Each hub has a chain of its own, which the database keeps entry by entry as the hub has written it.
-The columns after `mac` repeat what is in the bodies, for searches. Does not connect.
+The columns after `mac` repeat what is in the bodies, for searches.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import msgspec
 
 from dragoman.stores.audit.chain import BREAK, INTENT, OUTCOME, START, EntryRow
 from dragoman.stores.database import StoreTables
-
-NAMESPACE = "dragoman"
+from dragoman.stores.postgres_connections import load_driver
 
 MIGRATIONS = (
     """
@@ -176,3 +175,15 @@ def _decode_body(body: bytes) -> Mapping[str, Any]:
         return _decode(body)
     except (msgspec.MsgspecError, ValueError):
         return {}
+
+
+def open_tables(url: str) -> None:
+    """Creates the tables of the audit logs in a database that lacks them. Raises `ConfigError`."""
+    load_driver()
+    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
+
+    server = PostgresServer(url, COMMAND_LIMITS)
+    try:
+        server.open(TABLES).close()
+    finally:
+        server.close()

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.errors import StorageFailed
 from dragoman.stores.audit import chain
 from dragoman.stores.audit.chain import INTENT, OUTCOME, TIP, AuditSeal, ChainBroken, ChainTip
-from dragoman.stores.audit.shared_connection import (
+from dragoman.stores.audit.shared_keys import HEAD_IN_DATABASE, ChainKeys, read_chain_id
+from dragoman.stores.audit.shared_tables import COLUMNS, SharedRow, build_rows
+from dragoman.stores.audit.verify import PROGRESS_ENTRIES, Progress, VerifiedRange, ignore_progress
+from dragoman.stores.postgres_connections import (
     LONG_SECONDS,
     connect,
     describe_failure,
     find_errors,
 )
-from dragoman.stores.audit.shared_keys import HEAD_IN_DATABASE, ChainKeys, read_chain_id
-from dragoman.stores.audit.shared_tables import COLUMNS, SharedRow, build_rows
-from dragoman.stores.audit.verify import PROGRESS_ENTRIES, Progress, VerifiedRange, ignore_progress
 from dragoman.stores.sqlite import open_to_read
 
 if TYPE_CHECKING:
-    from dragoman.stores.audit.shared_connection import AsyncConnection, Connection
+    from dragoman.stores.postgres_connections import AsyncConnection, Connection
 
 ANCHOR = "audit.anchor"
 """The verb of a record of where other chains end."""

@@ -19,17 +19,17 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError
 from dragoman.stores.audit.log import SqliteAuditLog
-from dragoman.stores.audit.shared_connection import (
+from dragoman.stores.audit.shared_copy import LOCAL_ERRORS, ChainCopier
+from dragoman.stores.audit.shared_keys import ChainKeys
+from dragoman.stores.audit.shared_verify import ANCHOR, list_heads
+from dragoman.stores.postgres_connections import (
     connect_async,
     describe_failure,
     find_errors,
 )
-from dragoman.stores.audit.shared_copy import LOCAL_ERRORS, ChainCopier
-from dragoman.stores.audit.shared_keys import ChainKeys
-from dragoman.stores.audit.shared_verify import ANCHOR, list_heads
 
 if TYPE_CHECKING:
-    from dragoman.stores.audit.shared_connection import AsyncConnection
+    from dragoman.stores.postgres_connections import AsyncConnection
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Connections to the PostgreSQL database that has the audit logs of several hubs.
+"""Connections to PostgreSQL for work beside the event loop's own: copying, queries, runs.
 
 Every wait has a deadline on this side: a server that is stopped keeps its connections open, so that
 its own timeouts do not help. A connection whose deadline has passed is closed. Needs the extra
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.urls import render_origin
-from dragoman.stores.audit.shared_tables import NAMESPACE, TABLES
 
 if TYPE_CHECKING:
     import psycopg
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
+NAMESPACE = "dragoman"
 CONNECT_SECONDS = 1.0
 WAIT_SECONDS = 2.0
-"""How long a statement may take that a request or the copying of new entries waits for."""
+"""How long a statement may take that a request waits for."""
 LONG_SECONDS = 60.0
 """For the statements of commands, such as the creation of an index."""
 
@@ -36,7 +36,7 @@ def describe_failure(url: str, error: BaseException) -> str:
 @cache
 def find_errors() -> tuple[type[Exception], ...]:
     """The errors of a database that is away, slow or refuses a statement."""
-    psycopg = _load()
+    psycopg = load_driver()
     return (psycopg.Error, OSError, TimeoutError)
 
 
@@ -50,27 +50,16 @@ def connect(url: str, seconds: float = WAIT_SECONDS) -> Connection:
     return found  # type: ignore[no-any-return]
 
 
-async def connect_async(url: str, seconds: float = WAIT_SECONDS) -> AsyncConnection:
+async def connect_async(url: str, seconds: float = WAIT_SECONDS, **more: Any) -> AsyncConnection:
     """Connects; each statement may take `seconds`. Raises one of `find_errors()`."""
+    options = {**_build_options(seconds), **more}
     async with asyncio.timeout(CONNECT_SECONDS * 2):
-        found = await _build_classes()[1].connect(url, autocommit=True, **_build_options(seconds))
+        found = await _build_classes()[1].connect(url, autocommit=True, **options)
     found.seconds = seconds
     return found  # type: ignore[no-any-return]
 
 
-def open_tables(url: str) -> None:
-    """Creates the tables of the audit logs in a database that lacks them. Raises `ConfigError`."""
-    _load()
-    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
-
-    server = PostgresServer(url, COMMAND_LIMITS)
-    try:
-        server.open(TABLES).close()
-    finally:
-        server.close()
-
-
-def _load() -> Any:
+def load_driver() -> Any:
     try:
         import psycopg
     except ImportError:
@@ -93,7 +82,7 @@ def _build_options(seconds: float) -> dict[str, Any]:
 @cache
 def _build_classes() -> tuple[Any, Any]:
     """The driver is imported only by hubs that use it."""
-    psycopg = _load()
+    psycopg = load_driver()
     late = psycopg.errors.OperationalError
 
     class DeadlineConnection(psycopg.Connection):  # type: ignore[name-defined,misc]
