@@ -200,7 +200,8 @@ class MessageSender:
         header = A2aTaskHeader(
             context, there.agent, there.tool, ctx.version, 0, there.skill, trace_context.id
         )
-        record = A2aTaskRecord(request.get(operations.TASK_ID) or new_id(), header, time())
+        id = request.get(operations.TASK_ID) or new_id(self._hub.ownership.mark)
+        record = A2aTaskRecord(id, header, time())
         record.trace_context, record.arguments, record.schema = trace_context, arguments, schema
         record.continues = there.is_agent and there.facts.continues
         record.add_message(message, extra)
@@ -256,7 +257,7 @@ class MessageSender:
         if references:
             # The ids, here and at the agent, of those tasks of the same agent that the client may
             # read. Others are left out: to an agent behind the hub, all callers are one.
-            tasks = (self._access.find(ctx, id) for id in references)
+            tasks = (self._access.find_here(ctx, id) for id in references)
             found["references"] = [
                 (task.id, task.record.header.far)
                 for task in tasks

@@ -10,6 +10,7 @@ from dragoman.a2a.protocol.errors import PERMISSION_DENIED, TASK_NOT_FOUND, A2aE
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
+from dragoman.core.cluster import find_mark
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
@@ -24,6 +25,14 @@ class TaskAccess:
         self._router = router
 
     def find(self, ctx: RequestContext, id: str) -> A2aTask | None:
+        """Raises `OwnedElsewhere` for a task of another hub."""
+        task = self.find_here(ctx, id)
+        if task is None:
+            self._hub.ownership.check(find_mark(id))
+        return task
+
+    def find_here(self, ctx: RequestContext, id: str) -> A2aTask | None:
+        """Finds a task of this hub."""
         try:
             task = self._tasks.get(ctx.principal, id)
         except NotFound:
@@ -53,6 +62,7 @@ class TaskAccess:
         try:
             return self._tasks.get(principal, id).record.header.version
         except NotFound:
+            self._hub.ownership.check(find_mark(str(id)))
             return ""
 
     def _find_agent(self, ctx: RequestContext) -> str | None:
