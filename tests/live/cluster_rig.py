@@ -20,7 +20,7 @@ from tests.peers.postgres_server import create_database, run_postgres
 
 KEY = "key-of-the-cluster-0123456789abcdef"
 SECRET = "secret-of-the-cluster-0123456789abcdef"
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 3.0
 ENVIRONMENT = {"CLUSTER_SECRET": SECRET}
 
 

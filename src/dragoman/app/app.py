@@ -252,6 +252,7 @@ class App:
         parts = self.parts
         parts.state.drain()
         if parts.cluster is not None:
+            await self._leave_balancer()
             await parts.cluster.begin_stop()
         parts.workflows.begin_stop()
         self._loops.cancel()
@@ -296,6 +297,12 @@ class App:
                 os.unlink(path)
         parts.routing.close()
         parts.stores.close()
+
+    async def _leave_balancer(self) -> None:
+        """Serves for another moment while `/readyz` fails, so that a balancer sends no more."""
+        for listener in self._listeners:
+            listener.wind_down()
+        await asyncio.sleep(self.parts.live.config.cluster.drain_secs)
 
     async def _wait_for_audit(self) -> None:
         while self.parts.stores.audit.has_running_calls:

@@ -76,6 +76,7 @@ from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_approvals import ApprovalsApi
+from dragoman.web.api_cluster import ClusterApi
 from dragoman.web.api_console import ConsoleApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_hub import HubApi
@@ -252,6 +253,7 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
         ApprovalsApi(guards.approvals),
         WorkflowsApi(WorkflowsView(parts.workflows)),
+        ClusterApi(status.describe_cluster),
     ]
     if console is not None:
         apis.append(ConsoleApi(hub, console, lambda: parts.state.base))

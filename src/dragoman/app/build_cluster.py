@@ -9,8 +9,10 @@ import asyncio
 import hmac
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dragoman import __version__
 from dragoman.app.config_watch import LiveConfig
@@ -93,6 +95,36 @@ class ClusterParts:
 
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
+
+    async def describe(self) -> Mapping[str, Any]:
+        """The hubs and the leases, for people. Raises `StorageFailed`."""
+        await self.hubs.refresh()
+        leases = await self.hubs.list_leases()
+        return {
+            "hubs": [
+                {
+                    "id": one.id,
+                    "node": one.node,
+                    "version": one.version,
+                    "state": one.state,
+                    "address": one.address,
+                    "heir": one.heir,
+                    "started_at": one.started_at,
+                    "seen_secs_ago": round(max(one.age, 0.0), 3),
+                    "is_this": one.id == self.hubs.mark,
+                }
+                for one in sorted(self.hubs.hubs.values(), key=lambda one: one.started_at)
+            ],
+            "leases": [
+                {
+                    "name": one.name,
+                    "hub": one.hub,
+                    "token": one.token,
+                    "expires_in_secs": round(one.left, 3),
+                }
+                for one in leases
+            ],
+        }
 
     async def begin_stop(self) -> None:
         """Takes no more requests of other hubs, which wait for the heir of this one."""

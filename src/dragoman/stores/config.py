@@ -65,3 +65,12 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
             description="Seconds after which a hub that has lost the database counts as dead.",
         ),
     ] = 6
+    drain_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="Seconds for which a hub that stops still takes requests, so that a "
+            "balancer can notice it by /readyz.",
+        ),
+    ] = 1
