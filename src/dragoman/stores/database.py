@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SQLITE, POSTGRES = "sqlite", "postgres"
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
+OperationalError = sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
 
 
@@ -100,7 +101,8 @@ class StoreTables:
     file: str
     migrations: Sequence[str]
     renamed: Mapping[str, str] | None = None
-    """Tables whose names another store has too, with their names in PostgreSQL."""
+    """Tables and columns that have other names in PostgreSQL, because another store has the same,
+    or the name is reserved."""
     counted: str = ""
     """The name under which transactions are counted, so that other hubs notice them; they run one
     after the other, as in SQLite. Empty: they are not counted, and overlap."""

@@ -76,8 +76,8 @@ class SqliteLabels(LoopStore):
     def _insert(self, key: str, label: str, origin: LabelOrigin) -> None:
         texts = (one[:MAX_TEXT] for one in (origin.tool, origin.trace, origin.why))
         self._db.execute(
-            "INSERT OR IGNORE INTO labels (key, label, tool, trace, why, at) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO labels (key, label, tool, trace, why, at) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             (key, label, *texts, time.time()),
         )
 
