@@ -5,7 +5,7 @@ whether it continues a task. The task runs `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from time import time
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -77,7 +77,18 @@ class MessageSender:
     def load(self) -> None:
         """Loads the tasks of an earlier hub."""
         self._tasks.load(self._build_stored)
-        for task in self._tasks:
+        self._note_keys(self._tasks)
+
+    def take_over(self, hub: str) -> None:
+        """Takes over the tasks of another hub that has ended."""
+        self._note_keys(self._tasks.take_over(hub, self._build_stored))
+
+    def list_elsewhere(self, principal: Principal) -> list[A2aTask]:
+        """Lists the tasks of a principal that other hubs own, to be shown."""
+        return self._tasks.list_elsewhere(principal, self._build_stored)
+
+    def _note_keys(self, tasks: Iterable[A2aTask]) -> None:
+        for task in tasks:
             for key in task.record.header.sends:
                 self._by_key[task.owner, key] = task
 
@@ -211,6 +222,8 @@ class MessageSender:
             state = SUBMITTED
         task: A2aTask = Task(principal, self._call, record, record.id, state)
         if ctx.key:
+            if self._hub.ownership.mark:
+                self._claim_key(ctx, task)
             self._note_key(ctx, task, message)
         self._tasks.insert(task)
         if not there.tool:
@@ -392,6 +405,19 @@ class MessageSender:
                 "this Idempotency-Key was used for another message; choose a new one",
             )
         return None if digest is None else task
+
+    def _claim_key(self, ctx: RequestContext, task: A2aTask) -> None:
+        """Several hubs may get the same message: one of them runs it. Raises `OwnedElsewhere` for a
+        message that another hub has taken."""
+        holder = self._tasks.claim_key(task, self._build_key(ctx))
+        if holder == task.id:
+            return
+        hub = self._tasks.find_hub(ctx.principal, holder)
+        if hub is not None:
+            self._hub.ownership.check(hub)
+        raise errors.Overloaded(
+            "a message with this Idempotency-Key is being taken by another hub; send it again"
+        )
 
     # --- its call ------------------------------------------------------------------------------
 

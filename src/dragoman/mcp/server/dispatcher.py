@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -57,6 +58,9 @@ FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"
 """Requests that are not charged: those that end something must not be refused, and a subscription
 is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
+FORWARDED_DOORS = frozenset({"mcp-http"})
+"""The entry points whose requests can be forwarded to another hub."""
+OF_ANOTHER_HUB = "it belongs to another hub of the cluster, and is not reached by this connection"
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()
@@ -214,6 +218,10 @@ class McpServer:
         running[key] = cancel = task.cancel
         try:
             return await self.answer(message, client, push, fields)
+        except OwnedElsewhere:
+            if client.door in FORWARDED_DOORS:
+                raise
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
         finally:
             if running.get(key) is cancel:
                 del running[key]
