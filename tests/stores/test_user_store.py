@@ -141,7 +141,7 @@ def test_changes_by_another_process_are_noticed(stores: Stores, store_place: Sto
     tokens = [stores.issue() for _ in range(3)]
     assert all(stores.is_valid(one.access) for one in tokens)
     place = store_place
-    other_place = place if isinstance(place, Path) else connect_server(place._url)
+    other_place = place if isinstance(place, Path) else connect_server(place.url)
     other = Stores(other_place)
     version = stores.grants.version
     other.grants.revoke(tokens[0].grant.id)

@@ -97,7 +97,7 @@ class App:
         if parts.state.mode == "daemon":
             internal, authenticate = self._listen_tcp(mounts, under, bodies)
         if parts.cluster is not None:
-            await parts.cluster.start(internal, bodies)
+            await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
             owner_app = parts.cluster.wrap(owner_app)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
@@ -244,6 +244,16 @@ class App:
             self._loops.spawn(watch)
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
+
+    async def _inherit(self, hub: str) -> None:
+        """Another hub has ended, and this one is its heir."""
+        self.parts.agents.take_over(hub)
+
+    async def _begin_anew(self, hub: str) -> None:
+        """Others own what was this hub's own; it goes on under another id."""
+        parts = self.parts
+        parts.mcp.abandon(hub)
+        parts.agents.abandon(hub)
 
     # --- stop ------------------------------------------------------------------------------------
 

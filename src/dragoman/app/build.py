@@ -40,7 +40,7 @@ from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
@@ -57,7 +57,7 @@ from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.config import Config
+from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
 from dragoman.core.cluster import SINGLE_HUB, Ownership
@@ -116,7 +116,7 @@ def build_app(
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, ownership = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config)
+        stores = build_stores(home, config, live.secrets, ownership.mark)
         undo.callback(stores.close)
         key = stores.witness.key if cluster is None else cluster.key
         store_watch = StoreWatch(stores, home / config.policy.folder)
@@ -124,10 +124,10 @@ def build_app(
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
-        names = known_ids.list_names(home, config)
+        names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, live, state, net, bus,
+            home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
@@ -169,8 +169,8 @@ def build_app(
         _enroll(store_watch, config, skill_table)
         routing = _build_routing(home, config, guards, registered, undo)
         workflows = LazyWorkflows(
-            home, live, guards, registered, stores.audit, renew, access_watch.explain_ended,
-            routing.offer,
+            home, stores.place, live, guards, registered, stores.audit, renew,
+            access_watch.explain_ended, routing.offer,
         )  # fmt: skip
         events = build_events(home, config, hub)
         undo.pop_all()

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.wire.http import HttpClient
+
+React = Callable[[str], Awaitable[None]]
 
 SECRET_CHARS = 32
 MAX_CLIENTS = 256
@@ -75,8 +77,14 @@ class ClusterParts:
     def wrap(self, app: Application) -> ForwardingApp:
         return ForwardingApp(app, self.hubs, self._secret, self._clients.open)
 
-    async def start(self, app: Application, bodies: BodyBudget) -> None:
-        """Opens the internal listener, whose requests `app` answers, and registers this hub."""
+    async def start(
+        self, app: Application, bodies: BodyBudget, inherit: React, begin_anew: React
+    ) -> None:
+        """Opens the internal listener, whose requests `app` answers, and registers this hub.
+        `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
+        of this hub if others have declared it dead."""
+        self.hubs.on_inherit.append(inherit)
+        self.hubs.on_lost.append(begin_anew)
         self._internal = InternalApp(app, self.hubs, self._secret)
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen

@@ -138,7 +138,9 @@ def build_guards(
         ownership=ownership,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    approvals = LazyApprovals(home, live, stores.audit, hub, chains, authorizer, why_ended, renew)
+    approvals = LazyApprovals(
+        stores.place, stores.hub, live, stores.audit, hub, chains, authorizer, why_ended, renew
+    )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
     )

@@ -53,7 +53,8 @@ async def open_postgres_runs(url: str, *, exclusive: bool = True) -> PostgresRun
 
 
 def _migrate(url: str) -> None:
-    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
+    from dragoman.stores.database import COMMAND_LIMITS
+    from dragoman.stores.postgres import PostgresServer
 
     server = PostgresServer(url, COMMAND_LIMITS, "[workflows] database")
     try:
