@@ -123,18 +123,19 @@ class BalancedHub(RunningHub):
     each has the same configuration and a home of its own. Each request may go to another hub."""
 
     def __init__(self, home: Path, args: Sequence[str], env: Mapping[str, str], count: int) -> None:
-        database = create_database(find_shared_server())
-        more = {
-            "DRAGOMAN_STORE__URL": database,
-            "DRAGOMAN_CLUSTER__SECRET": SECRET,
-            "DRAGOMAN_CLUSTER__LEASE_SECS": str(LEASE_SECONDS),
-        }
+        file = home / "config.toml"
+        text = file.read_text(encoding="utf-8")
+        if "[cluster]" not in text:
+            database = create_database(find_shared_server())
+            text += f'\n[store]\nurl = "{database}"\n'
+            text += f'[cluster]\nsecret = "{SECRET}"\nlease_secs = {LEASE_SECONDS}\n'
+            file.write_text(text, encoding="utf-8")
         self.others: list[RunningHub] = []
         for number in range(1, count):
             other = home.with_name(f"{home.name}-{number}")
-            shutil.copytree(home, other)
-            self.others.append(RunningHub(other, args, {**env, **more}))
-        super().__init__(home, args, {**env, **more})
+            shutil.copytree(home, other, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run"))
+            self.others.append(RunningHub(other, args, env))
+        super().__init__(home, args, env)
         ports = [int(hub.url.rpartition(":")[2]) for hub in (self, *self.others)]
         self.balancer = Balancer(ports, each_request=True)
         self.url = self.balancer.url

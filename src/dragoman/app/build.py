@@ -60,7 +60,7 @@ from dragoman.app.workflows_view import WorkflowsView
 from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
-from dragoman.core.cluster import SINGLE_HUB, Ownership
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.ports import ADMIN
@@ -114,9 +114,9 @@ def build_app(
         api_key = resolve_local_api_key(config, live.secrets)
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, ownership = _build_cluster(home, live)
+    cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, ownership.mark)
+        stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
         key = stores.witness.key if cluster is None else cluster.key
         store_watch = StoreWatch(stores, home / config.policy.folder)
@@ -140,7 +140,7 @@ def build_app(
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew, ownership, key,
+            access_watch.explain_ended, logins.desk, renew, member, key,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients)
@@ -181,7 +181,7 @@ def build_app(
     return _assemble(parts, watch, access_watch, net)
 
 
-def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, Ownership]:
+def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
         return None, SINGLE_HUB

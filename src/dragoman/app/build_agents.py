@@ -433,6 +433,7 @@ class AgentsBuilder:
             facts_changed=self.touch_policies,
             every=config.bridge.probe_secs,
             references=rules,
+            cluster=self.hub.cluster,
         )
         registry.load(config.a2a.external_agents if config.a2a.enabled else ())
         return registry

@@ -213,7 +213,8 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        triggers = LazyTriggers(self.home, folder, service, hub.bus, self.live.secrets.resolve)
+        resolve = self.live.secrets.resolve
+        triggers = LazyTriggers(self.home, folder, service, hub.bus, resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
     def _find_variables(self) -> Mapping[str, str]:

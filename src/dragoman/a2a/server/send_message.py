@@ -38,6 +38,7 @@ from dragoman.a2a.server.task import (
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.core import errors
 from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, WantedUpdates
+from dragoman.core.cluster import find_mark
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -211,7 +212,7 @@ class MessageSender:
         header = A2aTaskHeader(
             context, there.agent, there.tool, ctx.version, 0, there.skill, trace_context.id
         )
-        id = request.get(operations.TASK_ID) or new_id(self._hub.ownership.mark)
+        id = request.get(operations.TASK_ID) or new_id(self._hub.cluster.mark)
         record = A2aTaskRecord(id, header, time())
         record.trace_context, record.arguments, record.schema = trace_context, arguments, schema
         record.continues = there.is_agent and there.facts.continues
@@ -222,7 +223,7 @@ class MessageSender:
             state = SUBMITTED
         task: A2aTask = Task(principal, self._call, record, record.id, state)
         if ctx.key:
-            if self._hub.ownership.mark:
+            if self._hub.cluster.mark:
                 self._claim_key(ctx, task)
             self._note_key(ctx, task, message)
         self._tasks.insert(task)
@@ -412,9 +413,9 @@ class MessageSender:
         holder = self._tasks.claim_key(task, self._build_key(ctx))
         if holder == task.id:
             return
-        hub = self._tasks.find_hub(ctx.principal, holder)
-        if hub is not None:
-            self._hub.ownership.check(hub)
+        # A task that is just being created is not stored yet, but its id names its hub.
+        hub = self._tasks.find_hub(ctx.principal, holder) or find_mark(holder)
+        self._hub.cluster.check(hub)
         raise errors.Overloaded(
             "a message with this Idempotency-Key is being taken by another hub; send it again"
         )

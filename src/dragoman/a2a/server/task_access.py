@@ -26,7 +26,7 @@ class TaskAccess:
     def find(self, ctx: RequestContext, id: str) -> A2aTask | None:
         """Raises `OwnedElsewhere` for a task of another hub."""
         task = self.find_here(ctx, id)
-        if task is None and self._hub.ownership.mark:
+        if task is None and self._hub.cluster.mark:
             self._check_owner(ctx.principal, id)
         return task
 
@@ -34,7 +34,7 @@ class TaskAccess:
         """Raises `OwnedElsewhere` if another hub has stored a task of that id."""
         hub = self._tasks.find_hub(principal, id)
         if hub is not None:
-            self._hub.ownership.check(hub)
+            self._hub.cluster.check(hub)
 
     def find_here(self, ctx: RequestContext, id: str) -> A2aTask | None:
         """Finds a task of this hub."""
@@ -70,7 +70,7 @@ class TaskAccess:
         try:
             return self._tasks.get(principal, id).record.header.version
         except NotFound:
-            if self._hub.ownership.mark and isinstance(id, str):
+            if self._hub.cluster.mark and isinstance(id, str):
                 self._check_owner(principal, id)
             return ""
 

@@ -100,7 +100,7 @@ class McpServer:
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         tasks = build_task_registry() if tasks is None else tasks
-        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits, hub.ownership)
+        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits, hub.cluster)
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
