@@ -152,8 +152,8 @@ class Config(Struct, frozen=True, kw_only=True):
         dict[str, ModelPrice],
         Meta(description="The prices of models whose provider does not report the cost, by name."),
     ] = {}
-    audit: AuditSettings = AuditSettings()
     store: StoreSettings = StoreSettings()
+    audit: AuditSettings = AuditSettings()
     cluster: ClusterSettings = ClusterSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
@@ -886,6 +886,17 @@ def find_frozen_changes(old: Config, new: Config) -> list[str]:
 
 
 # --- the env file beside it ---------------------------------------------------------------------
+
+
+def load_variables(home: Path) -> dict[str, str]:
+    """Returns the environment, and from the home's `env` file what is not in it."""
+    try:
+        data = (home / "env").read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise ConfigError(f"{home / 'env'} cannot be read: {error.strerror}") from None
+    return {**read_env(data), **read_environment()}
 
 
 def read_env(data: bytes | None) -> dict[str, str]:

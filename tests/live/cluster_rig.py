@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import re
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tests.peers.postgres_server import create_database, run_postgres
 
 KEY = "key-of-the-cluster-0123456789abcdef"
 SECRET = "secret-of-the-cluster-0123456789abcdef"
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 3.0
 ENVIRONMENT = {"CLUSTER_SECRET": SECRET}
 
 
@@ -114,6 +116,65 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
     except (OSError, asyncio.CancelledError):
         pass
+
+
+class BalancedHub(RunningHub):
+    """Several hubs behind a balancer that look like one, so that the tests of a hub run with them:
+    each has the same configuration and a home of its own. Each request may go to another hub."""
+
+    def __init__(self, home: Path, args: Sequence[str], env: Mapping[str, str], count: int) -> None:
+        file = home / "config.toml"
+        text = file.read_text(encoding="utf-8")
+        if "[cluster]" not in text:
+            database = create_database(find_shared_server())
+            text += f'\n[store]\nurl = "{database}"\n'
+            text += f'[cluster]\nsecret = "{SECRET}"\nlease_secs = {LEASE_SECONDS}\n'
+            file.write_text(text, encoding="utf-8")
+        self.others: list[RunningHub] = []
+        for number in range(1, count):
+            other = home.with_name(f"{home.name}-{number}")
+            shutil.copytree(home, other, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run"))
+            self.others.append(RunningHub(other, args, env))
+        super().__init__(home, args, env)
+        ports = [int(hub.url.rpartition(":")[2]) for hub in (self, *self.others)]
+        self.balancer = Balancer(ports, each_request=True)
+        self.url = self.balancer.url
+        self.mcp_url = f"{self.url}/mcp"
+
+    def wait_connected(self, *servers: str, timeout: float = 20.0) -> None:
+        for other in self.others:
+            other.wait_connected(*servers, timeout=timeout)
+        own, self.url = self.url, f"http://127.0.0.1:{self.balancer.ports[0]}"
+        super().wait_connected(*servers, timeout=timeout)
+        self.url = own
+
+    def audit(self) -> list[dict[str, Any]]:
+        found = [*super().audit(), *(record for hub in self.others for record in hub.audit())]
+        return sorted(found, key=lambda record: record["at"])
+
+    def stop(self) -> int:
+        codes = [other.stop() for other in self.others]
+        return max([super().stop(), *codes])
+
+    def kill(self) -> None:
+        super().kill()
+        for other in self.others:
+            other.kill()
+
+    def finish(self) -> list[str]:
+        problems = [problem for hub in self.others for problem in hub.finish()]
+        self.balancer.close()
+        for hub in self.others:
+            shutil.rmtree(hub.home, ignore_errors=True)
+        return [*super().finish(), *problems]
+
+
+@cache
+def find_shared_server() -> str:
+    """The address of a PostgreSQL server that ends with this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(run_postgres())
 
 
 class Cluster:

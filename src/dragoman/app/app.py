@@ -97,7 +97,7 @@ class App:
         if parts.state.mode == "daemon":
             internal, authenticate = self._listen_tcp(mounts, under, bodies)
         if parts.cluster is not None:
-            await parts.cluster.start(internal, bodies)
+            await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
             owner_app = parts.cluster.wrap(owner_app)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
@@ -248,6 +248,16 @@ class App:
             self._loops.spawn(parts.shared_audit.shipper.run())
             self._loops.spawn(parts.shared_audit.keep_pruning(lambda: parts.live.config.audit))
 
+    async def _inherit(self, hub: str) -> None:
+        """Another hub has ended, and this one is its heir."""
+        self.parts.agents.take_over(hub)
+
+    async def _begin_anew(self, hub: str) -> None:
+        """Others own what was this hub's own; it goes on under another id."""
+        parts = self.parts
+        parts.mcp.abandon(hub)
+        parts.agents.abandon(hub)
+
     # --- stop ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -255,6 +265,7 @@ class App:
         parts = self.parts
         parts.state.drain()
         if parts.cluster is not None:
+            await self._leave_balancer()
             await parts.cluster.begin_stop()
         parts.workflows.begin_stop()
         self._loops.cancel()
@@ -302,6 +313,12 @@ class App:
             parts.stores.tally.flush(now=True)
             await _wait(STOP_SECONDS, parts.shared_audit.close())
         parts.stores.close()
+
+    async def _leave_balancer(self) -> None:
+        """Serves for another moment while `/readyz` fails, so that a balancer sends no more."""
+        for listener in self._listeners:
+            listener.wind_down()
+        await asyncio.sleep(self.parts.live.config.cluster.drain_secs)
 
     async def _wait_for_audit(self) -> None:
         while self.parts.stores.audit.has_running_calls:

@@ -40,7 +40,7 @@ from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import Stores, build_stores
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
@@ -57,15 +57,14 @@ from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.config import Config
+from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
-from dragoman.core.cluster import SINGLE_HUB, Ownership
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
-from dragoman.core.shared_settings import resolve_store_url
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
@@ -77,6 +76,7 @@ from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_approvals import ApprovalsApi
+from dragoman.web.api_cluster import ClusterApi
 from dragoman.web.api_console import ConsoleApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_hub import HubApi
@@ -114,20 +114,20 @@ def build_app(
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, ownership = _build_cluster(home, live)
+    cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config)
+        stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
-        key, share = _share_audit(home, live, stores, cluster)
+        key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
-        names = known_ids.list_names(home, config)
+        names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, live, state, net, bus,
+            home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
@@ -140,7 +140,7 @@ def build_app(
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew, ownership, key,
+            access_watch.explain_ended, logins.desk, renew, member, key,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients)
@@ -169,8 +169,8 @@ def build_app(
         _enroll(store_watch, config, skill_table)
         routing = _build_routing(home, config, guards, registered, undo)
         workflows = LazyWorkflows(
-            home, live, guards, registered, stores.audit, renew, access_watch.explain_ended,
-            routing.offer, cluster,
+            home, stores.place, live, guards, registered, stores.audit, renew,
+            access_watch.explain_ended, routing.offer, cluster,
         )  # fmt: skip
         events = build_events(home, config, hub)
         undo.pop_all()
@@ -182,7 +182,7 @@ def build_app(
     return _assemble(parts, watch, access_watch, net)
 
 
-def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, Ownership]:
+def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
         return None, SINGLE_HUB
@@ -193,16 +193,15 @@ def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, O
 
 
 def _share_audit(
-    home: Path, live: LiveConfig, stores: Stores, cluster: ClusterParts | None
+    home: Path, stores: Stores, cluster: ClusterParts | None
 ) -> tuple[bytes, SharedAudit | None]:
     """Returns the key of the hub's seals, and what copies the audit log to the database."""
     key = cluster.key if cluster is not None else None
-    url = resolve_store_url(live.config.store, live.secrets)
-    if url is None:
+    if isinstance(stores.place, Path):
         return key or stores.witness.key, None
     from dragoman.app.shared_audit import SharedAudit
 
-    shared = SharedAudit(stores.audit, stores.clock, home, url, key)
+    shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
     return key or stores.witness.key, shared
 
 
@@ -268,6 +267,7 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
         ApprovalsApi(guards.approvals),
         WorkflowsApi(WorkflowsView(parts.workflows)),
+        ClusterApi(status.describe_cluster),
     ]
     if console is not None:
         apis.append(ConsoleApi(hub, console, lambda: parts.state.base))

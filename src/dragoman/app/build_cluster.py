@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dragoman import __version__
 from dragoman.app.config_watch import LiveConfig
@@ -23,6 +25,8 @@ from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.wire.http import HttpClient
+
+React = Callable[[str], Awaitable[None]]
 
 MAX_CLIENTS = 256
 LAST_SECONDS = 2.0
@@ -71,8 +75,14 @@ class ClusterParts:
     def wrap(self, app: Application) -> ForwardingApp:
         return ForwardingApp(app, self.hubs, self._secret, self._clients.open)
 
-    async def start(self, app: Application, bodies: BodyBudget) -> None:
-        """Opens the internal listener, whose requests `app` answers, and registers this hub."""
+    async def start(
+        self, app: Application, bodies: BodyBudget, inherit: React, begin_anew: React
+    ) -> None:
+        """Opens the internal listener, whose requests `app` answers, and registers this hub.
+        `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
+        of this hub if others have declared it dead."""
+        self.hubs.on_inherit.append(inherit)
+        self.hubs.on_lost.append(begin_anew)
         self._internal = InternalApp(app, self.hubs, self._secret)
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
@@ -91,6 +101,36 @@ class ClusterParts:
 
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
+
+    async def describe(self) -> Mapping[str, Any]:
+        """The hubs and the leases, for people. Raises `StorageFailed`."""
+        await self.hubs.refresh()
+        leases = await self.hubs.list_leases()
+        return {
+            "hubs": [
+                {
+                    "id": one.id,
+                    "node": one.node,
+                    "version": one.version,
+                    "state": one.state,
+                    "address": one.address,
+                    "heir": one.heir,
+                    "started_at": one.started_at,
+                    "seen_secs_ago": round(max(one.age, 0.0), 3),
+                    "is_this": one.id == self.hubs.mark,
+                }
+                for one in sorted(self.hubs.hubs.values(), key=lambda one: one.started_at)
+            ],
+            "leases": [
+                {
+                    "name": one.name,
+                    "hub": one.hub,
+                    "token": one.token,
+                    "expires_in_secs": round(one.left, 3),
+                }
+                for one in leases
+            ],
+        }
 
     async def begin_stop(self) -> None:
         """Takes no more requests of other hubs, which wait for the heir of this one."""

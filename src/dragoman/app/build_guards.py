@@ -18,7 +18,7 @@ from dragoman.app.targets import Targets
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
-from dragoman.core.cluster import Ownership
+from dragoman.core.cluster import ClusterMember
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.local_agents import AgentProfiles
@@ -86,7 +86,7 @@ def build_guards(
     why_ended: WhyEnded,
     logins: LoginDesk,
     renew: Callable[[Principal], Principal],
-    ownership: Ownership,
+    cluster: ClusterMember,
     key: bytes,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
@@ -113,9 +113,9 @@ def build_guards(
     )
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
     handles = QuestionHandles(
-        os.urandom(32), limits.question_secs, lasting_key=key, ownership=ownership
+        os.urandom(32), limits.question_secs, lasting_key=key, ownership=cluster
     )
-    kept = KeptResults(limits.kept_megabytes, limits.kept_secs, ownership=ownership)
+    kept = KeptResults(limits.kept_megabytes, limits.kept_secs, ownership=cluster)
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
@@ -135,10 +135,12 @@ def build_guards(
         limiter=limiter,
         logins=targets,
         views=live.views,
-        ownership=ownership,
+        cluster=cluster,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    approvals = LazyApprovals(home, live, stores.audit, hub, chains, authorizer, why_ended, renew)
+    approvals = LazyApprovals(
+        stores.place, stores.hub, live, stores.audit, hub, chains, authorizer, why_ended, renew
+    )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
     )

@@ -68,6 +68,10 @@ class ClusterBus(Protocol):
         that."""
 
 
+class ClusterMember(Ownership, Leases, ClusterBus, Protocol):
+    """This hub among the others."""
+
+
 class SingleHub:
     """The only hub: it owns everything, holds every lease, and has none to talk to."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, HubError, StorageFailed
 from dragoman.core.structs import Struct
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ class PostgresCluster:
         self._changed: asyncio.Future[None] | None = None
         self.on_inherit: list[Callable[[str], Awaitable[None]]] = []
         """Called with the id of each hub that this one becomes the heir of."""
-        self.on_lost: list[Callable[[], Awaitable[None]]] = []
-        """Called when others have declared this hub dead; it has a new id then."""
+        self.on_lost: list[Callable[[str], Awaitable[None]]] = []
+        """Called with the new id of this hub when others have declared it dead."""
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -410,10 +410,10 @@ class PostgresCluster:
             if await self._run(_INHERIT, names):
                 await self._run(_INHERIT_ALL, (self.mark, one.id))
                 log.warning("hub %s (%s) has ended; this hub takes over", one.id, one.node)
+                for react in self.on_inherit:  # before requests for it are served here
+                    await self._react(react, one.id)
                 self.publish("hubs", {})
                 self._take(await self._run(_LIST, ()))
-                for react in self.on_inherit:
-                    self._background.spawn(_call(react, one.id))
 
     def _take(self, rows: Sequence[Row]) -> None:
         found = {row[0]: HubRecord(*row) for row in rows}
@@ -441,8 +441,20 @@ class PostgresCluster:
         )
         self._take(await self._run(_LIST, ()))
         self.publish("hubs", {})
-        for react in self.on_lost:
-            self._background.spawn(_call(react))
+        for lost in self.on_lost:
+            await self._react(lost, self.mark)
+
+    async def _react(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
+        """Calls `react`, and again later if the database fails meanwhile."""
+        try:
+            await react(id)
+        except HubError as error:
+            log.warning("what hub %s owned is taken over later: %s", id, error)
+            self._background.spawn(self._react_later(react, id))
+
+    async def _react_later(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
+        await asyncio.sleep(RETRY_SECONDS)
+        await self._react(react, id)
 
     # --- the database --------------------------------------------------------------------------
 
@@ -513,10 +525,6 @@ _HEX = frozenset("0123456789abcdef")
 
 def _is_mark(text: str) -> bool:
     return len(text) == MARK_CHARS and _HEX.issuperset(text)
-
-
-async def _call(react: Callable[..., Awaitable[None]], *values: str) -> None:
-    await react(*values)
 
 
 def _load_driver() -> None:

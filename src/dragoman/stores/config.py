@@ -1,10 +1,22 @@
-"""`[audit]`, `[store]` and `[cluster]`: where state is kept, and which hubs share it."""
+"""`[store]`: where the hub keeps its data. `[audit]`: how long the record of calls is kept.
+`[cluster]`: which hubs share the data."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+
+class StoreSettings(Struct, frozen=True, kw_only=True):
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The address of a PostgreSQL database for the hub's data "
+            '(postgresql://USER@HOST/NAME), or a reference to it such as "env:DATABASE_URL" or '
+            '"file:PATH"; by default SQLite files in the home.'
+        ),
+    ] = None
 
 
 class AuditSettings(Struct, frozen=True, kw_only=True):
@@ -21,18 +33,6 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
             "not only a crash. Costs about 0.2 ms a call."
         ),
     ] = False
-
-
-class StoreSettings(Struct, frozen=True, kw_only=True):
-    """`[store]`: where the hub keeps its state."""
-
-    url: Annotated[
-        str | None,
-        Meta(
-            description="The PostgreSQL database, as postgresql://USER@HOST/NAME or a reference to "
-            "that (env:NAME). Without one the hub uses SQLite files in its home."
-        ),
-    ] = None
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
@@ -65,3 +65,12 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
             description="Seconds after which a hub that has lost the database counts as dead.",
         ),
     ] = 6
+    drain_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="Seconds for which a hub that stops still takes requests, so that a "
+            "balancer can notice it by /readyz.",
+        ),
+    ] = 1

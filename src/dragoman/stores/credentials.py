@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dragoman.core.ports import CredentialId
-from dragoman.stores.database import LoopStore, StorePlace, StoreTables
+from dragoman.stores.database import SQLITE, LoopStore, StorePlace, StoreTables
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -39,7 +39,8 @@ _OF = "WHERE kind = ? AND account = ? AND holder = ? AND issuer = ? AND resource
 _SAVE = """
 INSERT INTO credentials VALUES (?, ?, ?, ?, ?, ?,
     (SELECT coalesce(max(number), 0) + 1 FROM credentials), ?, ?, ?)
-ON CONFLICT DO UPDATE SET saved_at = excluded.saved_at, number = excluded.number,
+ON CONFLICT (kind, account, holder, issuer, resource) DO UPDATE SET
+    saved_at = excluded.saved_at, number = excluded.number,
     scheme = excluded.scheme, nonce = excluded.nonce, value = excluded.value
 """
 
@@ -52,8 +53,9 @@ class SqliteCredentials(LoopStore):
         self._cipher: AESGCM = AESGCM(key)
         # A refresh token that was replaced is void, so the new one must survive a power failure.
         super().__init__(place, TABLES, durable=True)
-        # What is deleted or replaced is overwritten, although it is encrypted.
-        self._db.execute("PRAGMA secure_delete=ON")
+        if self._base.engine == SQLITE:
+            # What is deleted or replaced is overwritten, although it is encrypted.
+            self._db.execute("PRAGMA secure_delete=ON")
 
     def load(self, id: CredentialId) -> bytes | None:
         rows = self._read(f"SELECT scheme, nonce, value FROM credentials {_OF}", _build_key(id))

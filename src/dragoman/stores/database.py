@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.secret_references import SecretResolver, is_reference
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
     LOOP_BUSY_SECONDS,
@@ -28,10 +29,13 @@ from dragoman.stores.sqlite import (
 )
 
 if TYPE_CHECKING:
-    from dragoman.stores.postgres import PostgresLimits, PostgresServer
+    from dragoman.stores.postgres import PostgresServer
 
 SQLITE, POSTGRES = "sqlite", "postgres"
+SETTING = "[store] url"
+SCHEMES = ("postgresql://", "postgres://")
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
+OperationalError = sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
 
 
@@ -100,10 +104,32 @@ class StoreTables:
     file: str
     migrations: Sequence[str]
     renamed: Mapping[str, str] | None = None
-    """Tables whose names another store has too, with their names in PostgreSQL."""
+    """Tables and columns that have other names in PostgreSQL, because another store has the same,
+    or the name is reserved."""
     counted: str = ""
     """The name under which transactions are counted, so that other hubs notice them; they run one
     after the other, as in SQLite. Empty: they are not counted, and overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresLimits:
+    """Seconds."""
+
+    connect: float = 1.0
+    statement: float = 1.0
+    """How long a statement may take, and how long a hub that has lost the server waits for it."""
+    slow: float = 60.0
+    """The same for migrations, and for what is read at the start."""
+    poll: float = 1.0
+    """How often changes by other hubs are read, besides notifications; also the watch's pulse."""
+    probe: float = 0.5
+    """How long the watch waits for an answer."""
+    retry: float = 0.5
+    """How long the watch waits before it connects again."""
+
+
+COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)
+"""For commands, which nobody else waits for."""
 
 
 def open_database(
@@ -121,6 +147,26 @@ def open_database(
         path = place / tables.file
         return SqliteDatabase(path, tables.migrations, durable, busy_seconds, functions)
     return place.open(tables)
+
+
+def open_place(
+    home: Path,
+    url: str | None,
+    secrets: SecretResolver,
+    limits: PostgresLimits | None = None,
+) -> StorePlace:
+    """Opens the place of the stores: the home, or the server of `[store] url`. Raises
+    `ConfigError`."""
+    if url is None:
+        return home
+    if is_reference(url):
+        url = secrets.resolve_local(url, SETTING)
+    if not url.startswith(SCHEMES):
+        raise ConfigError(
+            f"{SETTING} is invalid: write postgresql://USER@HOST/NAME, or a reference to it such "
+            "as env:DATABASE_URL"
+        )
+    return connect_server(url, limits)
 
 
 def connect_server(url: str, limits: PostgresLimits | None = None) -> PostgresServer:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,7 +26,13 @@ from psycopg.types.numeric import NumericBinaryLoader
 
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_origin
-from dragoman.stores.database import POSTGRES, DatabaseConnection, DatabaseWriter, StoreTables
+from dragoman.stores.database import (
+    POSTGRES,
+    DatabaseConnection,
+    DatabaseWriter,
+    PostgresLimits,
+    StoreTables,
+)
 from dragoman.stores.postgres_sql import (
     Names,
     convert_values,
@@ -58,27 +63,6 @@ _BUMP = (
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
 _COUNTERS = f"SELECT store, number FROM {SCHEMA}.changes"
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresLimits:
-    """Seconds."""
-
-    connect: float = 1.0
-    statement: float = 1.0
-    """How long a statement may take, and how long a hub that has lost the server waits for it."""
-    slow: float = 60.0
-    """The same for migrations, and for what is read at the start."""
-    poll: float = 1.0
-    """How often changes by other hubs are read, besides notifications; also the watch's pulse."""
-    probe: float = 0.5
-    """How long the watch waits for an answer."""
-    retry: float = 0.5
-    """How long the watch waits before it connects again."""
-
-
-COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)
-"""For commands, which nobody else waits for."""
 
 
 class _TextLoader(Loader):
@@ -170,7 +154,7 @@ class PostgresServer:
         self._setting = setting
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
-        self._url = url
+        self.url = url
         self._address: dict[str, str | None] = {}
         """Where the last connection went, so that no statement waits for a name server."""
         self._lanes: dict[int, PostgresConnection] = {}
@@ -203,7 +187,7 @@ class PostgresServer:
     def connect(self, seconds: float = 0.0, *, again: bool = False) -> _Connection:
         """Opens a connection; `again` to the address of the last one. Raises `psycopg.Error`."""
         more = self._address if again else {}
-        connection = _dial(self._url, self.limits.connect, **more)
+        connection = _dial(self.url, self.limits.connect, **more)
         connection.seconds = seconds or self.limits.statement
         _prepare(connection, connection.seconds)
         info = connection.info

@@ -82,7 +82,8 @@ class RegistryStore(LoopStore):
     def bind_credential(self, reference: str, origin: str) -> None:
         with self._transact() as db:
             db.execute(
-                "INSERT OR IGNORE INTO credential_origins VALUES (?, ?)", (reference, origin)
+                "INSERT INTO credential_origins VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (reference, origin),
             )
 
     def list_bound_origins(self, reference: str) -> list[str]:

@@ -59,7 +59,8 @@ async def open_postgres_runs(
 
 
 def _migrate(url: str) -> None:
-    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
+    from dragoman.stores.database import COMMAND_LIMITS
+    from dragoman.stores.postgres import PostgresServer
 
     server = PostgresServer(url, COMMAND_LIMITS, "[workflows] database")
     try:

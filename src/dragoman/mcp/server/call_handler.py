@@ -90,7 +90,7 @@ class CallHandler:
         if isinstance(parsed, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, parsed)
         name, arguments = parsed
-        options = _parse_options(request, kind, carried, self.hub.ownership)
+        options = _parse_options(request, kind, carried, self.hub.cluster)
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
@@ -162,7 +162,7 @@ class CallHandler:
             return render_tool_result(result, tool, revision)
 
         record = ToolTaskRecord(name, render, features, options.updates)
-        task: ToolTask = Task(client.principal, work, record, make_id(self.hub.ownership))
+        task: ToolTask = Task(client.principal, work, record, make_id(self.hub.cluster))
         if revision.has_task_extension:
             made = await self._tasks.run_call(task, revision, options.answers, options.handle)
             return rpc.encode_result(request.id, made) if isinstance(made, dict) else (tool, made)

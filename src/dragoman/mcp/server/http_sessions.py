@@ -176,6 +176,13 @@ class HttpSessions:
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
+    def abandon(self) -> None:
+        """Another hub owns the sessions: cancels their requests, and forgets them here."""
+        for session in list(self._open.values()):
+            for cancel in tuple(session.running.values()):
+                cancel()
+            self._drop(session)
+
     def end_principals(self, why_ended: WhyEnded) -> None:
         for session in list(self._open.values()):
             if explain_lost_access(why_ended, session.principal):

@@ -159,7 +159,7 @@ class LegacySseTransport:
             await self._serve(SseClient(request, principal, endpoint))
 
     async def _serve(self, client: SseClient) -> None:
-        id = make_id(self.server.hub.ownership)
+        id = make_id(self.server.hub.cluster)
         request = client.request
         self._clients[id] = client
         slot = self._keepalive.add(client, request.loop)
@@ -181,7 +181,7 @@ class LegacySseTransport:
         id = _find_session_id(request.query)
         client = self._clients.get(id)
         if client is None:
-            self.server.hub.ownership.check(find_mark(id))
+            self.server.hub.cluster.check(find_mark(id))
         if client is None or client.principal != principal:
             refuse(request, 404, "session not found; open a new one with GET /sse")
             return

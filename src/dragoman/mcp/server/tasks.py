@@ -8,7 +8,6 @@ result. The hub does so for a call that the upstream runs as a task, and for one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 
 from dragoman.core.background import resolve
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
-from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
+from dragoman.core.cluster import SINGLE_HUB, OwnedElsewhere, Ownership, find_mark
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
@@ -326,11 +325,19 @@ class McpTasks:
     def subscribe(
         self, ids: Iterable[str], client: ClientState, notify: Notify
     ) -> TaskSubscription:
-        """Follows those of the ids that are tasks of this client."""
+        """Follows those of the ids that are tasks of this client. If all are tasks of one other
+        hub, that hub serves the request."""
         found: list[ToolTask] = []
+        elsewhere: dict[str, OwnedElsewhere] = {}
         for id in dict.fromkeys(ids):
-            with contextlib.suppress(NotFound):
+            try:
                 found.append(self.find_task(client, id))
+            except NotFound:
+                pass
+            except OwnedElsewhere as other:
+                elsewhere[other.mark] = other
+        if len(elsewhere) == 1 and not found:
+            raise next(iter(elsewhere.values()))
         return TaskSubscription(found, notify)
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dragoman.stores.audit.chain import BREAK, INTENT, OUTCOME, START, EntryRow
-from dragoman.stores.database import StoreTables
-from dragoman.stores.postgres_connections import load_driver
+from dragoman.stores.database import COMMAND_LIMITS, StoreTables, connect_server
 
 MIGRATIONS = (
     """
@@ -179,10 +178,7 @@ def _decode_body(body: bytes) -> Mapping[str, Any]:
 
 def open_tables(url: str) -> None:
     """Creates the tables of the audit logs in a database that lacks them. Raises `ConfigError`."""
-    load_driver()
-    from dragoman.stores.postgres import COMMAND_LIMITS, PostgresServer
-
-    server = PostgresServer(url, COMMAND_LIMITS)
+    server = connect_server(url, COMMAND_LIMITS)
     try:
         server.open(TABLES).close()
     finally:
