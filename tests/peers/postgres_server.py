@@ -126,12 +126,15 @@ def run_postgres() -> Iterator[str]:
         yield peer.url
 
 
-def create_database(url: str, *, like: str = "template1") -> str:
-    """Creates another database on that server, as a copy of the database `like`, to which nothing
-    may be connected; returns its address."""
+def create_database(url: str, name: str = "", *, like: str = "template1") -> str:
+    """Creates another database on that server, unless it exists, as a copy of the database `like`,
+    to which nothing may be connected; returns its address."""
     import psycopg
 
-    name = f"t{secrets.token_hex(6)}"
-    with psycopg.connect(url, autocommit=True) as connection:
+    name = name or f"t{secrets.token_hex(6)}"
+    with (
+        psycopg.connect(url, autocommit=True) as connection,
+        suppress(psycopg.errors.DuplicateDatabase),
+    ):
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {like}".encode())
     return url.rpartition("/")[0] + f"/{name}"

@@ -32,7 +32,7 @@ class HubStatus:
         cluster = self._parts.cluster
         if cluster is not None and not cluster.hubs.is_connected:
             return "the database of the cluster cannot be reached"
-        return None
+        return "the database is not available" if self._parts.stores.find_problem() else None
 
     async def describe_cluster(self) -> Mapping[str, Any]:
         """The hubs and their leases; none for a single hub."""

@@ -236,6 +236,14 @@ class LoopStore:
     def close(self) -> None:
         self._base.close()
 
+    def read_version(self) -> int:
+        """Reads a number that differs after another process, or another hub, has changed the store;
+        on a server it may be a second old."""
+        try:
+            return self._base.read_version(now=False)
+        except Error as error:
+            raise self._build_read_error(error) from error
+
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
             return self._db.execute(query, values).fetchall()
