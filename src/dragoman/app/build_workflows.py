@@ -18,6 +18,7 @@ from dragoman.app.build_triggers import LazyTriggers
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
+from dragoman.core.backoff import add_jitter
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
@@ -83,6 +84,16 @@ class CalledAgents:
 
     def prepare_dispatch(self) -> None:
         self._offer_dispatch()
+
+    def explain_absence(self, agent: str) -> str:
+        try:
+            member = self._registered.find(agent)
+        except NotFound:
+            return ""
+        if member.watch is None:
+            return f'agent "{agent}" is not used: {member.refusal or "it is disabled"}'
+        target = member.watch.agent
+        return "" if target.probed is not None else f'agent "{agent}" is away: {target.reason}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +185,7 @@ class LazyWorkflows:
         from dragoman.workflows.event_waits import EventWaits
         from dragoman.workflows.exposure import WorkflowTools
         from dragoman.workflows.folder import WorkflowFolder
+        from dragoman.workflows.parked_tasks import ParkedTasks, PollLimits
         from dragoman.workflows.run_calls import RunCalls
         from dragoman.workflows.runner import RunLimits, Runner
         from dragoman.workflows.service import RetentionLimits, RunService
@@ -182,7 +194,7 @@ class LazyWorkflows:
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
         folder = WorkflowFolder(self.home / FOLDER)
-        calls = RunCalls(hub, self.renew, self.why_ended)
+        calls = RunCalls(hub, self.renew, self.why_ended, settings.attached_secs)
         waits = StepWaits(
             self.guards.approvals.find_desk,
             lambda name, inputs, origin: service.build_child(name, inputs, origin),
@@ -196,6 +208,10 @@ class LazyWorkflows:
             waits,
             CalledAgents(hub, self.registered, self.offer_dispatch),
             self._find_variables,
+            ParkedTasks(
+                PollLimits(longest=settings.poll_secs, task_secs=settings.task_days * 86_400.0),
+                add_jitter,
+            ),
             RunLimits(advancing=settings.concurrency, active=settings.max_active),
         )
         tools = WorkflowTools(hub, lambda: service, compile_schema)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
 COLUMNS = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
-OUTCOMES = ("completed", "failed", "refused", "not_found", "invalid", "target_failed", "cancelled",
-            "crashed", "running", "unknown", "break")  # fmt: skip
+OUTCOMES = ("completed", "failed", "asked", "parked", "refused", "not_found", "invalid",
+            "target_failed", "cancelled", "crashed", "running", "unknown", "break")  # fmt: skip
 
 
 @click.group()

@@ -16,6 +16,7 @@ from dragoman.core.call import (
     Notes,
     Result,
     RoutedBy,
+    TaskHandling,
     Updates,
     WantedUpdates,
     discard_update,
@@ -82,6 +83,7 @@ class CallOptions(Struct, frozen=True):
     handle: str | None = None
     routed: RoutedBy | None = None
     approval: str | None = None
+    task: TaskHandling | None = None
 
 
 class Hub:
@@ -167,6 +169,8 @@ class Hub:
             Notes(),
             options.routed,
             options.approval,
+            False,
+            options.task,
         )
         try:
             return tool, await self._pipeline(call)

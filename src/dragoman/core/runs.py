@@ -31,8 +31,9 @@ DECIDED: Final = "Decided"
 RETRY, SKIP, FAIL = DECISIONS = ("retry", "skip", "fail")
 """What can be decided about a step of which it is unknown whether it was executed."""
 
-EVENT, APPROVAL, CHILD, ANSWER = "event", "approval", "child", "answer"
-"""What a step waits for, as the first word of `StepRecord.awaited`."""
+EVENT, APPROVAL, CHILD, ANSWER, TASK = "event", "approval", "child", "answer", "task"
+"""What a step waits for, as the first word of `StepRecord.awaited`. `task`: its work continues as a
+task elsewhere."""
 
 
 def build_awaited(kind: str, name: str) -> str:
@@ -66,6 +67,10 @@ def record_principal(principal: Principal, door: str) -> RunPrincipal:
         principal.kind, principal.id, principal.org, principal.roles, principal.scopes,
         principal.behalf, principal.serves, principal.credential, principal.view, door,
     )  # fmt: skip
+
+
+STEP_KEY: Final = "key"
+"""In the trigger of a run that a step of another run has started as a tool: the step's key."""
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
@@ -136,6 +141,8 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     """What it waits for, besides the time: see `build_awaited`."""
     can_repeat: bool = False
     """Whether it may be executed again if it is unknown whether it was executed."""
+    can_find: bool = False
+    """Whether its target can find the task of an interrupted call."""
     problem: str = ""
     kind: str = ""
     """The kind of the error that `problem` describes."""
@@ -146,8 +153,14 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     approval: str = ""
     child: str = ""
     detail: Mapping[str, Any] = NOTHING
-    """What continues it: a question with its handle and arguments, the items of a loop."""
+    """What continues it: a question with its handle and arguments, the task that does its work, the
+    items of a loop."""
     output: Any = None
+
+
+def is_parked(record: StepRecord) -> bool:
+    """Whether the work of a step continues as a task elsewhere."""
+    return record.state == WAITING and record.awaited.startswith(TASK)
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):

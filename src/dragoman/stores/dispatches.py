@@ -47,10 +47,11 @@ BUSY_SECONDS = 0.5
 MAX_FINDING = 8
 """Who look for some at once; further ones are refused."""
 
-RUNNING, COMPLETED, ASKED, FAILED_STATUS, DENIED, CANCELLED = STATUSES = (
-    "running", "completed", "asked", "failed", "denied", "cancelled",
+RUNNING, COMPLETED, ASKED, PARKED, FAILED_STATUS, DENIED, CANCELLED = STATUSES = (
+    "running", "completed", "asked", "parked", "failed", "denied", "cancelled",
 )  # fmt: skip
-"""`asked`: the agent has asked something, and the answer comes with a dispatch of its own."""
+"""`asked`: the agent has asked something, and the answer comes with a dispatch of its own; and so
+does the outcome of a task that is `parked`."""
 EXPLICIT, ROUTED = KINDS = ("explicit", "routed")
 ALL = "*"
 """Of all callers: no caller's label is this."""
@@ -414,6 +415,8 @@ def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
         return FAILED_STATUS, payloads.CRASHED
     if result.failed:
         return FAILED_STATUS, payloads.FAILED
+    if result.unfinished:
+        return PARKED, None
     return ASKED if result.questions else COMPLETED, None
 
 

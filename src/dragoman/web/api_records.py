@@ -28,7 +28,7 @@ from dragoman.web.openapi import admin_route, route
 from dragoman.web.openapi_schemas import TEXT, Schema
 
 OUTCOMES = (
-    *("completed", "failed", "asked", "refused", "not_found", "invalid", "target_failed"),
+    *("completed", "failed", "asked", "parked", "refused", "not_found", "invalid", "target_failed"),
     *("cancelled", "crashed", "running", "unknown", "break"),
 )
 SECONDS: Schema = {"type": "number", "minimum": 0, "description": "Seconds since 1970."}

@@ -28,6 +28,23 @@ class WorkflowSettings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=10_000, description="How many runs may have calls in progress."),
     ] = 256
+    attached_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600,
+            description="Seconds for which a step follows the task of a remote agent; after that "
+            "the task is polled, and nothing is held in memory for it.",
+        ),
+    ] = 5.0
+    poll_secs: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600, description="Seconds between two polls of such a task, at most."),
+    ] = 60.0
+    task_days: Annotated[
+        float,
+        Meta(gt=0, le=80, description="Days that such a task may take if its step has no timeout."),
+    ] = 7.0
     max_unfinished: Annotated[
         int,
         Meta(

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from random import getrandbits
 from secrets import token_hex
 from types import MappingProxyType
@@ -353,6 +354,10 @@ class RunService:
 
     def watch(self, id: str, watcher: Watcher) -> Callable[[], None]:
         return self._runner.watch(id, watcher)
+
+    def follow(self, id: str) -> AbstractContextManager[None]:
+        """Lets a run advance for which a call of another run waits, whatever room there is."""
+        return self._runner.follow(id)
 
     def _is_admin(self, principal: Principal) -> bool:
         return self._hub.authorizer.decide_action(principal, ADMIN).allowed

@@ -27,6 +27,7 @@ from dragoman.core.call import (
     Question,
     Result,
     StatusMessage,
+    TaskNamed,
     Update,
 )
 from dragoman.core.errors import (
@@ -239,7 +240,7 @@ class A2aTaskRecord(TaskRecord):
         self._log_status(state)
 
     def take_update(self, task: Task[Any], update: Update) -> bool:
-        if task.finished or isinstance(update, LogMessage):
+        if task.finished or isinstance(update, LogMessage | TaskNamed):
             return False
         if isinstance(update, Artifact):
             self._log_artifact_update(update)

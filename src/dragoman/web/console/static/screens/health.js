@@ -104,7 +104,7 @@ function parseMetrics(text) {
     const [, name, labels, value] = match;
     if (name === "dragoman_calls_total") {
       found.calls += Number(value);
-      if (!labels.includes('outcome="completed"')) found.failed += Number(value);
+      if (labels.includes('outcome="failed"')) found.failed += Number(value);
     } else if (name === "dragoman_call_seconds_bucket") found.buckets.push([/le="(.*)"/.exec(labels)[1] === "+Inf" ? Infinity : Number(/le="(.*)"/.exec(labels)[1]), Number(value)]);
     else found[name] = (labels ? found[name] ?? 0 : 0) + Number(value);
   }

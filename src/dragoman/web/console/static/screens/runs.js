@@ -13,7 +13,7 @@ import { act, attempt, bold, code, follow, grid, h2, p, ref, setQuery, soft, tab
 export const title = "Runs";
 
 const STATES = ["queued", "running", "waiting", "needs_decision", "completed", "failed", "cancelled"];
-const STATUSES = ["running", "completed", "asked", "failed", "denied", "cancelled"];
+const STATUSES = ["running", "completed", "asked", "parked", "failed", "denied", "cancelled"];
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 export async function show(root, route, ctx) {
