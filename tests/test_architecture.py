@@ -139,11 +139,13 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
+    "asyncpg": {"dragoman.stores.runs_postgres"},
     "psycopg": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
         "dragoman.oauth",
+        "dragoman.stores.audit.shared_keys",
         "dragoman.stores.credentials",
     },
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},
@@ -171,6 +173,8 @@ for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
+    "ClusterParts._internal",
+    "ClusterParts._listener",
     "ConfigWatch._before",
     "ConfigWatch._seen",
     "ConfigWatch.problem",

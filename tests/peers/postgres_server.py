@@ -126,8 +126,9 @@ def run_postgres() -> Iterator[str]:
         yield peer.url
 
 
-def create_database(url: str, name: str = "") -> str:
-    """Creates another database on that server, unless it exists; returns its address."""
+def create_database(url: str, name: str = "", *, like: str = "template1") -> str:
+    """Creates another database on that server, unless it exists, as a copy of the database `like`,
+    to which nothing may be connected; returns its address."""
     import psycopg
 
     name = name or f"t{secrets.token_hex(6)}"
@@ -135,5 +136,5 @@ def create_database(url: str, name: str = "") -> str:
         psycopg.connect(url, autocommit=True) as connection,
         suppress(psycopg.errors.DuplicateDatabase),
     ):
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {like}".encode())
     return url.rpartition("/")[0] + f"/{name}"

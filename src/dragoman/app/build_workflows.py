@@ -30,6 +30,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.stores.database import StorePlace
 
 if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
     from dragoman.core.runs import RunStore
     from dragoman.workflows.exposure import WorkflowTools
     from dragoman.workflows.folder import WorkflowFolder
@@ -106,6 +107,8 @@ class LazyWorkflows:
     renew: Callable[[Principal], Principal]
     why_ended: WhyEnded
     offer_dispatch: Callable[[], None]
+    cluster: ClusterParts | None = None
+    """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
 
@@ -119,7 +122,7 @@ class LazyWorkflows:
         has_runs = (
             (home / DATABASE).exists()
             if isinstance(self.place, Path)
-            else "runs" in self.place.known
+            else "runs" in self.place.known or self.cluster is not None
         )
         return (home / FOLDER).is_dir() or has_runs or settings.database is not None
 
@@ -229,7 +232,8 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        triggers = LazyTriggers(self.home, folder, service, hub.bus, self.live.secrets.resolve)
+        resolve = self.live.secrets.resolve
+        triggers = LazyTriggers(self.home, folder, service, hub.bus, resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
     def _find_variables(self) -> Mapping[str, str]:
@@ -245,7 +249,9 @@ class LazyWorkflows:
 
         if url is None:
             assert not isinstance(self.place, Path)
-            return await open_postgres_runs(self.place.url, exclusive=False)
+            hubs = self.cluster.hubs if self.cluster is not None else None
+            find_hub = (lambda: hubs.mark) if hubs is not None else None
+            return await open_postgres_runs(self.place.url, exclusive=False, find_hub=find_hub)
         if is_reference(url):
             url = await self.live.secrets.resolve(url, "[workflows] database")
         return await open_postgres_runs(url)

@@ -29,7 +29,15 @@ class HubStatus:
     def ready(self) -> str | None:
         if self._parts.state.is_draining:
             return "the hub is shutting down"
+        cluster = self._parts.cluster
+        if cluster is not None and not cluster.hubs.is_connected:
+            return "the database of the cluster cannot be reached"
         return "the database is not available" if self._parts.stores.find_problem() else None
+
+    async def describe_cluster(self) -> Mapping[str, Any]:
+        """The hubs and their leases; none for a single hub."""
+        cluster = self._parts.cluster
+        return await cluster.describe() if cluster is not None else {"hubs": [], "leases": []}
 
     def find_concurrency(self) -> Mapping[str, Any]:
         """The limits of what may happen at once, for `web.api_limits`."""
@@ -83,6 +91,7 @@ class HubStatus:
             "store_problems": [
                 *parts.store_watch.find_problems(),
                 *parts.catalogs.reviews.list_problems(),
+                *(parts.shared_audit.list_problems() if parts.shared_audit is not None else ()),
             ],
         }
 

@@ -173,9 +173,34 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     parent: str = ""
 
 
+class RunTaken(Exception):
+    """Another hub works on the run, or has taken it over: nothing was stored."""
+
+    def __init__(self, hub: str) -> None:
+        super().__init__(hub)
+        self.hub = hub
+        """The id of that hub; empty if it is not known."""
+
+
 class RunStore(Protocol):
     """Stores runs. Every method may raise `StorageFailed`; what a method has stored survives the
-    end of the process."""
+    end of the process. Where several hubs share a store, each works on its own runs: those that it
+    has added or claimed."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hubs use it, too."""
+
+    async def claim(self, id: str) -> Run | None:
+        """Finds a run in order to change it: other hubs leave it alone until it is released, or
+        this hub has ended. Raises `RunTaken`."""
+
+    async def release(self, id: str) -> None:
+        """Lets any hub continue a run that only waits, or has ended."""
+
+    async def rescue(self) -> int:
+        """Releases the runs of hubs that have ended, and puts those that were running back into
+        the queue; returns how many."""
 
     async def add(self, run: Run, source: str) -> None:
         """Stores a new run with the source of its definition. A run whose id exists stays."""
@@ -187,7 +212,7 @@ class RunStore(Protocol):
         children: Sequence[tuple[Run, str]] = (),
     ) -> None:
         """Stores what changes of a run, and the records, at once with new runs, each with the
-        source of its definition."""
+        source of its definition. Raises `RunTaken` if the run is not this hub's any more."""
 
     async def find_source(self, digest: str) -> str | None: ...
 

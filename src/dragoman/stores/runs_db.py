@@ -40,5 +40,9 @@ CREATE TABLE steps (
 );
 CREATE INDEX steps_by_awaited ON steps (awaited, run, path) WHERE awaited <> '';
 """,
+    """
+ALTER TABLE runs ADD COLUMN hub TEXT NOT NULL DEFAULT '';
+CREATE INDEX runs_by_hub ON runs (hub) WHERE hub <> '';
+""",
 )
 TABLES = StoreTables("runs", DATABASE, MIGRATIONS)

@@ -1,17 +1,19 @@
-"""The `RunStore` in a PostgreSQL database, by `[workflows] database`. Needs the extra `postgres`.
+"""The `RunStore` in a PostgreSQL database. Needs the extra `postgres`.
 
-One hub works on the runs of a database: it holds an advisory lock as long as it runs.
+A single hub holds an advisory lock as long as it runs. The hubs of a cluster share the runs: each
+run has the id of the hub that works on it, every change of the run by another hub is refused, and
+the runs of a hub that has ended are released.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
+from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
 from dragoman.stores.postgres_sql import translate
@@ -20,12 +22,16 @@ from dragoman.stores.runs_db import TABLES
 LOCK = 0x647261676F6D616E
 """The key of the advisory lock: `dragoman`."""
 CONNECTIONS = 8
-CONNECT_SECONDS, COMMAND_SECONDS = 10.0, 30.0
+COMMAND_SECONDS, SHARED_SECONDS = 30.0, 2.0
+"""How long an operation may take. Where other hubs share the runs, they go on without this one."""
 
 
-async def open_postgres_runs(url: str, *, exclusive: bool = True) -> PostgresRuns:
-    """Connects, creates what is missing, and locks the runs if the database is only theirs. Raises
-    `ConfigError`."""
+async def open_postgres_runs(
+    url: str, *, exclusive: bool = True, find_hub: Callable[[], str] | None = None
+) -> PostgresRuns:
+    """Connects, creates what is missing, and locks the runs if the database is only theirs.
+    `find_hub` returns the id of this hub in a cluster, which has another one after it was cut off.
+    Raises `ConfigError`."""
     try:
         import psycopg
     except ImportError:
@@ -33,7 +39,7 @@ async def open_postgres_runs(url: str, *, exclusive: bool = True) -> PostgresRun
             "[workflows] database needs another package: pip install 'dragoman-hub[postgres]'"
         ) from None
     place = render_origin(url)
-    pool = _Pool(url)
+    pool = _Pool(url, COMMAND_SECONDS if find_hub is None else SHARED_SECONDS)
     try:
         await asyncio.to_thread(_migrate, url)
         lock = await pool.connect()
@@ -49,7 +55,7 @@ async def open_postgres_runs(url: str, *, exclusive: bool = True) -> PostgresRun
         raise ConfigError(
             f'the database at "{place}" of [workflows] cannot be used: {error}'
         ) from None
-    return PostgresRuns(pool, place, (psycopg.Error, OSError))
+    return PostgresRuns(pool, place, (psycopg.Error, OSError), find_hub)
 
 
 def _migrate(url: str) -> None:
@@ -64,34 +70,25 @@ def _migrate(url: str) -> None:
 
 
 class _Pool:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float) -> None:
         self._url = url
+        self._seconds = seconds
         self.free: list[Any] = []
         self.lock: Any = None
         """The connection that holds the lock."""
         self._permits = asyncio.Semaphore(CONNECTIONS)
 
     async def connect(self) -> Any:
-        from psycopg import AsyncConnection, AsyncRawCursor
+        from psycopg import AsyncRawCursor
 
-        from dragoman.stores.postgres import SCHEMA
+        from dragoman.stores.postgres_connections import connect_async
 
-        async with asyncio.timeout(CONNECT_SECONDS):
-            connection = await AsyncConnection.connect(
-                self._url,
-                autocommit=True,
-                cursor_factory=AsyncRawCursor,
-                application_name="dragoman",
-            )
-            await connection.execute(
-                f"SET search_path = {SCHEMA}; SET client_encoding = 'UTF8'".encode()
-            )
-        return connection
+        return await connect_async(self._url, self._seconds, cursor_factory=AsyncRawCursor)
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[Any]:
         """Lends a connection; one that was lost, or whose work was interrupted, is closed."""
-        async with asyncio.timeout(COMMAND_SECONDS), self._permits:
+        async with asyncio.timeout(self._seconds), self._permits:
             while self.free and self.free[-1].closed:
                 self.free.pop()
             connection = self.free.pop() if self.free else await self.connect()
@@ -110,13 +107,21 @@ class _Pool:
 
 
 class PostgresRuns:
-    def __init__(self, pool: _Pool, place: str, errors: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self,
+        pool: _Pool,
+        place: str,
+        errors: tuple[type[Exception], ...],
+        find_hub: Callable[[], str] | None,
+    ) -> None:
+        self.is_shared = find_hub is not None
+        self._find_hub = find_hub or (lambda: "")
         self._pool = pool
         self._place = place
         self._errors: tuple[type[Exception], ...] = (*errors, TimeoutError)
 
     async def add(self, run: Run, source: str) -> None:
-        await self._store(rows.build_add(run, source))
+        await self._store(rows.build_add(run, source, self._find_hub()))
 
     async def save(
         self,
@@ -124,7 +129,12 @@ class PostgresRuns:
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
     ) -> None:
-        await self._store(rows.build_save(run, steps, children))
+        statements = rows.build_save(run, steps, children, self._find_hub())
+        async with self._transact() as connection:
+            for number, (statement, values) in enumerate(statements):
+                done = await connection.execute(translate(statement), values)
+                if not number and not done.rowcount:
+                    raise RunTaken("")
 
     async def find_source(self, digest: str) -> str | None:
         found = await self._read(rows.FIND_SOURCE, (digest,))
@@ -133,6 +143,29 @@ class PostgresRuns:
     async def find(self, id: str) -> Run | None:
         found = await self._read(rows.FIND_RUN, (id,))
         return rows.run_from_row(tuple(found[0])) if found else None
+
+    async def claim(self, id: str) -> Run | None:
+        if not self.is_shared:
+            return await self.find(id)
+        hub = self._find_hub()
+        async with self._transact() as connection:
+            cursor = await connection.execute(translate(rows.CLAIM), (hub, id, hub))
+            if (row := await cursor.fetchone()) is not None:
+                return rows.run_from_row(tuple(row))
+        found = await self._read(rows.FIND_HUB, (id,))
+        if not found:
+            return None
+        raise RunTaken(found[0][0])
+
+    async def release(self, id: str) -> None:
+        if self.is_shared:
+            await self._store([(rows.RELEASE, (id, self._find_hub()))])
+
+    async def rescue(self) -> int:
+        if not self.is_shared:
+            return 0
+        async with self._transact() as connection:
+            return int((await connection.execute(rows.RESCUE)).rowcount)
 
     async def load_steps(self, id: str) -> list[StepRecord]:
         return [rows.step_from_row(row) for row in await self._read(rows.LOAD_STEPS, (id,))]
@@ -146,12 +179,13 @@ class PostgresRuns:
         return {(org, owner): count for org, owner, count in found}
 
     async def list_due(self, now: float, most: int) -> list[str]:
-        woken = await self._read(rows.LIST_WOKEN, (now, most))
-        queued = await self._read(rows.LIST_QUEUED, (most,))
+        hub = self._find_hub()
+        woken = await self._read(rows.LIST_WOKEN, (now, hub, most))
+        queued = await self._read(rows.LIST_QUEUED, (hub, most))
         return [row[0] for row in (*woken, *queued)][:most]
 
     async def find_next_wake(self) -> float:
-        return float((await self._read(rows.NEXT_WAKE))[0][0] or 0.0)
+        return float((await self._read(rows.NEXT_WAKE, (self._find_hub(),)))[0][0] or 0.0)
 
     async def list_awaiting(
         self, awaited: str, most: int, after: tuple[str, str] = ("", "")
@@ -160,6 +194,8 @@ class PostgresRuns:
         return [(row[0], row[1], row[2]) for row in await self._read(rows.LIST_AWAITING, values)]
 
     async def requeue_running(self) -> int:
+        if self.is_shared:
+            return await self.rescue()
         async with self._transact() as connection:
             done = await connection.execute(rows.REQUEUE)
         return int(done.rowcount)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from time import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,8 +66,21 @@ ALTER TABLE tasks ADD COLUMN hub TEXT NOT NULL DEFAULT '';
 CREATE INDEX tasks_by_id ON tasks (id) WHERE hub != '';
 CREATE INDEX tasks_by_hub ON tasks (hub) WHERE hub != '';
 """,
+    # The idempotency keys of messages, where several hubs share the database.
+    """
+CREATE TABLE task_keys (
+    kind TEXT NOT NULL, owner TEXT NOT NULL, org TEXT NOT NULL,
+    key TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (kind, owner, org, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX task_keys_by_time ON task_keys (at);
+""",
 )
 TABLES = StoreTables("tasks", DATABASE, MIGRATIONS)
+KEY_SECONDS = 8 * 86_400.0
+"""How long an idempotency key is known to other hubs."""
+CLAIM_SECONDS = 10.0
+"""How long a task may take to be stored after its key was claimed."""
 LOAD_SECONDS = 60.0
 """How long a server may take to load the tasks at the start."""
 
@@ -92,6 +106,15 @@ _PUSH = (
     " cursor = excluded.cursor, attempts = excluded.attempts, next_at = excluded.next_at,"
     " dead = excluded.dead"
 )
+_CLAIM = """
+INSERT INTO task_keys AS held (kind, owner, org, key, id, at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (kind, owner, org, key) DO UPDATE SET id = excluded.id, at = excluded.at
+WHERE held.at < ? AND NOT EXISTS (
+    SELECT 1 FROM tasks t
+    WHERE t.id = held.id AND t.kind = held.kind AND t.owner = held.owner AND t.org = held.org
+) RETURNING id
+"""
+_CLAIMED = "SELECT id FROM task_keys WHERE kind = ? AND owner = ? AND org = ? AND key = ?"
 _PUSHES = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
 
 _encode = msgspec.json.Encoder().encode
@@ -162,13 +185,16 @@ class SqliteTaskStore:
         not load them, and nothing is stored of tasks that others have taken over."""
         self._base = open_database(place, TABLES, durable=durable)
         self._db, self._writer = self._base.db, self._base.writer
-        self._hub = hub
         self._insert = _INSERT_OWNED if hub else _INSERT
         self._update = f"{_UPDATE} AND hub = ?" if hub else _UPDATE
-        self._more = (hub,) if hub else ()
+        self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
         self.statements = 0
+
+    def rename_hub(self, hub: str) -> None:
+        self._hub = hub
+        self._more = (hub,) if hub else ()
 
     def load(self) -> list[StoredTask]:
         """Loads the tasks of this hub, which takes those of no hub."""
@@ -192,6 +218,30 @@ class SqliteTaskStore:
         taken = self._take(hub)
         return [one for one in self._load() if one.key in taken] if taken else []
 
+    def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
+        if not self._hub:
+            return []
+        where = "WHERE t.hub != ? AND t.kind = ? AND t.owner = ? AND t.org = ?"
+        return self._load_where(where, (self._hub, owner.kind, owner.id, owner.org))
+
+    def claim_key(self, owner: Principal, key: str, id: str) -> str:
+        if not self._hub:
+            return id
+        who, now = (owner.kind, owner.id, owner.org), time()
+        try:
+            with self._writer.transaction():
+                self._db.execute("DELETE FROM task_keys WHERE at < ?", (now - KEY_SECONDS,))
+                # A claim that is being made elsewhere has no task yet, for a moment.
+                rows = self._db.execute(
+                    _CLAIM, (*who, key, id, now, now - CLAIM_SECONDS)
+                ).fetchall()
+                if rows:
+                    return id
+                held = self._db.execute(_CLAIMED, (*who, key)).fetchone()
+        except Error as error:
+            raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
+        return str(held[0]) if held else id
+
     def _take(self, hub: str) -> set[int]:
         try:
             with self._writer.transaction():
@@ -206,7 +256,9 @@ class SqliteTaskStore:
 
     def _load(self) -> list[StoredTask]:
         where = "WHERE t.hub = ?" if self._base.engine == POSTGRES else ""
-        values = (self._hub,) if where else ()
+        return self._load_where(where, (self._hub,) if where else ())
+
+    def _load_where(self, where: str, values: tuple[str, ...]) -> list[StoredTask]:
         with self._allow():
             return self._read(lambda: [
                 StoredTask(

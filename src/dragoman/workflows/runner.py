@@ -19,6 +19,7 @@ from dragoman.core.background import STOPPING, Background
 from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call import BEGIN, FIND, POLL, Progress, TaskNamed, Update
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import (
     PASSING,
     ApprovalPending,
@@ -44,6 +45,7 @@ from dragoman.core.runs import (
     WAITING,
     Run,
     RunStore,
+    RunTaken,
     StepRecord,
 )
 from dragoman.core.structs import Struct, replace
@@ -153,6 +155,8 @@ class Runner:
         """Runs for which a call of another run waits, with the timers that wake them."""
         self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
         self._watchers: dict[str, list[Watcher]] = {}
+        self._shown: dict[str, tuple[Run, dict[str, StepRecord]]] = {}
+        """The runs of other hubs that are watched, as their watchers know them."""
         self._is_filling = self._fills_again = self._is_closing = False
         self._next_wake = self._opened_at = 0.0
         self._clock_woken = asyncio.Event()
@@ -269,6 +273,35 @@ class Runner:
         record = driver.active.steps.get(path) if driver is not None and driver.active else None
         return record.message if record is not None else ""
 
+    async def follow_others(self) -> int:
+        """Continues the runs of hubs that have ended, and tells those who watch a run what another
+        hub has done with it. Called again and again where hubs share the store. Returns how many
+        runs are continued."""
+        if count := await self._store.rescue():
+            log.warning("%d workflow runs of other hubs are continued", count)
+        for id in self._shown.keys() - self._watchers.keys():
+            del self._shown[id]
+        for id in [id for id in self._watchers if id not in self._drivers]:
+            await self._show_changes(id)
+        self.unfinished = Counter(await self._store.count_unfinished())
+        self.fill()
+        return count
+
+    async def _show_changes(self, id: str) -> None:
+        run = await self._store.find(id)
+        if run is None:
+            return
+        steps = {one.path: one for one in await self._store.load_steps(id)}
+        known = self._shown.get(id)
+        self._shown[id] = run, steps
+        if known is not None and known == (run, steps):
+            return
+        for watcher in self._watchers.get(id, ()):
+            for path, record in steps.items():
+                if known is not None and known[1].get(path) != record:
+                    watcher(run, record)
+            watcher(run, None)
+
     @contextmanager
     def follow(self, id: str) -> Iterator[None]:
         """While a call of another run waits for this run, it needs no room: the other one has a
@@ -384,8 +417,14 @@ class Runner:
                 if driver.inbox or driver.outcomes:
                     continue
                 if active.is_ended or not driver.calls:
+                    await self._store.release(driver.id)
                     break
                 await self._wait(driver, active)
+        except RunTaken as taken:
+            self._refuse_taken(driver, taken)
+            if driver.inbox:  # decisions, which are tried again
+                self._set_busy(driver, False)
+                await asyncio.sleep(self._limits.retry_secs)
         except StorageFailed as error:
             driver.is_retried = True
             self._refuse(driver, error)
@@ -409,6 +448,13 @@ class Runner:
             self._reopen(driver)
             self.fill()
 
+    def _refuse_taken(self, driver: _Driver, taken: RunTaken) -> None:
+        """Lets the hub that works on the run answer those who wait for it."""
+        error: BaseException = StorageFailed("the run was taken over by another hub; try again")
+        if taken.hub:
+            error = OwnedElsewhere(taken.hub)
+        self._refuse_waiting(driver, error)
+
     def _reopen(self, driver: _Driver) -> None:
         """Continues with what has come since the driver failed, or what the store failed for."""
         if (driver.inbox or driver.is_retried) and not self._is_closing:
@@ -421,7 +467,7 @@ class Runner:
         asyncio.get_running_loop().call_soon(self._turns.release)
 
     async def _load(self, id: str) -> ActiveRun:
-        run = await self._store.find(id)
+        run = await self._store.claim(id)
         if run is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         source = None
@@ -450,7 +496,7 @@ class Runner:
         if not waiting and not self._is_closing:
             log.error("%s", error)
 
-    def _refuse_waiting(self, driver: _Driver, error: HubError) -> int:
+    def _refuse_waiting(self, driver: _Driver, error: BaseException) -> int:
         """Answers the callers that wait for the driver with the error, and returns how many they
         were."""
         waiting = [*driver.applied, *(done for _, done in driver.inbox if done is not None)]
@@ -463,10 +509,16 @@ class Runner:
 
     async def _fail(self, id: str, error: HubError) -> None:
         """Ends a run that cannot be advanced: its definition cannot be read any more."""
-        run = await self._store.find(id)
-        if run is not None and run.state not in ENDED:
+        try:
+            run = await self._store.claim(id)
+            if run is None or run.state in ENDED:
+                return
             run = replace(run, state=FAILED, problem=clip(str(error)), ended_at=self._clock())
             await self._store.save(run)
+            await self._store.release(id)
+        except RunTaken:
+            return
+        else:
             self.count(run, -1)
             self.announce(run)
             self._tell_parent(run)

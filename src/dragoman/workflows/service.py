@@ -67,6 +67,10 @@ PAGE = 500
 """Waiting steps that are checked at once after a start."""
 DAY = 86_400.0
 PRUNE_SECONDS = 600.0
+SHARED_SECONDS = 1.0
+"""How often what other hubs have done is read."""
+EVENT_TURNS, AWAITED_TURNS = 3, 30
+"""After so many of these turns, what runs wait for is read, too."""
 RETRY_SECONDS = 1.0
 """After a failure of the store."""
 
@@ -143,6 +147,8 @@ class RunService:
         self._background.spawn(self._check_awaited())
         self._background.spawn(self._events.open())
         self._background.spawn(self._keep_pruning())
+        if self._store.is_shared:
+            self._background.spawn(self._follow_others())
 
     def begin_stop(self) -> None:
         """Lets no more steps begin: the hub is stopping."""
@@ -402,6 +408,22 @@ class RunService:
             self._runner.deliver(
                 run, lambda active: self._waits.take_child(active, path, child, now)
             )
+
+    async def _follow_others(self) -> None:
+        """Takes part in the work of the hubs that share the store, without end. What waits for an
+        event or a decision is known to all of them: it may come to any."""
+        turn = 0
+        while True:
+            await asyncio.sleep(SHARED_SECONDS)
+            turn += 1
+            try:
+                rescued = await self._runner.follow_others()
+                if turn % EVENT_TURNS == 0:
+                    await self._events.open()
+                if rescued or turn % AWAITED_TURNS == 0:
+                    await self._check_awaited()
+            except StorageFailed as error:
+                log.error("the runs of other hubs cannot be followed: %s", error)
 
     async def _keep_pruning(self) -> None:
         """Deletes old runs, without end."""
