@@ -140,6 +140,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.web",
     },
     "asyncpg": {"dragoman.stores.runs_postgres"},
+    "redis": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",

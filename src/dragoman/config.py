@@ -46,7 +46,7 @@ from dragoman.oauth.server.config import (
 from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.routing.config import RoutingSettings
-from dragoman.stores.config import AuditSettings
+from dragoman.stores.config import AuditSettings, RedisSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
 from dragoman.web.console.config import ConsoleSettings
@@ -153,6 +153,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="The prices of models whose provider does not report the cost, by name."),
     ] = {}
     audit: AuditSettings = AuditSettings()
+    redis: RedisSettings = RedisSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()

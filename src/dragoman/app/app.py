@@ -90,6 +90,8 @@ class App:
         under.append(WebhookEndpoint(parts.workflows.find_webhooks).mount)
         under.append(build_run_events(WorkflowsView(parts.workflows), parts.events.streams))
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
+        if parts.redis is not None:
+            parts.redis.start()
         authenticate = None
         if parts.state.mode == "daemon":
             authenticate = self._listen_tcp(mounts, under, bodies)
@@ -151,10 +153,12 @@ class App:
         most = process.limit_connections(config.limits.connections)
         self._listeners.append(HttpListener(app, sock, bodies, most))
 
-        def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
+        async def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
             if "authorization" in metadata:
                 note_failed("")
-            limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            charged = limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            if charged is not None:
+                await charged
 
         async def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             fields = {
@@ -169,10 +173,10 @@ class App:
                     check_address(self.parts.guards.limiter, address_from_grpc(peer))
                     found = await found()
             except TokenRejected:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
                 raise
             if found is None and peer:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
             if found is not None and (missing := resource.find_missing_scopes(found)):
                 raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
             return found
@@ -275,6 +279,8 @@ class App:
         await _wait(LAST_SECONDS, self._wait_for_audit())
         await _wait(STOP_SECONDS, parts.events.close())
         await _wait(STOP_SECONDS, parts.guards.close())
+        if parts.redis is not None:
+            await _wait(STOP_SECONDS, parts.redis.close())
         home_files.remove_daemon(str(parts.home))
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):

@@ -33,6 +33,7 @@ from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_redis import build_redis
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
@@ -129,10 +130,10 @@ def build_app(
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
-        access = build_access(home, config.tools, profiles)
+        access, redis = build_access(home, config.tools, profiles), build_redis(live)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew,
+            access_watch.explain_ended, logins.desk, renew, redis,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -170,7 +171,7 @@ def build_app(
         undo.pop_all()
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
+        endpoints, skills, events, tools, routing, workflows, auth, authority, logins, redis,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dragoman import guards
 from dragoman.app.build_approvals import LazyApprovals
 from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_stores import Stores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.service import PolicyService, load_policies
@@ -85,9 +86,11 @@ def build_guards(
     why_ended: WhyEnded,
     logins: LoginDesk,
     renew: Callable[[Principal], Principal],
+    redis: RedisParts | None = None,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
-    takes from a principal what it does not have any more."""
+    takes from a principal what it does not have any more. Without
+    `redis`, this hub has rate limits of its own."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
@@ -110,7 +113,8 @@ def build_guards(
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
     handles = QuestionHandles(os.urandom(32), limits.question_secs, lasting_key=stores.witness.key)
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    limiter = LocalRateLimiter(limits.rate.build_rules())
+    limiter: RateLimiter
+    limiter = redis.limiter if redis else LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
         CarriedLabels(stores.labels), logins, lambda: approvals.find_held(),

@@ -16,6 +16,7 @@ from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
 from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
 from dragoman.app.build_workflows import LazyWorkflows
@@ -49,3 +50,5 @@ class HubParts:
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""
     logins: LoginParts
+    redis: RedisParts | None
+    """None where no Redis is configured."""

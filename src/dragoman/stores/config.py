@@ -1,4 +1,5 @@
-"""`[audit]`: how long the record of calls is kept, and how safely."""
+"""`[audit]`: how long the record of calls is kept, and how safely. `[redis]`: what several hubs
+share besides their stores."""
 
 from __future__ import annotations
 
@@ -21,3 +22,23 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
             "not only a crash. Costs about 0.2 ms a call."
         ),
     ] = False
+
+
+class RedisSettings(Struct, frozen=True, kw_only=True):
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The address of a Redis or Valkey server (redis://, rediss:// or unix://), "
+            'or a reference to it such as "env:REDIS_URL": hubs that use the same one share their '
+            'rate limits. Needs the extra "redis".'
+        ),
+    ] = None
+    prefix: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=100,
+            pattern=r"^[A-Za-z0-9._:-]+$",
+            description="The beginning of all names in Redis: hubs share what has the same one.",
+        ),
+    ] = "dragoman"
