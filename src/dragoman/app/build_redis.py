@@ -1,7 +1,8 @@
-"""Builds what hubs share in Redis: their rate limits."""
+"""Builds what hubs share in Redis: their rate limits, and messages to one another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,21 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.secret_references import is_reference
 
 if TYPE_CHECKING:
+    from dragoman.stores.redis_bus import RedisBus
     from dragoman.stores.redis_limiter import SharedRateLimiter
 
 
 @dataclass(frozen=True, slots=True)
 class RedisParts:
     limiter: SharedRateLimiter
+    _url: str
+    _prefix: str
+
+    def build_bus(self, find_mark: Callable[[], str]) -> RedisBus:
+        """`find_mark` returns the id of this hub."""
+        from dragoman.stores.redis_bus import RedisBus
+
+        return RedisBus(self._url, find_mark, self._prefix)
 
     def start(self) -> None:
         self.limiter.start()
@@ -34,4 +44,5 @@ def build_redis(live: LiveConfig) -> RedisParts | None:
     if is_reference(url):
         url = live.secrets.resolve_local(url, "[redis] url")
     rules = live.config.limits.rate.build_rules()
-    return RedisParts(SharedRateLimiter(url, rules, prefix=settings.prefix))
+    limiter = SharedRateLimiter(url, rules, prefix=settings.prefix)
+    return RedisParts(limiter, url, settings.prefix)

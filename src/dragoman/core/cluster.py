@@ -20,7 +20,7 @@ Receive = Callable[[str, Mapping[str, Any]], None]
 """Gets the id of the hub that sent the message, and the message."""
 
 
-class OwnedElsewhere(BaseException):  # noqa: N818 (not an error: it redirects a request)
+class OwnedElsewhere(BaseException):
     """The request concerns something that another hub owns. Raised before anything was sent or
     executed, and caught in one place, `web/forwarding.py`, which forwards the request. Not an
     `Exception`: the boundaries on the way answer those."""

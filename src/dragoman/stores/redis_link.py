@@ -191,7 +191,7 @@ class RedisLink:
                     await connection.connect()
                 why = await self._serve(connection, backoff)
             except Exception as error:
-                why = _describe(error)
+                why = describe_failure(error)
             finally:
                 self._lose("the connection was closed")
                 await connection.disconnect(nowait=True)
@@ -234,7 +234,7 @@ class RedisLink:
                     packed = connection.pack_commands(commands)
                     await connection.send_packed_command(packed, check_health=False)
         except Exception as error:
-            self._lose(_describe(error))
+            self._lose(describe_failure(error))
 
     async def _read(self, connection: AbstractConnection) -> None:
         from redis.exceptions import NoScriptError, ResponseError
@@ -247,7 +247,7 @@ class RedisLink:
                 except NoScriptError as error:
                     found = error
                 except ResponseError as error:
-                    self._lose(_describe(error))
+                    self._lose(describe_failure(error))
                     return
                 _, reply = pending.popleft()
                 if reply.done():  # its caller has left
@@ -257,8 +257,9 @@ class RedisLink:
                 else:
                     reply.set_result(found)
         except Exception as error:
-            self._lose(_describe(error))
+            self._lose(describe_failure(error))
 
 
-def _describe(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
+    """Describes what the driver has raised, in a bounded text."""
     return str(error)[:200] or type(error).__name__
