@@ -141,6 +141,7 @@ HOMES: dict[str, set[str]] = {
     },
     "asyncpg": {"dragoman.stores.runs_postgres"},
     "redis": {"dragoman.stores"},
+    "opentelemetry": {"dragoman.telemetry.otlp"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",

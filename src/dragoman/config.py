@@ -47,6 +47,7 @@ from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.routing.config import RoutingSettings
 from dragoman.stores.config import AuditSettings, RedisSettings
+from dragoman.telemetry.config import OtelSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
 from dragoman.web.console.config import ConsoleSettings
@@ -154,6 +155,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = {}
     audit: AuditSettings = AuditSettings()
     redis: RedisSettings = RedisSettings()
+    otel: OtelSettings = OtelSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()

@@ -104,7 +104,7 @@ async def test_what_is_no_message_is_ignored(server: ValkeyServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "paused"])
-async def test_listeners_are_told_when_messages_may_have_been_lost(how: str) -> None:
+async def test_listeners_learn_of_messages_that_may_have_been_lost(how: str) -> None:
     with run_valkey() as server:
         async with run_hubs(server.url, "aa", "bb") as (one, two):
             server.kill() if how == "killed" else server.pause()

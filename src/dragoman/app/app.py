@@ -92,6 +92,8 @@ class App:
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         if parts.redis is not None:
             parts.redis.start()
+        if parts.telemetry is not None:
+            parts.telemetry.start(self.status.collect_metrics)
         authenticate = None
         if parts.state.mode == "daemon":
             authenticate = self._listen_tcp(mounts, under, bodies)
@@ -272,6 +274,8 @@ class App:
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()
+        if parts.telemetry is not None:
+            await _wait(STOP_SECONDS, parts.telemetry.close())
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:

@@ -33,11 +33,12 @@ from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
-from dragoman.app.build_redis import build_redis
+from dragoman.app.build_redis import RedisParts, build_redis
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
+from dragoman.app.build_telemetry import Telemetry, build_telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
@@ -130,10 +131,10 @@ def build_app(
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
-        access, redis = build_access(home, config.tools, profiles), build_redis(live)
+        access, (redis, otel) = build_access(home, config.tools, profiles), _build_outer(live, net)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew, redis,
+            access_watch.explain_ended, logins.desk, renew, redis, otel,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, stores.witness.key, clients)
@@ -171,9 +172,14 @@ def build_app(
         undo.pop_all()
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, workflows, auth, authority, logins, redis,
+        endpoints, skills, events, tools, routing, workflows, auth, authority, logins, redis, otel,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
+
+
+def _build_outer(live: LiveConfig, net: OutboundHttp) -> tuple[RedisParts | None, Telemetry | None]:
+    """Builds the connections to servers of the operator, where some are configured."""
+    return build_redis(live), build_telemetry(live, net)
 
 
 def _assemble(

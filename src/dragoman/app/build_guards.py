@@ -13,6 +13,7 @@ from dragoman.app.build_approvals import LazyApprovals
 from dragoman.app.build_catalogs import Catalogs
 from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.app.targets import Targets
@@ -87,10 +88,11 @@ def build_guards(
     logins: LoginDesk,
     renew: Callable[[Principal], Principal],
     redis: RedisParts | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
     takes from a principal what it does not have any more. Without
-    `redis`, this hub has rate limits of its own."""
+    `redis`, this hub has rate limits of its own; without `telemetry`, calls are not traced."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
@@ -123,7 +125,7 @@ def build_guards(
     hub = Hub(
         catalogs.offered,
         bus,
-        stages,
+        stages if telemetry is None else telemetry.trace(stages),
         chains,
         authorizer,
         results=kept,

@@ -19,6 +19,7 @@ from dragoman.app.build_mcp import McpParts
 from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.lazy_tools import LazyTools
@@ -52,3 +53,5 @@ class HubParts:
     logins: LoginParts
     redis: RedisParts | None
     """None where no Redis is configured."""
+    telemetry: Telemetry | None
+    """None where no collector is configured."""

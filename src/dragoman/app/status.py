@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.app import process
 from dragoman.app.config_watch import ConfigWatch
 from dragoman.app.hub_parts import HubParts
+from dragoman.core.measurements import Distribution, Measurement
 from dragoman.core.principal import Principal
 
 AUTH_FAILED, ADMIN_DENIED = "auth.failed", "admin.denied"
@@ -99,6 +100,9 @@ class HubStatus:
     def metrics(self) -> str:
         return self._parts.events.metrics.render(self._find_gauges())
 
+    def collect_metrics(self) -> Sequence[Measurement | Distribution]:
+        return self._parts.events.metrics.collect(self._find_gauges())
+
     def _find_gauges(self) -> dict[str, tuple[str, float]]:
         parts, upstreams = self._parts, self._parts.upstreams
         gauges: dict[str, tuple[str, float]] = {
@@ -114,6 +118,9 @@ class HubStatus:
         if parts.redis is not None:
             is_up = float(parts.redis.limiter.is_shared)
             gauges["dragoman_redis_up"] = ("Whether Redis is used, which may be away.", is_up)
+        if parts.telemetry is not None:
+            dropped = parts.telemetry.exporter.dropped
+            gauges["dragoman_otel_dropped_calls"] = ("Calls whose trace was dropped.", dropped)
         return gauges
 
     def note_denied(self, principal: Principal | None, what: str) -> None:

@@ -1,8 +1,8 @@
 """Messages between hubs by publish and subscribe in Redis: implements `core.cluster.ClusterBus`.
 
-A message is lost if a hub, or Redis, is away at that moment. Listeners are told when that may have
-happened, and then read the stores. A program that can publish in this Redis can send any message,
-so a message must be no more than a reason to look.
+A message is lost if a hub, or Redis, is away at that moment. The bus notifies listeners when that
+may have happened, so that they read the stores. A program that can publish in this Redis can send
+any message, so a message must be no more than a reason to look.
 """
 
 from __future__ import annotations
