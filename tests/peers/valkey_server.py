@@ -55,6 +55,11 @@ class ValkeyServer:
             reply = connection.recv(4_096)
             assert reply and not reply.startswith(b"-"), reply
 
+    def empty(self) -> None:
+        """Drops all values and scripts."""
+        self.command("FLUSHALL")
+        self.command("SCRIPT", "FLUSH")
+
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
@@ -89,7 +94,10 @@ class SlowProxy:
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._place)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._place)
+        except OSError:  # the server is away
+            return writer.close()
         try:
             await asyncio.gather(
                 self._pass_on(reader, far_writer, lambda: 0.0),

@@ -144,6 +144,10 @@ async def test_what_one_hub_charges_is_used_at_the_other(server: ValkeyServer) -
         assert other.find_budgets(key("b"))[0].remaining == 10  # a refusal charges nothing
         async with run_limiter(server.url, rules, prefix="another") as elsewhere:
             assert await count(elsewhere, key("a")) == 20
+        async with run_limiter(server.url, rules) as third:
+            assert third._hubs == 3
+        async with run_limiter(server.url, rules) as fourth:
+            assert fourth._hubs == 3  # the third has left
 
 
 async def test_callers_in_two_processes_never_exceed_the_limit(server: ValkeyServer) -> None:

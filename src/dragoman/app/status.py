@@ -116,7 +116,7 @@ class HubStatus:
             "dragoman_uptime_seconds": ("Since the start.", parts.state.measure_uptime()),
         }
         if parts.redis is not None:
-            is_up = float(parts.redis.limiter.is_shared)
+            is_up = int(parts.redis.limiter.is_shared)
             gauges["dragoman_redis_up"] = ("Whether Redis is used, which may be away.", is_up)
         if parts.telemetry is not None:
             dropped = parts.telemetry.exporter.dropped

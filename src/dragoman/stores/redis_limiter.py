@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -117,6 +118,7 @@ class SharedRateLimiter:
         self._hubs_seen = 1
         self._id = secrets.token_hex(8)
         self._prefix = f"{prefix}:rate:"
+        self._hubs_key = f"{self._prefix}hubs"
         self._link = RedisLink(url, self._beat, link_limits)
 
     @property
@@ -128,6 +130,8 @@ class SharedRateLimiter:
         self._link.start()
 
     async def close(self) -> None:
+        with suppress(RedisUnavailable):  # the others need not wait until it is forgotten
+            await self._link.send(("ZREM", self._hubs_key, self._id))
         await self._link.close()
 
     def apply(self, rules: RateRules) -> None:
@@ -137,8 +141,9 @@ class SharedRateLimiter:
 
     async def _beat(self) -> None:
         """Tests the connection, and counts the hubs that use this Redis."""
-        key = f"{self._prefix}hubs"
-        self._hubs_seen = int(await self._link.evaluate(COUNT_HUBS, (key,), self._id, HUB_SECONDS))
+        self._hubs_seen = int(
+            await self._link.evaluate(COUNT_HUBS, (self._hubs_key,), self._id, HUB_SECONDS)
+        )
         self._divide()
 
     def _divide(self) -> None:
