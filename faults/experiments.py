@@ -26,6 +26,7 @@ from faults import (
     policies,
     reload,
     run_kills,
+    shared_limits,
     shutdown,
     task_store,
     tools_fuzz,
@@ -236,6 +237,14 @@ EXPERIMENTS = [
         "each store is deleted or replaced while it runs",
         "it acknowledges no write to it, nothing opens, the next start names it",
         databases.delete_stores, 10, 2,
+    ),
+    Experiment(
+        "Redis away",
+        "two hubs share their rate limits in Valkey, which is killed, stopped for 30 s, slow by "
+        "200 ms, or emptied",
+        "no request is lost; answers are at most 60 ms later than those that are not charged; "
+        "both hubs together admit at most twice the limit; they use it again within 5 s",
+        shared_limits.lose_redis, 30, 2,
     ),
     Experiment(
         "misbehaving servers",

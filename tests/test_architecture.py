@@ -139,8 +139,9 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
-    "asyncpg": {"dragoman.stores.runs_postgres"},
     "psycopg": {"dragoman.stores"},
+    "redis": {"dragoman.stores"},
+    "opentelemetry": {"dragoman.telemetry.otlp"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",

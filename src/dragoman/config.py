@@ -46,7 +46,8 @@ from dragoman.oauth.server.config import (
 from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.routing.config import RoutingSettings
-from dragoman.stores.config import AuditSettings, ClusterSettings, StoreSettings
+from dragoman.stores.config import AuditSettings, ClusterSettings, RedisSettings, StoreSettings
+from dragoman.telemetry.config import OtelSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
 from dragoman.web.console.config import ConsoleSettings
@@ -155,6 +156,8 @@ class Config(Struct, frozen=True, kw_only=True):
     store: StoreSettings = StoreSettings()
     audit: AuditSettings = AuditSettings()
     cluster: ClusterSettings = ClusterSettings()
+    redis: RedisSettings = RedisSettings()
+    otel: OtelSettings = OtelSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()

@@ -136,7 +136,7 @@ class CannedServer:
     async def stream(self, ctx: Any, request: dict[str, Any]) -> Events:
         return self._open(ctx, operations.STREAM, request)
 
-    def subscribe(self, ctx: Any, request: dict[str, Any], last: int | None) -> Events:
+    async def subscribe(self, ctx: Any, request: dict[str, Any], last: int | None) -> Events:
         assert last is None
         return self._open(ctx, operations.SUBSCRIBE, request)
 

@@ -95,6 +95,10 @@ class App:
         under.append(WebhookEndpoint(parts.workflows.find_webhooks).mount)
         under.append(build_run_events(WorkflowsView(parts.workflows), parts.events.streams))
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
+        if parts.redis is not None:
+            parts.redis.start()
+        if parts.telemetry is not None:
+            parts.telemetry.start(self.status.collect_metrics)
         authenticate = None
         owner_app: Application = OwnerApp(self._peers, mounts, self.api, under)
         internal = owner_app
@@ -167,10 +171,12 @@ class App:
         served_app: Application = app if parts.cluster is None else parts.cluster.wrap(app)
         self._listeners.append(HttpListener(served_app, sock, bodies, most))
 
-        def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
+        async def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
             if "authorization" in metadata:
                 note_failed("")
-            limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            charged = limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            if charged is not None:
+                await charged
 
         async def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             fields = {
@@ -185,10 +191,10 @@ class App:
                     check_address(self.parts.guards.limiter, address_from_grpc(peer))
                     found = await found()
             except TokenRejected:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
                 raise
             if found is None and peer:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
             if found is not None and (missing := resource.find_missing_scopes(found)):
                 raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
             return found
@@ -311,6 +317,8 @@ class App:
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()
+        if parts.telemetry is not None:
+            await _wait(STOP_SECONDS, parts.telemetry.close())
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:
@@ -320,6 +328,8 @@ class App:
         await _wait(STOP_SECONDS, parts.guards.close())
         if parts.cluster is not None:
             await _wait(STOP_SECONDS, parts.cluster.close())
+        if parts.redis is not None:
+            await _wait(STOP_SECONDS, parts.redis.close())
         home_files.remove_daemon(str(parts.home))
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):

@@ -34,10 +34,12 @@ from dragoman.app.build_events import build_events
 from dragoman.app.build_guards import Guards, build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_redis import RedisParts, build_redis
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import Stores, build_stores
+from dragoman.app.build_telemetry import Telemetry, build_telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import ConfigWatch, LiveConfig
@@ -137,10 +139,10 @@ def build_app(
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
-        access = build_access(home, config.tools, profiles)
+        access, (redis, otel) = build_access(home, config.tools, profiles), _build_outer(live, net)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew, member, key,
+            access_watch.explain_ended, logins.desk, renew, member, key, redis, otel,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients)
@@ -177,7 +179,7 @@ def build_app(
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents,
         manifests, endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
-        cluster, share,
+        cluster, share, redis, otel,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
 
@@ -203,6 +205,11 @@ def _share_audit(
 
     shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
     return key or stores.witness.key, shared
+
+
+def _build_outer(live: LiveConfig, net: OutboundHttp) -> tuple[RedisParts | None, Telemetry | None]:
+    """Builds the connections to servers of the operator, where some are configured."""
+    return build_redis(live), build_telemetry(live, net)
 
 
 def _assemble(

@@ -11,7 +11,9 @@ from pathlib import Path
 from dragoman import guards
 from dragoman.app.build_approvals import LazyApprovals
 from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.app.targets import Targets
@@ -88,10 +90,13 @@ def build_guards(
     renew: Callable[[Principal], Principal],
     cluster: ClusterMember,
     key: bytes,
+    redis: RedisParts | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
     takes from a principal what it does not have any more. `key` is the home's, or that of all
-    hubs of a cluster."""
+    hubs of a cluster. Without `redis`, this hub has rate limits of its own; without `telemetry`,
+    calls are not traced."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
@@ -116,7 +121,8 @@ def build_guards(
         os.urandom(32), limits.question_secs, lasting_key=key, ownership=cluster
     )
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs, ownership=cluster)
-    limiter = LocalRateLimiter(limits.rate.build_rules())
+    limiter: RateLimiter
+    limiter = redis.limiter if redis else LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
         CarriedLabels(stores.labels), logins, lambda: approvals.find_held(),
@@ -125,7 +131,7 @@ def build_guards(
     hub = Hub(
         catalogs.offered,
         bus,
-        stages,
+        stages if telemetry is None else telemetry.trace(stages),
         chains,
         authorizer,
         results=kept,

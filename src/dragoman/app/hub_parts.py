@@ -17,8 +17,10 @@ from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
 from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.lazy_tools import LazyTools
@@ -58,3 +60,7 @@ class HubParts:
     """None for a single hub."""
     shared_audit: SharedAudit | None
     """None while the stores are in the home."""
+    redis: RedisParts | None
+    """None where no Redis is configured."""
+    telemetry: Telemetry | None
+    """None where no collector is configured."""

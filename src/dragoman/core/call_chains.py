@@ -172,7 +172,7 @@ class CallChains:
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
         above, is_ambiguous = self._find_parent(principal, target, carried)
         chain: tuple[str, ...] = ()
-        origin = ""
+        origin = caller_span = ""
         is_sent = False
         if above is not None:
             id, origin, chain = above.trace.id, above.chain.origin, above.trace.chain
@@ -180,10 +180,13 @@ class CallChains:
         elif asked:
             id, is_sent = asked[1], carried is not None and carried.id == asked[1]
         elif carried is not None and carried.id:
-            id, is_sent = carried.id, True
+            id, is_sent, caller_span = carried.id, True, carried.span
         if carried is not None and carried.state and carried.id == id:
             state = self._join_state(state, carried.state)
-        return Trace(id, chain, span, verb, origin, above, self._sign, state, is_sent, is_ambiguous)
+        return Trace(
+            *(id, chain, span, verb, origin, above, self._sign, state, is_sent, is_ambiguous),
+            caller_span,
+        )
 
     def _find_parent(
         self, principal: Principal, target: str, carried: TraceContext | None

@@ -84,26 +84,32 @@ class Authorizer(Protocol):
 
 class RateLimiter(Protocol):
     """Keeps the budgets of principals, orgs and addresses. `core.rate_limiter` has the one for a
-    single process."""
+    single process, which never returns an awaitable; one that asks another process does."""
 
     rules: RateRules
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the budgets are those of several hubs now."""
 
     def apply(self, rules: RateRules) -> None:
         """Applies new rules from now on; the tokens that were used stay used."""
 
-    def charge(self, principal: Principal, operation: str, what: str) -> None:
+    def charge(self, principal: Principal, operation: str, what: str) -> Awaitable[None] | None:
         """Charges the principal and its org with what the operation costs, or raises `RateLimited`
-        and charges nothing. `what` names the operation in the message."""
+        and charges nothing. `what` names the operation in the message. An awaitable charges, or
+        raises, when it is awaited."""
 
-    def charge_address(self, address: str) -> float:
+    def charge_address(self, address: str) -> float | Awaitable[float]:
         """Charges a request without a principal to the address it came from and returns 0.0, or
-        returns after how many seconds it can be charged."""
+        returns after how many seconds it can be charged. An awaitable does so when it is awaited;
+        it need not be."""
 
     def find_address_wait(self, address: str) -> float:
-        """Like `charge_address`, but charges nothing."""
+        """Like `charge_address`, but charges nothing and asks no other process."""
 
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
-        """Finds the budgets that the principal is charged to."""
+        """Finds the budgets that the principal is charged to, as the last charge has left them."""
 
     def find_low_budget(self, principal: Principal) -> RateBudget | None:
         """Finds the tightest of them, if less than a quarter of one is left."""

@@ -63,6 +63,8 @@ class Trace(Struct, frozen=True):
     """Whether the client has sent the id: then its further calls may have the same one."""
     is_ambiguous: bool = False
     """Whether `parent` is one of several calls of different users that may have led to this one."""
+    caller_span: str = ""
+    """The span in the client's own trace that made this call; empty if it is unknown."""
 
     @property
     def depth(self) -> int:

@@ -28,5 +28,10 @@ class RateLimit:
             operation = TOOL_CALL
         else:
             operation = AGENT_CALL
-        self._charge(call.principal, operation, tool.name)
-        return next(call)
+        charged = self._charge(call.principal, operation, tool.name)
+        return next(call) if charged is None else _call_charged(charged, next, call)
+
+
+async def _call_charged(charged: Awaitable[None], next: Next, call: Call) -> Result:
+    await charged
+    return await next(call)

@@ -1,5 +1,5 @@
 """`[store]`: where the hub keeps its data. `[audit]`: how long the record of calls is kept.
-`[cluster]`: which hubs share the data."""
+`[cluster]`: which hubs share the data. `[redis]`: what they share besides their stores."""
 
 from __future__ import annotations
 
@@ -74,3 +74,23 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
             "balancer can notice it by /readyz.",
         ),
     ] = 1
+
+
+class RedisSettings(Struct, frozen=True, kw_only=True):
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The address of a Redis or Valkey server (redis://, rediss:// or unix://), "
+            'or a reference to it such as "env:REDIS_URL": hubs that use the same one share their '
+            'rate limits. Needs the extra "redis".'
+        ),
+    ] = None
+    prefix: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=100,
+            pattern=r"^[A-Za-z0-9._:-]+$",
+            description="The beginning of all names in Redis: hubs share what has the same one.",
+        ),
+    ] = "dragoman"

@@ -290,7 +290,7 @@ class A2aGrpcServer:
     async def _stream(self, call: GrpcCall) -> None:
         service, method = call.service, call.method
         if method.op == SUBSCRIBE:
-            events = self._operations.subscribe(call.ctx, call.request, None)
+            events = await self._operations.subscribe(call.ctx, call.request, None)
         else:
             events = await self._operations.stream(call.ctx, call.request)
         try:

@@ -115,9 +115,18 @@ class A2aServer:
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
         if op != operations.CANCEL:  # what ends something must not be refused
-            self._limiter.charge(ctx.principal, REQUEST, op)
+            charged = self._limiter.charge(ctx.principal, REQUEST, op)
+            if charged is not None:
+                return self._answer_charged(charged, ctx, op, request)
         self._check_requirements(ctx, op)
         return self._answer(ctx, op, request)
+
+    async def _answer_charged(
+        self, charged: Awaitable[None], ctx: RequestContext, op: str, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        await charged
+        self._check_requirements(ctx, op)
+        return await self._answer(ctx, op, request)
 
     async def _answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
@@ -193,12 +202,14 @@ class A2aServer:
         first = {"task": render_task(task, history, at=mark)}
         return self._track(ctx, TaskStream(task, mark, first, self._stream_seconds))
 
-    def subscribe(
+    async def subscribe(
         self, ctx: RequestContext, request: Mapping[str, Any], last: int | None = None
     ) -> TaskStream:
         """`last` is the number of the last event that the client has."""
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
-        self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
+        charged = self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
+        if charged is not None:
+            await charged
         self._check_requirements(ctx, operations.SUBSCRIBE)
         task = self.access.get(ctx, request["id"])
         facts = self.router.get_facts(task.record.header.agent or HUB)

@@ -177,7 +177,11 @@ class McpServer:
             kind = CALLS.get(method)
             if kind is not None:
                 return await self.call_handler.answer(request, kind, parse_trace(fields, meta))
-            if method not in FREE and (refusal := self._charge(request)) is not None:
+            if (
+                method not in FREE
+                and (charged := self._charge(request)) is not None
+                and (refusal := await charged) is not None
+            ):
                 return refusal
             work = self._methods[method](request)
             del message, params, meta, request  # a request to listen may last for days
@@ -186,13 +190,13 @@ class McpServer:
             answer = encode_crash(id, error)
             return answer if is_request else None
 
-    def _charge(self, request: McpRequest) -> bytes | None:
-        """Charges a request that is no call; returns the answer if it is refused."""
+    def _charge(self, request: McpRequest) -> Awaitable[bytes | None] | None:
+        """Charges a request that is no call; returns what finds the answer if it is refused."""
         try:
-            self._limiter.charge(request.client.principal, REQUEST, request.method)
+            charged = self._limiter.charge(request.client.principal, REQUEST, request.method)
         except RateLimited as refusal:
-            return encode_error(request.id, refusal, request.revision)
-        return None
+            return _answer_refused(request, refusal)
+        return None if charged is None else _answer_unless_charged(request, charged)
 
     async def answer_tracked(
         self,
@@ -303,7 +307,9 @@ class McpServer:
         client, revision, view = request.client, request.revision, request.client.view
         assert isinstance(view, NamedView)
         query, limit = parse_find(arguments)
-        self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
+        charged = self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
+        if charged is not None:
+            await charged
         hidden = await self._prepare_list(request, TOOL)
         found = await self._finder.find(client, query, limit, hidden)
         style, lists = self._style_of(_find_client_name(request)), self.lists
@@ -342,6 +348,18 @@ class McpServer:
 ID_IN_USE = "a request with this id is still running"
 
 # --- requests -----------------------------------------------------------------------------------
+
+
+async def _answer_refused(request: McpRequest, refusal: RateLimited) -> bytes:
+    return encode_error(request.id, refusal, request.revision)
+
+
+async def _answer_unless_charged(request: McpRequest, charged: Awaitable[None]) -> bytes | None:
+    try:
+        await charged
+    except RateLimited as refusal:
+        return await _answer_refused(request, refusal)
+    return None
 
 
 async def _answer_batch(
