@@ -28,8 +28,8 @@ from dragoman.stores.audit.verify import verify
 from dragoman.stores.keys import KeyStore
 
 DRAGOMAN = [sys.executable, "-m", "dragoman"]
-START_SECONDS = 20.0
-STOP_SECONDS = 10.0
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0  # twice the documented time, which test_shutdown.py measures
 OUTCOME_SECONDS = 1.0
 TEST_STORE = "DRAGOMAN_TEST_STORE"
 """The address of a PostgreSQL server on which hubs of tests have their stores."""
@@ -182,7 +182,7 @@ class RunningHub:
         """The whole answer to one `tools/call`."""
         return self.rpc("tools/call", {"name": tool, "arguments": dict(arguments or {})}, **how)
 
-    def wait_connected(self, *servers: str, timeout: float = 20.0) -> None:
+    def wait_connected(self, *servers: str, timeout: float = 60.0) -> None:
         """Until these servers are connected: the hub serves before they are."""
         end = time.monotonic() + timeout
         while True:
@@ -194,7 +194,7 @@ class RunningHub:
                 raise TimeoutError(f"not connected in {timeout} s: {state}\n{self.log()}")
             time.sleep(0.02)
 
-    def command(self, *args: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def command(self, *args: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """`dragoman ARGS --home HOME`, to its end."""
         return run_forked([*DRAGOMAN, *args, "--home", str(self.home)], timeout, text=True)
 

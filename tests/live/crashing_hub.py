@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from tests.peers.forked import start_process
 
 HEADERS = {"content-type": "application/json", "a2a-version": "1.0"}
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 LOST = (OSError, http.client.HTTPException, EOFError)
 """What a client sees of a hub that was killed."""
 

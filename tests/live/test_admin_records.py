@@ -12,7 +12,7 @@ from tests.peers import wire
 
 from dragoman.stores.audit.reader import AuditReader
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 SERVER = """
 [[mcp_servers]]
 name = "{name}"
