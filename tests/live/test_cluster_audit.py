@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 from tests.live.cluster_rig import Cluster, run_cluster
 from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.peers.forked import run_forked
 from tests.peers.postgres_server import PostgresPeer, run_peer
-from tests.peers.process import run_forked, server_entry
+from tests.peers.process import server_entry
 
 CALLS = 4
 
@@ -55,9 +56,8 @@ def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> N
         for hub in cluster.hubs:
             rows = find_numbers(hub, CALLS)
             assert len(rows) == CALLS and len({row["hub"] for row in rows}) == 2, rows
-            assert [row["time"] for row in rows] == sorted(
-                (row["time"] for row in rows), reverse=True
-            )
+            times = [str(row["time"]) for row in rows]
+            assert times == sorted(times, reverse=True)
             page = hub.api("/api/audit?verb=new.add&limit=3")
             rest = hub.api(f"/api/audit?verb=new.add&limit=3&cursor={page['nextCursor']}")
             assert [*page["records"], *rest["records"]] == rows

@@ -18,7 +18,6 @@ from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
-from dragoman.core.secret_references import is_reference
 from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
