@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.live.cluster_rig import Cluster, run_cluster
 from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.peers.forked import run_forked
 from tests.peers.postgres_server import PostgresPeer, run_peer
-from tests.peers.process import run_forked, server_entry
+from tests.peers.process import server_entry
 
 CALLS = 4
 
@@ -22,7 +24,7 @@ def peer() -> Iterator[PostgresPeer]:
         yield running
 
 
-def find_numbers(hub: RunningHub, count: int, query: str = "") -> list[dict[str, object]]:
+def find_numbers(hub: RunningHub, count: int, query: str = "") -> list[dict[str, Any]]:
     """The calls of the tool at all hubs, newest first, once there are so many."""
     until = time.monotonic() + 20
     while True:

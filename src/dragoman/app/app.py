@@ -99,8 +99,11 @@ class App:
         if parts.state.mode == "daemon":
             internal, authenticate = self._listen_tcp(mounts, under, bodies)
         if parts.cluster is not None:
+            from dragoman.app.run_events_relay import relay_run_events
+
             await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
             owner_app = parts.cluster.wrap(owner_app)
+            relay_run_events(parts.guards.hub.bus, parts.cluster.hubs, parts.events.streams)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:

@@ -327,6 +327,11 @@ class EventStreams:
             if not any(one.asked.wants(ACTIVITY) for one in self._streams):
                 self._activity.stop()
 
+    def show(self, event: Event) -> None:
+        """Sends an event of another hub to the streams that want it."""
+        if type(event) in self._ends:
+            self._distribute(event)
+
     # --- listening --------------------------------------------------------------------------------
 
     def _observe_bus(self, asked: EventFilter) -> None:
