@@ -12,7 +12,7 @@ from tests.live.a2a_hub import AGENTS, STREAM, V10, Caller, a2a_config, agents_e
 from tests.live.conftest import RunningHub, _written_config, put_on_postgres
 from tests.live.module_hub import until
 from tests.peers import wire
-from tests.peers.postgres_server import PostgresPeer, run_peer
+from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -128,3 +128,39 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
     assert caller.send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
     assert not hub.finish()
+
+
+def test_a_home_is_copied_and_its_hub_continues(short_tmp: Path, peer: PostgresPeer) -> None:
+    config = _written_config(a2a_config(AGENTS), [])
+    file = short_tmp / "config.toml"
+    file.write_text(config, encoding="utf-8")
+    file.chmod(0o600)
+    hub = start(short_tmp)
+    key = json.loads(run(hub, "keys", "create", "ci", "--json"))["key"]
+    hub.headers = {"Authorization": f"Bearer {key}"}
+    task = Caller(hub, "echo").send("hello")["id"]
+    url = create_database(peer.url)
+    busy = hub.command("store", "copy", url)
+    assert busy.returncode == 3 and "dragoman stop" in busy.stderr
+    assert hub.stop() == 0
+
+    assert hub.command("store", "check", url).returncode == 1
+    copied = json.loads(run(hub, "store", "copy", url, "--json"))
+    rows = {one["store"]: one["rows"] for one in copied["stores"]}
+    assert rows["keys"] == 2 and rows["tasks"] == 2 and copied["audit"] is True
+    again = json.loads(run(hub, "store", "copy", url, "--json"))  # nothing is copied twice
+    assert not any(one["new"] for one in again["stores"])
+    assert "0 of" not in run(hub, "store", "migrate", url)  # the stores that the home never had
+    checked = json.loads(run(hub, "store", "check", url, "--json"))
+    assert {one["store"]: one["rows"] for one in checked["stores"]}["tasks"] == rows["tasks"]
+
+    file.write_text(f'{config}\n[store]\nurl = "env:DATABASE_URL"\n', encoding="utf-8")
+    (short_tmp / "env").write_text(f"DATABASE_URL={url}\n")
+    (short_tmp / "env").chmod(0o600)
+    after = start(short_tmp)
+    after.headers = hub.headers
+    assert Caller(after, "echo").get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert Caller(after, "echo").send("more")["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert url not in run(after, "config", "show", "--json")
+    assert not after.finish()
+    hub.finish()
