@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.live.cluster_rig import Cluster, run_cluster
@@ -23,7 +24,7 @@ def peer() -> Iterator[PostgresPeer]:
         yield running
 
 
-def find_numbers(hub: RunningHub, count: int, query: str = "") -> list[dict[str, object]]:
+def find_numbers(hub: RunningHub, count: int, query: str = "") -> list[dict[str, Any]]:
     """The calls of the tool at all hubs, newest first, once there are so many."""
     until = time.monotonic() + 20
     while True:
