@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dragoman import __version__
 from dragoman import home as home_files
@@ -16,6 +17,7 @@ from dragoman.app.build_console import connect_console
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import poll
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.shared_stores import SharedStores
 from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected
@@ -247,6 +249,15 @@ class App:
             parts.guards.watch_load(),
         ):
             self._loops.spawn(watch)
+        if not isinstance(parts.stores.place, Path):
+            stores = parts.stores
+            shared = SharedStores(
+                {
+                    "registry": (stores.registry.read_version, parts.agents.registry.reload),
+                    "pins": (stores.pins.read_version, parts.catalogs.reviews.reload),
+                }
+            )
+            self._loops.spawn(poll(shared.check))
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
 
