@@ -147,7 +147,7 @@ class App:
                 "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
                 "identity provider, see [auth.jwt]"
             )
-        sock = tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port, shared=settings.workers > 1)
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
