@@ -22,7 +22,13 @@ from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
-from dragoman.web.forwarding import PATH, ClusterSecret, ForwardingApp, HubHttpClient, InternalApp
+from dragoman.web.forwarding import (
+    PATH,
+    ClusterSecret,
+    ForwardingApp,
+    PlacedHttpClient,
+    InternalApp,
+)
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
@@ -79,7 +85,7 @@ class ClusterParts:
         """Returns the client for a server that another hub runs; None for other addresses."""
         if not is_placed(url):
             return None
-        return HubHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
+        return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
 
     def wrap(self, app: Application) -> ForwardingApp:
         return ForwardingApp(app, self.hubs, self._secret, self._clients.open)

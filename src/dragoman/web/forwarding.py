@@ -351,7 +351,7 @@ async def send_sealed(
     return None
 
 
-class HubHttpClient:
+class PlacedHttpClient:
     """An `HttpClient` whose requests go to another hub, sealed."""
 
     def __init__(
