@@ -154,8 +154,6 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="The prices of models whose provider does not report the cost, by name."),
     ] = {}
     audit: AuditSettings = AuditSettings()
-    redis: RedisSettings = RedisSettings()
-    otel: OtelSettings = OtelSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()
@@ -167,6 +165,8 @@ class Config(Struct, frozen=True, kw_only=True):
     agents: list[AgentEntry] = []
     tools: ToolSettings = ToolSettings()
     oauth: OAuthHubSettings = OAuthHubSettings()
+    redis: RedisSettings = RedisSettings()
+    otel: OtelSettings = OtelSettings()
 
 
 class ConfigSource:
