@@ -156,8 +156,6 @@ class Config(Struct, frozen=True, kw_only=True):
     store: StoreSettings = StoreSettings()
     audit: AuditSettings = AuditSettings()
     cluster: ClusterSettings = ClusterSettings()
-    redis: RedisSettings = RedisSettings()
-    otel: OtelSettings = OtelSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()
@@ -169,6 +167,8 @@ class Config(Struct, frozen=True, kw_only=True):
     agents: list[AgentEntry] = []
     tools: ToolSettings = ToolSettings()
     oauth: OAuthHubSettings = OAuthHubSettings()
+    redis: RedisSettings = RedisSettings()
+    otel: OtelSettings = OtelSettings()
 
 
 class ConfigSource:
