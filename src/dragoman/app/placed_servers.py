@@ -148,10 +148,7 @@ class PlacedServers:
         for kind, catalog in self._guards.hub.offered.items():
             found = catalog.list_offered(name)
             if kind not in (RESOURCE, TEMPLATE):
-                found = tuple(
-                    replace(one, alias=one.remote_name, other_names={}, fallback_names=())
-                    for one in found
-                )
+                found = tuple(_restore_names(one) for one in found)
             if found != hub.offered[kind].list_offered(name):
                 hub.offered[kind].offer(name, found)
 
@@ -159,3 +156,15 @@ class PlacedServers:
         for _, transport in self._open.values():
             transport.server.subscriptions.close()
             transport.close()
+
+
+def _restore_names(tool: Tool) -> Tool:
+    """Returns the tool as its server lists it: hubs share the pins of its definition."""
+    said = tool.definition.get("description")
+    return replace(
+        tool,
+        alias=tool.remote_name,
+        other_names={},
+        fallback_names=(),
+        description=said if isinstance(said, str) else "",
+    )
