@@ -27,8 +27,8 @@ from dragoman.web.forwarding import (
     PATH,
     ClusterSecret,
     ForwardingApp,
-    PlacedHttpClient,
     InternalApp,
+    PlacedHttpClient,
 )
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
