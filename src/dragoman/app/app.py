@@ -51,6 +51,8 @@ SWEEP_SECONDS = 1.0
 """How often the processes below the hub are checked."""
 SKILL_SECONDS = 1.0
 """How often the skills of the home are checked for changes."""
+PLACEMENT_SECONDS = 0.5
+"""How often a hub of a cluster checks which servers it has to run."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -99,11 +101,10 @@ class App:
         if parts.state.mode == "daemon":
             internal, authenticate = self._listen_tcp(mounts, under, bodies)
         if parts.cluster is not None:
-            from dragoman.app.run_events_relay import relay_run_events
-
-            await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
+            placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
+            self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
+            await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
             owner_app = parts.cluster.wrap(owner_app)
-            relay_run_events(parts.guards.hub.bus, parts.cluster.hubs, parts.events.streams)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
@@ -127,6 +128,7 @@ class App:
         self._watch()
         if parts.cluster is not None:
             await parts.cluster.set_ready()
+            self._loops.spawn(poll(parts.upstreams.follow_placement, PLACEMENT_SECONDS))
 
     def _listen_tcp(
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
@@ -141,7 +143,7 @@ class App:
                 "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
                 "identity provider, see [auth.jwt]"
             )
-        sock = tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port, shared=settings.workers > 1)
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
@@ -302,10 +304,10 @@ class App:
         await _wait(STOP_SECONDS, parts.tools.stop())
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.leave())
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()

@@ -327,11 +327,6 @@ class EventStreams:
             if not any(one.asked.wants(ACTIVITY) for one in self._streams):
                 self._activity.stop()
 
-    def show(self, event: Event) -> None:
-        """Sends an event of another hub to the streams that want it."""
-        if type(event) in self._ends:
-            self._distribute(event)
-
     # --- listening --------------------------------------------------------------------------------
 
     def _observe_bus(self, asked: EventFilter) -> None:
@@ -428,8 +423,8 @@ def parse_filter(query: Mapping[str, str]) -> EventFilter:
         known = ", ".join((*EVENT_NAMES.values(), ACTIVITY))
         raise errors.InvalidInput(f'unknown phase "{min(strange)}"; use {known}')
     outcome = query.get("outcome")
-    if outcome not in (None, "completed", "failed", "parked"):
-        raise errors.InvalidInput("outcome must be completed, failed or parked")
+    if outcome not in (None, "completed", "failed"):
+        raise errors.InvalidInput("outcome must be completed or failed")
     verb = query.get("verb")
     pattern = re.compile(translate(verb)) if verb is not None else None
     return EventFilter(
