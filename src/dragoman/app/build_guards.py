@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman import guards
 from dragoman.app.build_approvals import LazyApprovals
@@ -38,6 +39,9 @@ from dragoman.guards.grants import GrantedAuthorizer, OfferRule
 from dragoman.guards.overload import Overload
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
+
+if TYPE_CHECKING:
+    from dragoman.app.policy_admin.shared_policies import SharedPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ def build_guards(
     calls are not traced."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
+    shared = _share_policies(home, live, stores)
     loaded = load_policies(
         home,
         live,
@@ -143,10 +148,22 @@ def build_guards(
         views=live.views,
         cluster=cluster,
     )
-    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
+    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find, shared)
     approvals = LazyApprovals(
         stores.place, stores.hub, live, stores.audit, hub, chains, authorizer, why_ended, renew
     )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
     )
+
+
+def _share_policies(home: Path, live: LiveConfig, stores: Stores) -> SharedPolicies | None:
+    """Takes the policies of the hubs on the same database; None for a hub on its home."""
+    if isinstance(stores.place, Path):
+        return None
+    from dragoman.app.policy_admin.shared_policies import SharedPolicies
+    from dragoman.stores.policy_files import PolicyFiles
+
+    shared = SharedPolicies(PolicyFiles(stores.place), home, home / live.config.policy.folder)
+    shared.prepare()
+    return shared

@@ -380,7 +380,8 @@ class PostgresServer:
         self._listeners.setdefault(store, []).append(notify)
 
     def read_version(self, store: str, lane: PostgresConnection, now: bool) -> int:
-        if now or self._watch is None:
+        # What was never counted is read: a change that came first would go unnoticed.
+        if now or self._watch is None or store not in self._counters:
             rows = lane.execute(f"{_COUNTERS} WHERE store = ?", (store,)).fetchall()
             self.note_counters(dict(rows))
         else:

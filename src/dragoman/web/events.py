@@ -425,8 +425,8 @@ def parse_filter(query: Mapping[str, str]) -> EventFilter:
         known = ", ".join((*EVENT_NAMES.values(), ACTIVITY))
         raise errors.InvalidInput(f'unknown phase "{min(strange)}"; use {known}')
     outcome = query.get("outcome")
-    if outcome not in (None, "completed", "failed", "parked"):
-        raise errors.InvalidInput("outcome must be completed, failed or parked")
+    if outcome not in (None, "completed", "failed"):
+        raise errors.InvalidInput("outcome must be completed or failed")
     verb = query.get("verb")
     pattern = re.compile(translate(verb)) if verb is not None else None
     return EventFilter(
