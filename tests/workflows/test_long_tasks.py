@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub, _written_config
 from tests.live.module_hub import until
+from tests.live.recording_agents import TaskAgent, run_agents
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log
 
@@ -64,7 +65,6 @@ WORKFLOWS = {
     "skilled": SKILLED,
     "dispatch": DISPATCH,
 }
-SETTINGS = "[workflows]\nattached_secs = 0.2\npoll_secs = 0.2\n"
 
 
 @dataclass
@@ -80,12 +80,13 @@ class Rig:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def write(self) -> None:
+    def write(self, attached_secs: float = 0.2) -> None:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(mode=0o700)
         (self.home / "workflows").mkdir(mode=0o700)
         agents = "".join(external(name, peer.url) for name, peer in self.peers.items())
-        config = f"[a2a]\nenabled = true\n{agents}{SETTINGS}"
+        settings = f"[workflows]\nattached_secs = {attached_secs}\npoll_secs = 0.2\n"
+        config = f"[a2a]\nenabled = true\n{agents}{settings}"
         texts = {f"workflows/{name}.yaml": text for name, text in WORKFLOWS.items()}
         for name, text in {"config.toml": _written_config(config, []), **texts}.items():
             (self.home / name).write_text(text, encoding="utf-8")
@@ -239,11 +240,7 @@ def test_each_end_of_a_parked_task_ends_its_step(rig: Rig) -> None:
         assert found["run"]["state"] == "failed" and problem in found["run"]["problem"], found
     # A question is asked by the run; the answer continues the same task.
     before = rig.count("new", "execute")
-    questions: dict[str, Any] = until(lambda: works["ask"].step().get("questions", {}))
-    (name,) = questions
-    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], "blue")
-    answer = {"step": "work", "answers": {name: {"action": "accept", "content": content}}}
-    rig.hub.post(f"/api/runs/{works['ask'].id}/answer", answer)
+    answer_question(works["ask"])
     found = works["ask"].until()
     assert (found["run"]["state"], found["output"]) == ("completed", "you said: blue"), found
     assert rig.count("new", "execute") == before + 1
@@ -354,6 +351,59 @@ def test_killed_before_an_id_was_known(rig: Rig) -> None:
     said = f"echo: {works['new'].file}"
     assert (found["run"]["state"], found["output"]) == ("completed", said), found
     assert {rig.count(name, "execute") - before[name] for name in works} == {1}
+
+
+def test_kill_9_in_each_phase(short_tmp: Path) -> None:
+    """Of a call whose message was sent, whose task is followed, is polled, or is answered."""
+    phases = ("sent", "named", "followed", "polled", "answered")
+    agents = {name: TaskAgent(name) for name in phases}
+    agents["named"] = TaskAgent("named", version="0.1")
+    agents["sent"].held = agents["named"].held = {"send"}
+    agents["answered"].state, agents["answered"].held = "input_required", {"answer"}
+    with run_agents(*agents.values()):
+        rig = Rig(short_tmp, {name: cast(Any, agent) for name, agent in agents.items()})
+        rig.write()
+        rig.start()
+        try:
+            rig.until_ready()
+            agents["followed"].held = {"get"}  # so that the call is not left to itself
+            works = {name: rig.begin("invoke", name) for name in phases}
+            until(lambda: agents["sent"].waiting and agents["named"].waiting)
+            until(lambda: agents["followed"].waiting and works["followed"].step().get("task"))
+            assert works["followed"].step()["state"] == "running"
+            works["polled"].until_parked()
+            agents["polled"].held = {"get"}
+            until(lambda: agents["polled"].waiting)
+            answer_question(works["answered"])
+            until(lambda: agents["answered"].waiting)
+        finally:
+            rig.kill()
+        for agent in agents.values():
+            agent.held = agent.held & {"answer"}
+        rig.start()
+        try:
+            found = works["sent"].until()
+            assert found["run"]["state"] == "needs_decision", found
+            for name in ("named", "followed", "polled"):
+                agents[name].settle("completed", "at last")
+                found = works[name].until()
+                assert (found["run"]["state"], found["output"]) == ("completed", "at last"), found
+            until(lambda: works["answered"].step().get("questions"))  # it still asks
+            agents["answered"].held = set()
+            answer_question(works["answered"])
+            assert works["answered"].until()["output"] == "answered"
+        finally:
+            assert not rig.hub.finish()
+        sent = {name: len(agent.sent) for name, agent in agents.items()}
+        assert sent == {**dict.fromkeys(phases, 1), "answered": 3}, sent
+
+
+def answer_question(work: Work) -> None:
+    questions: dict[str, Any] = until(lambda: work.step().get("questions", {}))
+    (name,) = questions
+    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], "blue")
+    answer = {"step": "work", "answers": {name: {"action": "accept", "content": content}}}
+    work.rig.hub.post(f"/api/runs/{work.id}/answer", answer)
 
 
 def test_a_graceful_stop_leaves_the_task_alone(rig: Rig) -> None:

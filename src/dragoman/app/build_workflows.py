@@ -181,6 +181,7 @@ class LazyWorkflows:
         from dragoman.workflows.run_calls import RunCalls
         from dragoman.workflows.runner import RunLimits, Runner
         from dragoman.workflows.service import RetentionLimits, RunService
+        from dragoman.workflows.task_cancellation import CancelLimits, TaskCanceller
         from dragoman.workflows.waits import StepWaits
 
         hub, settings = self.hub, self.live.config.workflows
@@ -204,6 +205,7 @@ class LazyWorkflows:
                 PollLimits(longest=settings.poll_secs, task_secs=settings.task_days * 86_400.0),
                 add_jitter,
             ),
+            TaskCanceller(calls, CancelLimits()),
             RunLimits(advancing=settings.concurrency, active=settings.max_active),
         )
         tools = WorkflowTools(hub, lambda: service, compile_schema)
@@ -231,11 +233,12 @@ class LazyWorkflows:
         return self.live.variables
 
     async def _open_store(self) -> RunStore:
-        url = self.live.config.workflows.database
+        settings = self.live.config.workflows
+        url = settings.database
         if url is None:
             from dragoman.stores.runs import SqliteRuns
 
-            return SqliteRuns(self.home)
+            return SqliteRuns(self.home, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
         if is_reference(url):

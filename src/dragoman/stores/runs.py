@@ -1,5 +1,5 @@
 """The `RunStore` in `runs.db`. What several runs store in one turn of the event loop is one
-transaction."""
+transaction, and what they want on the disk is one sync."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
 from dragoman.stores import run_rows as rows
 from dragoman.stores.runs_db import DATABASE, MIGRATIONS
 from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.wal_sync import WalSync
 
 
 class SqliteRuns(LoopStore):
     """Used on the thread of the event loop: a transaction takes a tenth of a millisecond."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, durable: bool = True) -> None:
+        """Without `durable`, nothing waits for the disk."""
         super().__init__(home / DATABASE, MIGRATIONS)
         self._batch: list[rows.Statement] = []
         self._stored: asyncio.Future[HubError | None] | None = None
         """Done when the batch is stored, or could not be."""
+        self._log = WalSync(home / DATABASE) if durable else None
 
     async def add(self, run: Run, source: str) -> None:
         await self._store(rows.build_add(run, source))
@@ -32,8 +35,11 @@ class SqliteRuns(LoopStore):
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
         await self._store(rows.build_save(run, steps, children))
+        if is_synced and self._log is not None:
+            await self._log.sync()
 
     async def find_source(self, digest: str) -> str | None:
         found = self._read(rows.FIND_SOURCE, (digest,))
@@ -83,6 +89,8 @@ class SqliteRuns(LoopStore):
     async def aclose(self) -> None:
         self._flush()
         self.close()
+        if self._log is not None:
+            self._log.close()
 
     # --- transactions of several runs ------------------------------------------------------------
 

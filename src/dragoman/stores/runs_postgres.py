@@ -96,7 +96,9 @@ class PostgresRuns:
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
+        """The server syncs every commit, unless its `synchronous_commit` is off."""
         await self._store(rows.build_save(run, steps, children))
 
     async def find_source(self, digest: str) -> str | None:
