@@ -20,7 +20,7 @@ from tests.live.conftest import RunningHub, _written_config
 from tests.live.module_hub import until
 from tests.live.recording_agents import TaskAgent, run_agents
 from tests.peers import wire
-from tests.peers.process import HttpPeer, read_log
+from tests.peers.process import HttpPeer, read_log, server_entry
 
 pytestmark = pytest.mark.promise("R14")
 
@@ -50,6 +50,15 @@ steps:
   config: {tool: "{{ $trigger.agent }}.review", arguments: {text: "long {{ $trigger.file }}"}}
 output: "{{ nodes.work.text }}"
 """
+JOB = """
+inputs: {agent: string, file: string, tool: string}
+steps:
+- id: work
+  nodeId: tool.call
+  config: {tool: "{{ $trigger.tool }}", arguments: {file: "{{ $trigger.file }}"}}
+output: "{{ nodes.work.text }}"
+"""
+JOBS = ("must", "asks", "fails", "forgets")
 DISPATCH = """
 inputs: {agent: string, file: string}
 steps:
@@ -64,6 +73,7 @@ WORKFLOWS = {
     "limited": INVOKE % "timeout: 1",
     "skilled": SKILLED,
     "dispatch": DISPATCH,
+    "job": JOB,
 }
 
 
@@ -80,13 +90,13 @@ class Rig:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def write(self, attached_secs: float = 0.2) -> None:
+    def write(self, attached_secs: float = 0.2, more: str = "") -> None:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(mode=0o700)
         (self.home / "workflows").mkdir(mode=0o700)
         agents = "".join(external(name, peer.url) for name, peer in self.peers.items())
         settings = f"[workflows]\nattached_secs = {attached_secs}\npoll_secs = 0.2\n"
-        config = f"[a2a]\nenabled = true\n{agents}{settings}"
+        config = f"[a2a]\nenabled = true\n{agents}{settings}{more}"
         texts = {f"workflows/{name}.yaml": text for name, text in WORKFLOWS.items()}
         for name, text in {"config.toml": _written_config(config, []), **texts}.items():
             (self.home / name).write_text(text, encoding="utf-8")
@@ -398,12 +408,44 @@ def test_kill_9_in_each_phase(short_tmp: Path) -> None:
         assert sent == {**dict.fromkeys(phases, 1), "answered": 3}, sent
 
 
-def answer_question(work: Work) -> None:
+def answer_question(work: Work, value: Any = "blue") -> None:
     questions: dict[str, Any] = until(lambda: work.step().get("questions", {}))
     (name,) = questions
-    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], "blue")
+    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], value)
     answer = {"step": "work", "answers": {name: {"action": "accept", "content": content}}}
     work.rig.hub.post(f"/api/runs/{work.id}/answer", answer)
+
+
+def test_tasks_of_mcp_servers_outlive_the_hub(short_tmp: Path) -> None:
+    """By the extension of 2026-07-28; its question is answered after a restart, too."""
+    with HttpPeer("task_server", "--transport", "http", "--form", "new", "--log", short_tmp / "log"
+                  ) as peer:  # fmt: skip
+        rig = Rig(short_tmp, {})
+        rig.write(more=server_entry("jobs", "http", peer.url, interactive=True))
+        rig.start()
+        try:
+            rig.hub.wait_connected("jobs")
+            works = {name: rig.begin("job", "", said="", tool=f"jobs.{name}") for name in JOBS}
+            works["must"].until_parked("half way")
+            until(lambda: works["asks"].step().get("questions"))
+        finally:
+            rig.kill()
+        rig.start()
+        try:
+            works["must"].say("go")
+            found = works["must"].until()
+            assert (found["run"]["state"], found["output"]) == ("completed", "must is done"), found
+            answer_question(works["asks"], True)
+            found = works["asks"].until()
+            assert '"yes": true' in found["output"], found
+            for name in ("fails", "forgets"):
+                found = works[name].until()
+                assert found["run"]["state"] == "failed", found
+            assert "no longer knows the task" in works["forgets"].find()["run"]["problem"]
+        finally:
+            assert not rig.hub.finish()
+        called = [one for one in read_log(short_tmp / "log") if one.get("method") == "tools/call"]
+        assert len(called) == len(JOBS)
 
 
 def test_a_graceful_stop_leaves_the_task_alone(rig: Rig) -> None:

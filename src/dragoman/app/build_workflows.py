@@ -27,6 +27,7 @@ from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
+from dragoman.mcp.protocol.elicitation import add_task_support
 
 if TYPE_CHECKING:
     from dragoman.core.runs import RunStore
@@ -187,7 +188,8 @@ class LazyWorkflows:
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
         folder = WorkflowFolder(self.home / FOLDER)
-        calls = RunCalls(hub, self.renew, self.why_ended, settings.attached_secs)
+        features = add_task_support({"elicitation": {"form": {}, "url": {}}})
+        calls = RunCalls(hub, self.renew, self.why_ended, features, settings.attached_secs)
         waits = StepWaits(
             self.guards.approvals.find_desk,
             lambda name, inputs, origin: service.build_child(name, inputs, origin),
