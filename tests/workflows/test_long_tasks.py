@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.live.bridge_fixture import external
 from tests.live.conftest import RunningHub, _written_config
 from tests.live.module_hub import until
+from tests.live.recording_agents import TaskAgent, run_agents
 from tests.peers import wire
-from tests.peers.process import HttpPeer, read_log
+from tests.peers.process import HttpPeer, read_log, server_entry
 
 pytestmark = pytest.mark.promise("R14")
 
@@ -49,6 +50,15 @@ steps:
   config: {tool: "{{ $trigger.agent }}.review", arguments: {text: "long {{ $trigger.file }}"}}
 output: "{{ nodes.work.text }}"
 """
+JOB = """
+inputs: {agent: string, file: string, tool: string}
+steps:
+- id: work
+  nodeId: tool.call
+  config: {tool: "{{ $trigger.tool }}", arguments: {file: "{{ $trigger.file }}"}}
+output: "{{ nodes.work.text }}"
+"""
+JOBS = ("must", "asks", "fails", "forgets")
 DISPATCH = """
 inputs: {agent: string, file: string}
 steps:
@@ -63,8 +73,8 @@ WORKFLOWS = {
     "limited": INVOKE % "timeout: 1",
     "skilled": SKILLED,
     "dispatch": DISPATCH,
+    "job": JOB,
 }
-SETTINGS = "[workflows]\nattached_secs = 0.2\npoll_secs = 0.2\n"
 
 
 @dataclass
@@ -80,12 +90,13 @@ class Rig:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def write(self) -> None:
+    def write(self, attached_secs: float = 0.2, more: str = "") -> None:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(mode=0o700)
         (self.home / "workflows").mkdir(mode=0o700)
         agents = "".join(external(name, peer.url) for name, peer in self.peers.items())
-        config = f"[a2a]\nenabled = true\n{agents}{SETTINGS}"
+        settings = f"[workflows]\nattached_secs = {attached_secs}\npoll_secs = 0.2\n"
+        config = f"[a2a]\nenabled = true\n{agents}{settings}{more}"
         texts = {f"workflows/{name}.yaml": text for name, text in WORKFLOWS.items()}
         for name, text in {"config.toml": _written_config(config, []), **texts}.items():
             (self.home / name).write_text(text, encoding="utf-8")
@@ -239,11 +250,7 @@ def test_each_end_of_a_parked_task_ends_its_step(rig: Rig) -> None:
         assert found["run"]["state"] == "failed" and problem in found["run"]["problem"], found
     # A question is asked by the run; the answer continues the same task.
     before = rig.count("new", "execute")
-    questions: dict[str, Any] = until(lambda: works["ask"].step().get("questions", {}))
-    (name,) = questions
-    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], "blue")
-    answer = {"step": "work", "answers": {name: {"action": "accept", "content": content}}}
-    rig.hub.post(f"/api/runs/{works['ask'].id}/answer", answer)
+    answer_question(works["ask"])
     found = works["ask"].until()
     assert (found["run"]["state"], found["output"]) == ("completed", "you said: blue"), found
     assert rig.count("new", "execute") == before + 1
@@ -354,6 +361,91 @@ def test_killed_before_an_id_was_known(rig: Rig) -> None:
     said = f"echo: {works['new'].file}"
     assert (found["run"]["state"], found["output"]) == ("completed", said), found
     assert {rig.count(name, "execute") - before[name] for name in works} == {1}
+
+
+def test_kill_9_in_each_phase(short_tmp: Path) -> None:
+    """Of a call whose message was sent, whose task is followed, is polled, or is answered."""
+    phases = ("sent", "named", "followed", "polled", "answered")
+    agents = {name: TaskAgent(name) for name in phases}
+    agents["named"] = TaskAgent("named", version="0.1")
+    agents["sent"].held = agents["named"].held = {"send"}
+    agents["answered"].state, agents["answered"].held = "input_required", {"answer"}
+    with run_agents(*agents.values()):
+        rig = Rig(short_tmp, {name: cast(Any, agent) for name, agent in agents.items()})
+        rig.write()
+        rig.start()
+        try:
+            rig.until_ready()
+            agents["followed"].held = {"get"}  # so that the call is not left to itself
+            works = {name: rig.begin("invoke", name) for name in phases}
+            until(lambda: agents["sent"].waiting and agents["named"].waiting)
+            until(lambda: agents["followed"].waiting and works["followed"].step().get("task"))
+            assert works["followed"].step()["state"] == "running"
+            works["polled"].until_parked()
+            agents["polled"].held = {"get"}
+            until(lambda: agents["polled"].waiting)
+            answer_question(works["answered"])
+            until(lambda: agents["answered"].waiting)
+        finally:
+            rig.kill()
+        for agent in agents.values():
+            agent.held = agent.held & {"answer"}
+        rig.start()
+        try:
+            found = works["sent"].until()
+            assert found["run"]["state"] == "needs_decision", found
+            for name in ("named", "followed", "polled"):
+                agents[name].settle("completed", "at last")
+                found = works[name].until()
+                assert (found["run"]["state"], found["output"]) == ("completed", "at last"), found
+            until(lambda: works["answered"].step().get("questions"))  # it still asks
+            agents["answered"].held = set()
+            answer_question(works["answered"])
+            assert works["answered"].until()["output"] == "answered"
+        finally:
+            assert not rig.hub.finish()
+        sent = {name: len(agent.sent) for name, agent in agents.items()}
+        assert sent == {**dict.fromkeys(phases, 1), "answered": 3}, sent
+
+
+def answer_question(work: Work, value: Any = "blue") -> None:
+    questions: dict[str, Any] = until(lambda: work.step().get("questions", {}))
+    (name,) = questions
+    content = dict.fromkeys(questions[name]["requestedSchema"]["properties"], value)
+    answer = {"step": "work", "answers": {name: {"action": "accept", "content": content}}}
+    work.rig.hub.post(f"/api/runs/{work.id}/answer", answer)
+
+
+def test_tasks_of_mcp_servers_outlive_the_hub(short_tmp: Path) -> None:
+    """By the extension of 2026-07-28; its question is answered after a restart, too."""
+    with HttpPeer("task_server", "--transport", "http", "--form", "new", "--log", short_tmp / "log"
+                  ) as peer:  # fmt: skip
+        rig = Rig(short_tmp, {})
+        rig.write(more=server_entry("jobs", "http", peer.url, interactive=True))
+        rig.start()
+        try:
+            rig.hub.wait_connected("jobs")
+            works = {name: rig.begin("job", "", said="", tool=f"jobs.{name}") for name in JOBS}
+            works["must"].until_parked("half way")
+            until(lambda: works["asks"].step().get("questions"))
+        finally:
+            rig.kill()
+        rig.start()
+        try:
+            works["must"].say("go")
+            found = works["must"].until()
+            assert (found["run"]["state"], found["output"]) == ("completed", "must is done"), found
+            answer_question(works["asks"], True)
+            found = works["asks"].until()
+            assert '"yes": true' in found["output"], found
+            for name in ("fails", "forgets"):
+                found = works[name].until()
+                assert found["run"]["state"] == "failed", found
+            assert "no longer knows the task" in works["forgets"].find()["run"]["problem"]
+        finally:
+            assert not rig.hub.finish()
+        called = [one for one in read_log(short_tmp / "log") if one.get("method") == "tools/call"]
+        assert len(called) == len(JOBS)
 
 
 def test_a_graceful_stop_leaves_the_task_alone(rig: Rig) -> None:

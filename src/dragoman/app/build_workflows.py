@@ -27,6 +27,7 @@ from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
+from dragoman.mcp.protocol.elicitation import add_task_support
 from dragoman.stores.database import StorePlace
 
 if TYPE_CHECKING:
@@ -189,12 +190,14 @@ class LazyWorkflows:
         from dragoman.workflows.run_calls import RunCalls
         from dragoman.workflows.runner import RunLimits, Runner
         from dragoman.workflows.service import RetentionLimits, RunService
+        from dragoman.workflows.task_cancellation import CancelLimits, TaskCanceller
         from dragoman.workflows.waits import StepWaits
 
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
         folder = WorkflowFolder(self.home / FOLDER)
-        calls = RunCalls(hub, self.renew, self.why_ended, settings.attached_secs)
+        features = add_task_support({"elicitation": {"form": {}, "url": {}}})
+        calls = RunCalls(hub, self.renew, self.why_ended, features, settings.attached_secs)
         waits = StepWaits(
             self.guards.approvals.find_desk,
             lambda name, inputs, origin: service.build_child(name, inputs, origin),
@@ -212,6 +215,7 @@ class LazyWorkflows:
                 PollLimits(longest=settings.poll_secs, task_secs=settings.task_days * 86_400.0),
                 add_jitter,
             ),
+            TaskCanceller(calls, CancelLimits()),
             RunLimits(advancing=settings.concurrency, active=settings.max_active),
         )
         tools = WorkflowTools(hub, lambda: service, compile_schema)
@@ -240,11 +244,12 @@ class LazyWorkflows:
         return self.live.variables
 
     async def _open_store(self) -> RunStore:
-        url = self.live.config.workflows.database
+        settings = self.live.config.workflows
+        url = settings.database
         if url is None and isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
-            return SqliteRuns(self.place)
+            return SqliteRuns(self.place, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
         if url is None:

@@ -210,9 +210,12 @@ class RunStore(Protocol):
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
         """Stores what changes of a run, and the records, at once with new runs, each with the
-        source of its definition. Raises `RunTaken` if the run is not this hub's any more."""
+        source of its definition. With `is_synced`, that and all before it is on the disk when this
+        returns, unless the settings say otherwise. Raises `RunTaken` if the run is not this hub's
+        any more."""
 
     async def find_source(self, digest: str) -> str | None: ...
 

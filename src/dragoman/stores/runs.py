@@ -1,17 +1,19 @@
 """The `RunStore` in `runs.db`. What several runs store in one turn of the event loop is one
-transaction."""
+transaction, and what they want on the disk is one sync."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from dragoman.core.background import resolve
 from dragoman.core.errors import HubError
 from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
 from dragoman.stores import run_rows as rows
-from dragoman.stores.database import LoopStore, StorePlace
-from dragoman.stores.runs_db import TABLES
+from dragoman.stores.database import LoopStore
+from dragoman.stores.runs_db import DATABASE, TABLES
+from dragoman.stores.wal_sync import WalSync
 
 
 class SqliteRuns(LoopStore):
@@ -19,11 +21,13 @@ class SqliteRuns(LoopStore):
 
     is_shared = False
 
-    def __init__(self, place: StorePlace) -> None:
-        super().__init__(place, TABLES)
+    def __init__(self, home: Path, *, durable: bool = True) -> None:
+        """Without `durable`, nothing waits for the disk."""
+        super().__init__(home, TABLES)
         self._batch: list[rows.Statement] = []
         self._stored: asyncio.Future[HubError | None] | None = None
         """Done when the batch is stored, or could not be."""
+        self._log = WalSync(home / DATABASE) if durable else None
 
     async def add(self, run: Run, source: str) -> None:
         await self._store(rows.build_add(run, source))
@@ -33,8 +37,11 @@ class SqliteRuns(LoopStore):
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
         await self._store(rows.build_save(run, steps, children))
+        if is_synced and self._log is not None:
+            await self._log.sync()
 
     async def find_source(self, digest: str) -> str | None:
         found = self._read(rows.FIND_SOURCE, (digest,))
@@ -92,6 +99,8 @@ class SqliteRuns(LoopStore):
     async def aclose(self) -> None:
         self._flush()
         self.close()
+        if self._log is not None:
+            self._log.close()
 
     # --- transactions of several runs ------------------------------------------------------------
 

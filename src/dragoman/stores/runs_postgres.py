@@ -128,7 +128,9 @@ class PostgresRuns:
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
+        """The server syncs every commit, unless its `synchronous_commit` is off."""
         statements = rows.build_save(run, steps, children, self._find_hub())
         async with self._transact() as connection:
             for number, (statement, values) in enumerate(statements):

@@ -15,6 +15,14 @@ class WorkflowSettings(Struct, frozen=True, kw_only=True):
             'reference to it such as "env:DATABASE_URL"; by default `runs.db` in the home.'
         ),
     ] = None
+    durable: Annotated[
+        bool,
+        Meta(
+            description="Wait for the disk before a step that may not be repeated is executed, so "
+            "that it is executed at most once after a power failure too, not only after a crash. "
+            "The calls of others do not wait. For `runs.db`: PostgreSQL has its own setting."
+        ),
+    ] = True
     concurrency: Annotated[
         int,
         Meta(

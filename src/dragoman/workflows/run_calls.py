@@ -19,8 +19,6 @@ from dragoman.core.taint import NO_ORIGINS, Origins
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import WORKFLOW, build_identity
 
-FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
-"""The questions that a run can be asked: people answer them later."""
 WANTED = WantedUpdates(progress=True, task_start=True)
 NO_RESULT = Result()
 _FOR_OTHERS = (AGENT, SCHEDULE)
@@ -60,11 +58,14 @@ class RunCalls:
         hub: Hub,
         renew: Callable[[Principal], Principal],
         why_ended: WhyEnded,
+        features: Mapping[str, Any],
         attached_secs: float,
     ) -> None:
         """`renew` takes from a principal what it does not have any more, `why_ended` says why it is
-        not served any more. After `attached_secs`, a task is left to itself."""
+        not served any more. `features` are those of a client that waits for tasks and whose people
+        answer later. After `attached_secs`, a task is left to itself."""
         self._hub = hub
+        self._features = features
         self._attached_secs = attached_secs
         self._renew = renew
         self._why_ended = why_ended
@@ -92,7 +93,7 @@ class RunCalls:
             meta={KEY_META: call.key},
             updates=updates,
             wanted_updates=WANTED,
-            features=FEATURES,
+            features=self._features,
             answers=call.answers,
             handle=call.handle,
             approval=call.approval,

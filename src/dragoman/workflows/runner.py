@@ -16,12 +16,10 @@ from functools import partial
 from typing import Protocol
 
 from dragoman.core.background import STOPPING, Background
-from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call import BEGIN, FIND, POLL, Progress, TaskNamed, Update
 from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import (
-    PASSING,
     ApprovalPending,
     HubError,
     NotFound,
@@ -62,9 +60,10 @@ from dragoman.workflows.active_run import (
 from dragoman.workflows.compiled import CompiledWorkflow
 from dragoman.workflows.machine import ReadyStep
 from dragoman.workflows.model import ACTING, Workflow
-from dragoman.workflows.parked_tasks import ParkedTasks, build_cancel, is_polled
+from dragoman.workflows.parked_tasks import ParkedTasks, is_polled
 from dragoman.workflows.run_calls import NO_RESULT, CallOutcome, RunCall, RunCalls
 from dragoman.workflows.step_calls import DISPATCH_TOOL, StepAgents, build_call, can_repeat
+from dragoman.workflows.task_cancellation import TaskCanceller
 from dragoman.workflows.waits import StepWaits
 
 log = logging.getLogger(__name__)
@@ -73,9 +72,6 @@ MAX_COMPILED = 100
 """Versions of workflows whose templates are kept parsed."""
 STARTING_SECS = 60.0
 """For so long after the start, agents that are not found yet are expected soon."""
-MAX_CANCELLING, CANCELLED_AT_ONCE, CANCEL_ATTEMPTS = 10_000, 8, 4
-"""Tasks elsewhere that are being cancelled, how many of them at once, and how often each is tried
-while its agent is unreachable."""
 
 
 class RunLimits(Struct, frozen=True, kw_only=True):
@@ -131,6 +127,7 @@ class Runner:
         agents: StepAgents,
         find_variables: Callable[[], Mapping[str, str]],
         tasks: ParkedTasks,
+        canceller: TaskCanceller,
         limits: RunLimits,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -143,14 +140,13 @@ class Runner:
         self._agents = agents
         self._find_variables = find_variables
         self._tasks = tasks
+        self._canceller = canceller
         self._limits = limits
         self._clock = clock
         self._drivers: dict[str, _Driver] = {}
         self._busy = 0
         self._background = Background("workflow runs")
         self._call_tasks = Background("calls of workflow runs")
-        self._cancelling = Background("cancelled tasks of workflow runs")
-        self._cancel_slots = asyncio.Semaphore(CANCELLED_AT_ONCE)
         self._followed: dict[str, asyncio.TimerHandle | None] = {}
         """Runs for which a call of another run waits, with the timers that wake them."""
         self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
@@ -190,7 +186,7 @@ class Runner:
         for driver in self._drivers.values():
             driver.woken.set()
         await self._background.close()
-        await self._cancelling.close(grace=1.0)
+        await self._canceller.close()
 
     @property
     def active_count(self) -> int:
@@ -461,10 +457,11 @@ class Runner:
             self._open_driver(driver.id).inbox.extend(driver.inbox)
 
     async def _take_turn(self) -> None:
-        """Lets one run advance in a turn of the event loop: between two of them, the calls of
-        others make progress."""
+        """Lets one run advance, or one call begin, in every other turn of the event loop: between
+        two of them, the calls of others make progress."""
         await self._turns.acquire()
-        asyncio.get_running_loop().call_soon(self._turns.release)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._turns.release)
 
     async def _load(self, id: str) -> ActiveRun:
         run = await self._store.claim(id)
@@ -691,9 +688,10 @@ class Runner:
         children = active.children
         if active.changed or children or active.run.state != active.stored_state or driver.applied:
             (changed, quiet), active.children = active.take_changes(), []
+            is_synced = any(not changed[path].can_repeat for path in self._list_sent(active))
             while True:
                 try:
-                    await self._store.save(active.run, changed.values(), children)
+                    await self._store.save(active.run, changed.values(), children, is_synced)
                     break
                 except StorageFailed as error:
                     log.error('run "%s" cannot be stored: %s', driver.id, error)
@@ -708,9 +706,13 @@ class Runner:
             self._note_wake(active.run)
         abandoned, active.abandoned = active.abandoned, []
         for record in abandoned:
-            self._cancel_task(active.run, record)
+            self._canceller.cancel(active.run, record)
         for child, _ in children:
             self.begin(child)
+
+    def _list_sent(self, active: ActiveRun) -> list[str]:
+        """Lists the steps that are about to send something."""
+        return [path for path, call in active.prepared.items() if call.action == BEGIN]
 
     def _announce_changes(
         self, active: ActiveRun, changed: Mapping[str, StepRecord], quiet: set[str]
@@ -780,34 +782,9 @@ class Runner:
             timed = replace(call, begun=now, until=until)
             driver.calls[path] = self._call_tasks.spawn(self._call(driver, active, path, timed))
 
-    def _cancel_task(self, run: Run, record: StepRecord) -> None:
-        """Cancels the task of a step elsewhere, in the background."""
-        call = build_cancel(record)
-        if call is None:
-            return
-        if len(self._cancelling) >= MAX_CANCELLING:
-            log.warning('the task of step "%s" is not cancelled: too many are', record.path)
-            return
-        self._cancelling.spawn(self._cancel(run, record.path, call))
-
-    async def _cancel(self, run: Run, path: str, call: RunCall) -> None:
-        pauses = Backoff(1.0, 30.0)
-        for _ in range(CANCEL_ATTEMPTS):
-            try:
-                async with self._cancel_slots:
-                    outcome = await self._calls.make(run, run.labels, call, lambda update: None)
-                error = outcome.error
-            except HubError as problem:
-                error = problem
-            if not isinstance(error, PASSING):
-                break
-            await asyncio.sleep(pauses.next_delay())
-        if error is not None:
-            log.warning('the task of step "%s" of run "%s" could not be cancelled: %s', path,
-                        run.id, error)  # fmt: skip
-
     async def _call(self, driver: _Driver, active: ActiveRun, path: str, call: RunCall) -> None:
         try:
+            await self._take_turn()
             run, report = active.run, partial(self._report, driver, active, path, call)
             outcome: CallOutcome | HubError = await self._calls.make(run, run.labels, call, report)
         except HubError as error:

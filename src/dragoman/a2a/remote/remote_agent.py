@@ -56,7 +56,7 @@ from dragoman.a2a.remote.task_follower import (
 )
 from dragoman.core import errors
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
-from dragoman.core.call import FOLLOW, Call, Result, TaskNamed, Update, Updates
+from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.conversations import (
     CONTEXT,
@@ -68,7 +68,13 @@ from dragoman.core.conversations import (
     is_conversation_id,
 )
 from dragoman.core.errors import HubError, Unreachable
-from dragoman.core.holders import bind_handle, find_holder, open_handle, require_holder
+from dragoman.core.holders import (
+    bind_handle,
+    bind_named,
+    find_holder,
+    open_handle,
+    require_holder,
+)
 from dragoman.core.ports import SchemaCompiler, Viewer
 from dragoman.core.question_handles import build_needs_input
 from dragoman.core.structs import replace as replace_fields
@@ -304,7 +310,7 @@ class RemoteAgent:
                 )
             call = replace_fields(call, handle=handle)
         if call.task is not None:
-            call = replace_fields(call, updates=_bind_named(call.updates, holder))
+            call = replace_fields(call, updates=bind_named(call.updates, holder))
         result = await self._run(call, self._find_state(holder))
         if result.handle is None:
             return result
@@ -531,17 +537,6 @@ def parts_from_arguments(arguments: Mapping[str, Any], form: str) -> list[Part]:
         alone = len(arguments) <= 1 and isinstance(first, str)
         parts.append({"text": first if alone else encode(arguments).decode()})
     return parts
-
-
-def _bind_named(updates: Updates, holder: str) -> Updates:
-    """Binds the handle of a task to a holder, as that of a question."""
-
-    def pass_on(update: Update) -> None:
-        if isinstance(update, TaskNamed):
-            update = replace(update, handle=bind_handle(update.handle, holder))
-        updates(update)
-
-    return pass_on
 
 
 def convert_skill_error(error: HubError | A2aError, agent: str) -> HubError:
