@@ -139,7 +139,7 @@ class PostgresLimits:
 
 
 COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)
-"""For commands, which nobody else waits for."""
+"""For commands, which run outside of an event loop."""
 
 
 def open_database(
