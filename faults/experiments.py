@@ -28,6 +28,7 @@ from faults import (
     reload,
     run_kills,
     shutdown,
+    store_copy,
     task_store,
     tools_fuzz,
     upstream_fuzz,
@@ -364,6 +365,13 @@ EXPERIMENTS = [
         "finished tasks go, the oldest first, waiting ones stay, refusals are typed, another "
         "caller is served, the same tasks are there after a restart",
         task_store.fill_task_store, 5_000, 500,
+    ),
+    Experiment(
+        "copy to PostgreSQL",
+        "a home with a thousand agents, ten times as many tasks and a hundred times as many "
+        "entries of the audit log is copied",
+        "the counts are equal, the audit log verifies, the hub continues with the same tasks",
+        store_copy.copy_large_home, 1_000, 20,
     ),
     Experiment(
         "changing policies",

@@ -39,7 +39,8 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-print(*(name for name in sys.modules if name.startswith("dragoman.")), file=sys.stderr)
+wanted = ("dragoman.", "psycopg")
+print(*(name for name in sys.modules if name.startswith(wanted)), file=sys.stderr)
 """
 
 
@@ -60,6 +61,7 @@ def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> 
     )
     loaded = run.stderr.splitlines()[-1].split()
     hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
+    hub = (*hub, "psycopg", "dragoman.stores.postgres")
     assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
     assert len(loaded) < 100
 
@@ -73,7 +75,7 @@ from dragoman.config import Config
 async def main():
     app = build_app(Path(sys.argv[1]), Config(), "mcp")
     await app.parts.manifests.follow()
-    wanted = ("dragoman.", "jwt", "cryptography")
+    wanted = ("dragoman.", "jwt", "cryptography", "psycopg")
     print(*(name for name in sys.modules if name.startswith(wanted)))
     await app.stop()
 
@@ -121,3 +123,4 @@ def test_hub_without_issuers_loads_no_cryptography(short_tmp: Path) -> None:
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         loaded = run.stdout.splitlines()[-1].split()
         assert ("jwt" in loaded, "cryptography" in loaded) == (is_loaded, is_loaded)
+        assert "psycopg" not in loaded and "dragoman.stores.postgres" not in loaded

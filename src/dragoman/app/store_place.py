@@ -8,25 +8,45 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.config import Config, load, load_variables
+from dragoman.core.environment import read_environment
 from dragoman.core.secret_references import SecretResolver
 from dragoman.stores.database import COMMAND_LIMITS, StorePlace, open_place
 
 if TYPE_CHECKING:
+    from dragoman.config import Config
     from dragoman.stores.postgres import PostgresServer
+
+VARIABLE = "DRAGOMAN_STORE__URL"
 
 
 @contextmanager
 def open_offline_place(home: Path, config: Config | None = None) -> Iterator[StorePlace]:
     """Gives where the stores of the home are. Raises `ConfigError`."""
-    url = (config or load(home / "config.toml")).store.url
-    secrets = SecretResolver(load_variables(home) if url is not None else {}, home)
-    place = open_place(home, url, secrets, COMMAND_LIMITS)
+    url = config.store.url if config is not None else find_url(home)
+    if url is None:
+        yield home
+        return
+    from dragoman.config import load_variables
+
+    place = open_place(home, url, SecretResolver(load_variables(home), home), COMMAND_LIMITS)
     try:
         yield place
     finally:
         if not isinstance(place, Path):
             place.close()
+
+
+def find_url(home: Path) -> str | None:
+    """Finds `[store] url`. Most homes have none, and no need to load the whole configuration."""
+    try:
+        text = (home / "config.toml").read_bytes()
+    except OSError:
+        text = b""
+    if b"store" not in text and b"\\" not in text and VARIABLE not in read_environment():
+        return None
+    from dragoman.config import load
+
+    return load(home / "config.toml").store.url
 
 
 def follow_store(server: PostgresServer, store: str, note: Callable[[], None]) -> None:

@@ -52,9 +52,9 @@ def _open_store(home: str | None) -> Iterator[KeyStore]:
 
 def _has_store(home: str | None) -> bool:
     """Whether the store exists: reading must not create it."""
-    from dragoman.config import load
+    from dragoman.app.store_place import find_url
 
-    if load(Path(resolve_home(home)) / "config.toml").store.url is not None:
+    if find_url(Path(resolve_home(home))) is not None:
         return True
     try:
         return (Path(resolve_home(home)) / "hub.db").stat().st_size > 0

@@ -56,10 +56,10 @@ def _open_stores(home: str | None) -> Iterator[_Opened]:
 
 def _has_store(home: str | None) -> bool:
     """Whether the store exists: reading must not create it."""
-    from dragoman.config import load
+    from dragoman.app.store_place import find_url
 
     place = Path(resolve_home(home))
-    return load(place / "config.toml").store.url is not None or (place / "users.db").exists()
+    return find_url(place) is not None or (place / "users.db").exists()
 
 
 @click.group()

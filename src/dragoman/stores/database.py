@@ -35,7 +35,7 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 SETTING = "[store] url"
 SCHEMES = ("postgresql://", "postgres://")
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
-OperationalError = sqlite3.OperationalError
+DataError, OperationalError = sqlite3.DataError, sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
 
 
@@ -61,6 +61,10 @@ class DatabaseConnection(Protocol):
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows: ...
 
 
+Statement = tuple[str, Sequence[Any]]
+"""With its values."""
+
+
 class DatabaseWriter(Protocol):
     def transaction(self) -> AbstractContextManager[None]:
         """A transaction is atomic. It raises `Error`, and is rolled back by any exception."""
@@ -77,6 +81,10 @@ class Database(Protocol):
 
     def insert(self, statement: str, values: Sequence[Any], key: str) -> int:
         """Inserts a row in the open transaction; returns its number, in the column `key`."""
+
+    def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Executes statements as one transaction, on a server in one round trip: none can depend on
+        the outcome of another."""
 
     def check(self) -> None:
         """Raises `Error` if what was written by others would go unnoticed."""
@@ -208,6 +216,10 @@ class SqliteDatabase:
 
     def insert(self, statement: str, values: Sequence[Any], key: str) -> int:
         return self._sqlite.execute(statement, values).lastrowid or 0
+
+    def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        with self.writer.transaction():
+            return [self.db.execute(*one) for one in statements]
 
     def check(self) -> None:
         self._file.check()

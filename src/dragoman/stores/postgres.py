@@ -32,6 +32,8 @@ from dragoman.stores.database import (
     DatabaseConnection,
     DatabaseWriter,
     PostgresLimits,
+    Rows,
+    Statement,
     StoreTables,
 )
 from dragoman.stores.postgres_sql import (
@@ -477,6 +479,29 @@ class PostgresConnection:
         if store:
             self._server.note_own(store, self._number)
 
+    def run(
+        self, statements: Sequence[Statement], names: Names
+    ) -> list[psycopg.Cursor[tuple[Any, ...]]]:
+        """Executes statements as one transaction, which are sent together."""
+        assert not self.in_transaction
+        sent = [
+            (translate(text, names).encode(), convert_values(values)) for text, values in statements
+        ]
+
+        def run(connection: DeadlineConnection) -> list[psycopg.Cursor[tuple[Any, ...]]]:
+            try:
+                with connection.pipeline():
+                    connection.execute("BEGIN")
+                    done = [connection.execute(*one, binary=True) for one in sent]
+                    connection.execute("COMMIT")
+            except psycopg.Error:
+                if not connection.closed:
+                    connection.execute("ROLLBACK")
+                raise
+            return done
+
+        return self._try(run, False)
+
     def roll_back(self) -> None:
         self.in_transaction = False
         connection = self._connection
@@ -549,13 +574,17 @@ class PostgresDatabase:
         self.server = server
         self._lane: PostgresConnection | None = lane
         self._counted = tables.counted or tables.store
-        names = _list_names(tables)
+        names = self._names = _list_names(tables)
         self.db: DatabaseConnection = RenamedTables(lane, names) if names else lane
         self.writer: DatabaseWriter = PostgresWriter(lane, tables.counted)
 
     def insert(self, statement: str, values: Sequence[Any], key: str) -> int:
         row = self.db.execute(f"{statement} RETURNING {key}", values).fetchone()
         return int(row[0]) if row else 0
+
+    def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        assert self._lane is not None
+        return [*self._lane.run(statements, self._names)]
 
     def check(self) -> None:
         self.server.refuse_if_down()

@@ -23,8 +23,10 @@ from dragoman.core.task_registry import VolatileTaskStore
 from dragoman.core.tasks import Entry
 from dragoman.stores.database import (
     POSTGRES,
+    DataError,
     Error,
     OperationalError,
+    Statement,
     StorePlace,
     StoreTables,
     open_database,
@@ -94,6 +96,13 @@ _INSERT_OWNED = (
 )
 _UPDATE = "UPDATE tasks SET state = ?, updated = ?, about = ? WHERE key = ?"
 _LOG = "INSERT INTO task_log (task, first, count, body) VALUES (?, ?, ?, ?)"
+_LOG_OF_NEW = "INSERT INTO task_log (task, first, count, body) VALUES (lastval(), ?, ?, ?)"
+"""On PostgreSQL: of the task that was inserted before."""
+_STILL_OWNED = (
+    "SELECT 1 / CASE WHEN count(*) = ? THEN 1 ELSE 0 END FROM tasks WHERE key = ANY(?) AND hub = ?"
+)
+"""Fails, and with it the transaction, if other hubs have taken over some of the tasks."""
+_TABLES = (("tasks", "key"), ("task_log", "task"), ("pushes", "task"))
 _LOAD = """
 SELECT t.key, t.id, t.kind, t.owner, t.org, t.state, t.created, t.updated, t.about,
        coalesce(sum(l.count), 0), coalesce(sum(length(l.body)), 0)
@@ -186,7 +195,6 @@ class SqliteTaskStore:
         self._base = open_database(place, TABLES, durable=durable)
         self._db, self._writer = self._base.db, self._base.writer
         self._insert = _INSERT_OWNED if hub else _INSERT
-        self._update = f"{_UPDATE} AND hub = ?" if hub else _UPDATE
         self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
@@ -302,6 +310,8 @@ class SqliteTaskStore:
             for change in changes
         ]
         try:
+            if self._base.engine == POSTGRES:
+                return self._save_together(encoded)
             with self._writer.transaction():
                 self.statements += 2
                 if self._deleted:
@@ -312,19 +322,54 @@ class SqliteTaskStore:
         self._deleted.clear()
         return saved
 
+    def _save_together(
+        self, encoded: Sequence[tuple[TaskChange, bytes, Pieces]]
+    ) -> list[tuple[int, int]]:
+        """Saves in one round trip to the server."""
+        statements: list[Statement] = []
+        if self._deleted:
+            for table, column in _TABLES:
+                order = f"DELETE FROM {table} WHERE {column} = ANY(?)"
+                statements.append((order, (list(self._deleted),)))
+        known = [change.key for change, _, _ in encoded if change.key]
+        if self._hub and known:
+            statements.append((_STILL_OWNED, (len(set(known)), known, self._hub)))
+        inserted: dict[int, int] = {}
+        for number, (change, about, pieces) in enumerate(encoded):
+            if change.key:
+                values = (change.state, change.updated, about, change.key)
+                statements.append((_UPDATE, values))
+                statements += [(_LOG, (change.key, *piece)) for piece in pieces]
+            else:
+                inserted[number] = len(statements)
+                statements.append((f"{self._insert} RETURNING key", self._build_row(change, about)))
+                statements += [(_LOG_OF_NEW, piece) for piece in pieces]
+        try:
+            done = self._base.run(statements) if statements else []
+        except DataError as error:
+            owned = "another hub has taken the task over" if "zero" in str(error) else error
+            raise OperationalError(str(owned)) from error
+        self.statements += len(statements) + 2
+        self._deleted.clear()
+        keys = {number: int(done[at].fetchone()[0]) for number, at in inserted.items()}
+        return [
+            (change.key or keys[number], sum(len(body) for _, _, body in pieces))
+            for number, (change, _, pieces) in enumerate(encoded)
+        ]
+
+    def _build_row(self, change: TaskChange, about: bytes) -> tuple[Any, ...]:
+        owner = change.owner
+        return (
+            owner.kind, owner.id, owner.org, change.id, change.state, change.created,
+            change.updated, about, *self._more,
+        )  # fmt: skip
+
     def _change(self, change: TaskChange, about: bytes, pieces: Pieces) -> tuple[int, int]:
         db, key = self._db, change.key
         if key:
-            done = db.execute(self._update, (change.state, change.updated, about, key, *self._more))
-            if self._more and done.rowcount == 0:
-                raise OperationalError("another hub has taken the task over")
+            db.execute(_UPDATE, (change.state, change.updated, about, key))
         else:
-            owner = change.owner
-            row = (
-                owner.kind, owner.id, owner.org, change.id, change.state, change.created,
-                change.updated, about, *self._more,
-            )  # fmt: skip
-            key = self._base.insert(self._insert, row, "key")
+            key = self._base.insert(self._insert, self._build_row(change, about), "key")
         self.statements += 1
         for piece in pieces:
             db.execute(_LOG, (key, *piece))
@@ -336,7 +381,7 @@ class SqliteTaskStore:
 
     def _delete(self) -> None:
         keys = [(key,) for key in self._deleted]
-        for table, column in (("tasks", "key"), ("task_log", "task"), ("pushes", "task")):
+        for table, column in _TABLES:
             self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", keys)
             self.statements += len(keys)
 
