@@ -127,3 +127,25 @@ def test_hub_without_issuers_loads_no_cryptography(short_tmp: Path) -> None:
         loaded = run.stdout.splitlines()[-1].split()
         assert ("jwt" in loaded, "cryptography" in loaded) == (is_loaded, is_loaded)
         assert "psycopg" not in loaded and "dragoman.stores.postgres" not in loaded
+
+
+def test_a_single_hub_loads_nothing_of_a_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, dragoman.app.run; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = set(done.stdout.split())
+    assert "dragoman.app.build" in names
+    cluster = {
+        "dragoman.app.build_cluster",
+        "dragoman.app.placed_servers",
+        "dragoman.app.workers",
+        "dragoman.stores.cluster",
+        "dragoman.web.forwarding",
+        "psycopg",
+        "redis",
+    }
+    assert not names & cluster
