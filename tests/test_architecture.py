@@ -142,6 +142,7 @@ HOMES: dict[str, set[str]] = {
     "asyncpg": {"dragoman.stores.runs_postgres"},
     "redis": {"dragoman.stores"},
     "opentelemetry": {"dragoman.telemetry.otlp"},
+    "psycopg": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
@@ -173,6 +174,8 @@ for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
+    "ClusterParts._internal",
+    "ClusterParts._listener",
     "ConfigWatch._before",
     "ConfigWatch._seen",
     "ConfigWatch.problem",

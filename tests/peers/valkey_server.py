@@ -49,11 +49,16 @@ class ValkeyServer:
 
     def command(self, *words: str) -> None:
         """Sends a command, which must succeed."""
+        self.query(*words)
+
+    def query(self, *words: str) -> bytes:
+        """Sends a command, which must succeed; returns the encoded reply, if it is short."""
         with socket.create_connection(("127.0.0.1", self.port), SECONDS) as connection:
             parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{parts}".encode())
             reply = connection.recv(4_096)
             assert reply and not reply.startswith(b"-"), reply
+            return reply
 
     def empty(self) -> None:
         """Drops all values and scripts."""

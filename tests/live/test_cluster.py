@@ -1,0 +1,188 @@
+"""Two hubs behind a balancer without affinity serve the clients of both eras as one hub does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.a2a_hub import (
+    BINDINGS,
+    STREAM,
+    SUBSCRIBE,
+    Caller,
+    a2a_config,
+    agents_env,
+    steps,
+)
+from tests.live.cluster_rig import Balancer, Cluster, run_balancer, run_cluster
+from tests.live.conftest import RunningHub
+from tests.live.module_hub import until
+from tests.peers import wire
+from tests.peers.process import read_log, run_client, server_entry
+from tests.peers.sdk_client import conversation
+
+
+@pytest.fixture(scope="module")
+def gates() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="dgg", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(gates: Path) -> Iterator[Cluster]:
+    servers = [
+        server_entry("new", "sdk_server", "--era", "modern"),
+        server_entry(
+            "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
+        ),
+    ]
+    with run_cluster(2, servers, a2a_config(), agents_env(gates)) as running:
+        for hub in running.hubs:
+            hub.wait_connected("new", "only")
+        yield running
+
+
+@pytest.fixture
+def balancer(cluster: Cluster) -> Iterator[Balancer]:
+    with run_balancer(cluster, each_request=True) as running:
+        yield running
+
+
+CALL = ("--call", "mcp_new_add", "--arguments", '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+def test_an_sdk_client_of_each_era_converses_with_both_hubs(
+    cluster: Cluster, balancer: Balancer, mode: str
+) -> None:
+    header = ("--header", f"Authorization: {cluster.headers['Authorization']}")
+    got = conversation("--mode", mode, *header, *CALL, "--http", f"{balancer.url}/mcp")
+    assert "result" in got, (got, [hub.log() for hub in cluster.hubs])
+    assert got["result"]["structuredContent"] == {"sum": 3}, got
+    assert set(balancer.served) == set(cluster.ports)
+
+
+def test_the_previous_sdk_converses_with_both_hubs(cluster: Cluster, balancer: Balancer) -> None:
+    header = ("--header", f"Authorization: {cluster.headers['Authorization']}")
+    for transport in (("--http", f"{balancer.url}/mcp"), ("--sse", f"{balancer.url}/sse")):
+        balancer.served.clear()
+        got = run_client("mcp1_client", *header, *CALL, *transport)
+        assert "result" in got, (got, [hub.log() for hub in cluster.hubs])
+        assert got["result"]["structuredContent"] == {"sum": 3}, got
+        assert set(balancer.served) == set(cluster.ports)
+
+
+def test_a_session_is_served_at_either_hub(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    session = wire.Session(first.mcp_url, headers=cluster.headers)
+    session.url = second.mcp_url
+    answer = session.request("tools/call", {"name": "mcp_new_add", "arguments": {"a": 2, "b": 2}})
+    assert answer["result"]["structuredContent"] == {"sum": 4}, answer
+
+
+def test_tasks_are_served_at_either_hub_in_every_dialect(cluster: Cluster, gates: Path) -> None:
+    for binding in BINDINGS:
+        first, second = (Caller(hub, "actor", {}, binding) for hub in cluster.hubs)
+        key = f"gate{BINDINGS.index(binding)}"
+        todo = steps(["mark", f"{key}.begun"], ["wait", key], ["reply", "done"])
+        with first.stream(STREAM, binding.params(todo)) as stream:
+            begun = binding.event(stream.next())
+            until((gates / f"{key}.begun").exists)
+            id = find_task_id(begun)
+            assert find_state(second.get(id)) in ("working", "TASK_STATE_WORKING"), binding
+            with second.stream(SUBSCRIBE, {"id": id}) as other:
+                other.next()
+                (gates / key).touch()
+                rest = binding.events(other)
+            assert rest == binding.events(stream)[-len(rest) :], binding
+        assert find_state(second.get(id)) in ("completed", "TASK_STATE_COMPLETED")
+        assert (gates / f"{key}.begun").read_text("utf-8") == "x"
+
+
+def find_task_id(event: Any) -> str:
+    task = event.get("task", event)
+    return str(task.get("id") or task["statusUpdate"]["taskId"])
+
+
+def find_state(task: Any) -> str:
+    return str(task["status"]["state"])
+
+
+def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    path = f"{second.url}/api/events"
+    with wire.stream("GET", path, headers=cluster.headers, timeout=20) as stream:
+        seen = []
+
+        def call() -> bool:
+            assert "result" in first.call("mcp_new_add", {"a": 1, "b": 2})
+            with suppress(TimeoutError):
+                seen.append(stream.next().json())
+            return any("new.add" in json.dumps(one) for one in seen)
+
+        until(call)
+
+
+def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
+    cluster: Cluster, gates: Path
+) -> None:
+    for number, hub in enumerate(cluster.hubs):
+        answer = hub.call("mcp_only_add", {"a": number, "b": 2})
+        assert answer["result"]["structuredContent"] == {"sum": number + 2}, answer
+    begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
+    assert len(begun) == 1, begun
+
+
+# --- a hub ends -----------------------------------------------------------------------------------
+
+
+def call_add(session: wire.Session, a: int) -> Any:
+    params = {"name": "mcp_new_add", "arguments": {"a": a, "b": 1}}
+    return session.request("tools/call", params, timeout=20)
+
+
+def test_a_session_goes_on_after_its_hub_was_killed_or_has_stopped() -> None:
+    servers = [server_entry("new", "sdk_server", "--era", "modern")]
+    with run_cluster(3, servers) as cluster:
+        for hub in cluster.hubs:
+            hub.wait_connected("new")
+        first, second, third = cluster.hubs
+        session = wire.Session(first.mcp_url, headers=cluster.headers)
+        rows = json.loads(second.command("cluster", "status", "--json").stdout)
+        assert [one["state"] for one in rows["hubs"]] == ["ready"] * 3, rows
+        first.kill()
+        session.url = second.mcp_url
+        begun = time.monotonic()
+        answer = call_add(session, 1)  # waits until the lease of the first hub has expired
+        assert answer["result"]["structuredContent"] == {"sum": 2}, answer
+        assert time.monotonic() - begun < 10
+        session.url = third.mcp_url  # forwarded to the heir
+        assert call_add(session, 2)["result"]["structuredContent"] == {"sum": 3}
+        heir = next(one["heir"] for one in third.api("/api/cluster")["hubs"] if one["heir"])
+        owners = {hub: find_id(hub) for hub in (second, third)}
+        other = next(hub for hub, id in owners.items() if id != heir)
+        [stopping] = [hub for hub in owners if hub is not other]
+        # The one that stops hands the session over; nothing is lost meanwhile.
+        session.url = other.mcp_url
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(stopping.stop)
+            number = 2
+            while not stopped.done() or number < 5:
+                number += 1
+                answer = call_add(session, number)
+                assert answer["result"].get("structuredContent") == {"sum": number + 1}, answer
+            assert stopped.result() == 0
+        assert call_add(session, 10)["result"]["structuredContent"] == {"sum": 11}
+
+
+def find_id(hub: RunningHub) -> str:
+    return str(next(one["id"] for one in hub.api("/api/cluster")["hubs"] if one["is_this"]))
