@@ -242,7 +242,7 @@ EXPERIMENTS = [
         "Redis away",
         "two hubs share their rate limits in Valkey, which is killed, stopped for 30 s, slow by "
         "200 ms, or emptied",
-        "no request is lost; answers are at most 60 ms later than those that are not charged; "
+        "no request is lost; p99 is at most 60 ms above that of requests that are not charged; "
         "both hubs together admit at most twice the limit; they use it again within 5 s",
         shared_limits.lose_redis, 30, 2,
     ),
