@@ -191,6 +191,10 @@ LIFECYCLE = {
     "RunState.is_draining",
     "RunState.url",
     "StoreWatch._reported",
+    "Worker._pauses",
+    "Worker._started",
+    "Worker.due",
+    "Worker.process",
     "StoreWatch._unwritten",
 }
 

@@ -108,7 +108,7 @@ class App:
             placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
             self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
             await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
-            owner_app = parts.cluster.wrap(owner_app)
+            owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
@@ -147,7 +147,7 @@ class App:
                 "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
                 "identity provider, see [auth.jwt]"
             )
-        sock = tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port, shared=settings.workers > 1)
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
@@ -168,7 +168,9 @@ class App:
             peers=self._peers, metadata=resource, console=console,
         )  # fmt: skip
         most = process.limit_connections(config.limits.connections)
-        served_app: Application = app if parts.cluster is None else parts.cluster.wrap(app)
+        served_app: Application = app
+        if parts.cluster is not None:
+            served_app = parts.cluster.wrap(app, self._peers.identify_tcp)
         self._listeners.append(HttpListener(served_app, sock, bodies, most))
 
         async def note_stranger(metadata: Mapping[str, str], peer: str) -> None:

@@ -19,17 +19,25 @@ from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
+from dragoman.core.principal import Principal
 from dragoman.core.secret_references import is_reference
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
-from dragoman.web.forwarding import PATH, ClusterSecret, ForwardingApp, HubHttpClient, InternalApp
+from dragoman.web.forwarding import (
+    PATH,
+    ClusterSecret,
+    ForwardingApp,
+    InternalApp,
+    PlacedHttpClient,
+)
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.wire.http import HttpClient
 
+Identify = Callable[[Any], Principal | None]
 React = Callable[[str], Awaitable[None]]
 
 SECRET_CHARS = 32
@@ -81,10 +89,10 @@ class ClusterParts:
         """Returns the client for a server that another hub runs; None for other addresses."""
         if not is_placed(url):
             return None
-        return HubHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
+        return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
 
-    def wrap(self, app: Application) -> ForwardingApp:
-        return ForwardingApp(app, self.hubs, self._secret, self._clients.open)
+    def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
+        return ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
 
     async def start(
         self,

@@ -129,7 +129,7 @@ class PostgresLimits:
 
 
 COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)
-"""For commands, which nobody else waits for."""
+"""For commands, which no other program waits for."""
 
 
 def open_database(
