@@ -328,10 +328,10 @@ class App:
         await _wait(LAST_SECONDS, self._wait_for_audit())
         await _wait(STOP_SECONDS, parts.events.close())
         await _wait(STOP_SECONDS, parts.guards.close())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.close())
         if parts.redis is not None:
             await _wait(STOP_SECONDS, parts.redis.close())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.close())
         home_files.remove_daemon(str(parts.home))
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):

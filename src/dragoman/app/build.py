@@ -139,10 +139,10 @@ def build_app(
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
-        access, (redis, otel) = build_access(home, config.tools, profiles), _build_outer(live, net)
+        access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew, member, key, redis, otel,
+            access_watch.explain_ended, logins.desk, renew, member, key, *io,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients)
@@ -179,9 +179,17 @@ def build_app(
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents,
         manifests, endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
-        cluster, share, redis, otel,
+        cluster, share, *io,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
+
+
+def _build_outer(
+    live: LiveConfig, net: OutboundHttp, cluster: ClusterParts | None
+) -> tuple[RedisParts | None, Telemetry | None]:
+    """Builds the connections to servers of the operator, where some are configured."""
+    hubs = cluster.hubs if cluster is not None else None
+    return build_redis(live, hubs), build_telemetry(live, net)
 
 
 def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
@@ -205,11 +213,6 @@ def _share_audit(
 
     shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
     return key or stores.witness.key, shared
-
-
-def _build_outer(live: LiveConfig, net: OutboundHttp) -> tuple[RedisParts | None, Telemetry | None]:
-    """Builds the connections to servers of the operator, where some are configured."""
-    return build_redis(live), build_telemetry(live, net)
 
 
 def _assemble(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.secret_references import is_reference
 
 if TYPE_CHECKING:
+    from dragoman.stores.cluster import PostgresCluster
     from dragoman.stores.redis_bus import RedisBus
     from dragoman.stores.redis_limiter import SharedRateLimiter
 
@@ -17,23 +17,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RedisParts:
     limiter: SharedRateLimiter
-    _url: str
-    _prefix: str
-
-    def build_bus(self, find_mark: Callable[[], str]) -> RedisBus:
-        """`find_mark` returns the id of this hub."""
-        from dragoman.stores.redis_bus import RedisBus
-
-        return RedisBus(self._url, find_mark, self._prefix)
+    bus: RedisBus | None
+    """None for a hub that is not in a cluster."""
 
     def start(self) -> None:
         self.limiter.start()
+        if self.bus is not None:
+            self.bus.start()
 
     async def close(self) -> None:
         await self.limiter.close()
+        if self.bus is not None:
+            await self.bus.close()
 
 
-def build_redis(live: LiveConfig) -> RedisParts | None:
+def build_redis(live: LiveConfig, hubs: PostgresCluster | None) -> RedisParts | None:
     """Returns None where no Redis is configured. Raises `ConfigError`."""
     settings = live.config.redis
     url = settings.url
@@ -43,6 +41,14 @@ def build_redis(live: LiveConfig) -> RedisParts | None:
 
     if is_reference(url):
         url = live.secrets.resolve_local(url, "[redis] url")
-    rules = live.config.limits.rate.build_rules()
-    limiter = SharedRateLimiter(url, rules, prefix=settings.prefix)
-    return RedisParts(limiter, url, settings.prefix)
+    rules, prefix = live.config.limits.rate.build_rules(), settings.prefix
+    if hubs is None:
+        return RedisParts(SharedRateLimiter(url, rules, prefix=prefix), None)
+    from dragoman.stores.redis_bus import RedisBus
+
+    limiter = SharedRateLimiter(
+        url, rules, prefix=prefix, count_hubs=lambda: len(hubs.list_living())
+    )
+    bus = RedisBus(url, lambda: hubs.mark, prefix)
+    hubs.use_bus(bus)
+    return RedisParts(limiter, bus)

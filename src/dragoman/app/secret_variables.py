@@ -77,8 +77,9 @@ def _list_named(config: Config) -> Iterator[str]:
     references += [one for server in config.mcp_servers for one in server.env_references.values()]
     for client in (config.auth.introspection, config.auth.server.oidc):
         references += [client.client_secret] if client is not None else []
-    places = (config.store.url, config.workflows.database, config.redis.url)
-    for reference in (*references, config.api_key, *places):
+    references += [config.api_key, config.cluster.secret]
+    references += [config.store.url, config.workflows.database, config.redis.url]
+    for reference in references:
         if reference is not None and reference.startswith("env:"):
             yield reference.removeprefix("env:")
 

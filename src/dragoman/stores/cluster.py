@@ -27,6 +27,8 @@ from dragoman.core.structs import Struct
 if TYPE_CHECKING:
     import psycopg
 
+    from dragoman.stores.redis_bus import RedisBus
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -161,6 +163,8 @@ class PostgresCluster:
         self._lock = asyncio.Lock()
         self._queue: deque[str] = deque()
         self._receivers: dict[str, list[Receive]] = {}
+        self._bus: RedisBus | None = None
+        """What sends messages instead of the database, if anything does."""
         self._background = Background("the cluster")
         self._wake = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
@@ -284,7 +288,15 @@ class PostgresCluster:
 
     # --- messages ------------------------------------------------------------------------------
 
+    def use_bus(self, bus: RedisBus) -> None:
+        """Sends messages by `bus` from now on; those that the database sends still arrive."""
+        self._bus = bus
+        bus.subscribe("hubs", lambda sender, data: self._wake.set())
+        bus.observe_gaps(self._wake.set)
+
     def publish(self, kind: str, data: Mapping[str, Any]) -> None:
+        if self._bus is not None:
+            return self._bus.publish(kind, data)
         text = self._encode(kind, data)
         if len(text) > MAX_PAYLOAD or len(self._queue) >= MAX_QUEUED:
             log.warning("a message to other hubs was dropped: %s", kind)
@@ -296,7 +308,15 @@ class PostgresCluster:
     def subscribe(self, kind: str, receive: Receive) -> End:
         receivers = self._receivers.setdefault(kind, [])
         receivers.append(receive)
-        return lambda: receivers.remove(receive) if receive in receivers else None
+        end = self._bus.subscribe(kind, receive) if self._bus is not None else None
+
+        def end_both() -> None:
+            if receive in receivers:
+                receivers.remove(receive)
+            if end is not None:
+                end()
+
+        return end_both
 
     def _encode(self, kind: str, data: Mapping[str, Any]) -> str:
         # ASCII, so that characters are bytes.
