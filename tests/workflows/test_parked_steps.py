@@ -4,12 +4,10 @@ hold, count and announce, who may ask for the task, and runs that wait for other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workflows.postgres_server import run_postgres
 from tests.workflows.run_rig import RunRig, StubTools, call, node, run_rig
 
 from dragoman.core.call import Call, Progress, Result, TaskNamed
@@ -29,7 +27,7 @@ from dragoman.core.tool_filter import EVERYTHING
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 BOB = Principal("owner", "bob")  # without roles
-PARKED = {"attached_secs": 0.01, "poll_secs": 0.1}
+PARKED: dict[str, Any] = {"attached_secs": 0.01, "poll_secs": 0.1}
 
 
 @pytest.fixture
@@ -280,14 +278,8 @@ async def test_a_nested_run_needs_no_room(short_tmp: Path) -> None:
 # --- stores --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with run_postgres() as url:
-        yield url
-
-
-async def test_parked_steps_live_in_postgresql(short_tmp: Path, postgres: str) -> None:
-    tasks, settings = Tasks(), {**PARKED, "database": postgres}
+async def test_parked_steps_live_in_postgresql(short_tmp: Path, postgres_url: str) -> None:
+    tasks, settings = Tasks(), {**PARKED, "database": postgres_url}
     stub = StubTools()
     async with run_rig(short_tmp, stub, **settings) as rig:
         rig.add("work", tasks)
