@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
+from hashlib import sha256
 
 import pytest
 
-from dragoman.web.forwarding import SKEW_SECONDS, ClusterSecret
+from dragoman.web import forwarding
+from dragoman.web.forwarding import ClusterSecret
 
 BODY = b"a request"
 
@@ -19,7 +20,7 @@ def test_a_seal_is_good_once_for_its_receiver_and_its_body() -> None:
     assert opened is not None
     text, digest = opened
     assert theirs.prove(text) == proof
-    assert digest == hashlib.sha256(BODY).hexdigest()
+    assert digest == sha256(BODY).hexdigest()
     assert theirs.open(header, "bbbbbbbb") is None  # used
     assert theirs.open(ours.seal("aaaaaaaa", "bbbbbbbb", BODY)[0], "cccccccc") is None
 
@@ -37,6 +38,6 @@ def test_a_seal_of_another_secret_or_changed_text_is_refused() -> None:
 def test_an_old_seal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = ClusterSecret(b"k" * 32)
     header, _ = secret.seal("aaaaaaaa", "bbbbbbbb", BODY)
-    later = time.time() + SKEW_SECONDS + 1
+    later = time.time() + forwarding.SKEW_SECONDS + 1
     monkeypatch.setattr(time, "time", lambda: later)
     assert secret.open(header, "bbbbbbbb") is None
