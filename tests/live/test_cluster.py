@@ -12,11 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types import a2a_pb2_grpc
 from tests.live.a2a_hub import (
     BINDINGS,
     STREAM,
     SUBSCRIBE,
+    V10,
     Caller,
     a2a_config,
     agents_env,
@@ -47,7 +51,7 @@ def cluster(gates: Path) -> Iterator[Cluster]:
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
     ]
-    config = f'[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config()}'
+    config = f'[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
     with run_cluster(2, servers, config, agents_env(gates)) as running:
         for hub in running.hubs:
             hub.wait_connected("new", "only")
@@ -109,6 +113,45 @@ def test_tasks_are_served_at_either_hub_in_every_dialect(cluster: Cluster, gates
             assert rest == binding.events(stream)[-len(rest) :], binding
         assert find_state(second.get(id)) in ("completed", "TASK_STATE_COMPLETED")
         assert (gates / f"{key}.begun").read_text("utf-8") == "x"
+
+
+def test_grpc_names_the_bindings_that_reach_a_task_of_another_hub(
+    cluster: Cluster, gates: Path
+) -> None:
+    first, second = cluster.hubs
+    caller = Caller(first, "actor", {}, V10)
+    with caller.stream(STREAM, V10.params(steps(["wait", "grpc"], ["reply", "done"]))) as stream:
+        id = find_task_id(V10.event(stream.next()))
+        until(lambda: find_state(Caller(second, "actor", {}, V10).get(id)) != "")
+        assert call_grpc(first, "GetTask", pb.GetTaskRequest(id=id)) == "OK"
+        for method, request in {
+            "GetTask": pb.GetTaskRequest(id=id),
+            "CancelTask": pb.CancelTaskRequest(id=id),
+            "SubscribeToTask": pb.SubscribeToTaskRequest(id=id),
+            "ListTaskPushNotificationConfigs": pb.ListTaskPushNotificationConfigsRequest(
+                task_id=id
+            ),
+        }.items():
+            refusal = call_grpc(second, method, request)
+            assert refusal.startswith("UNAVAILABLE") and "JSONRPC" in refusal, (method, refusal)
+        (gates / "grpc").touch()
+        V10.events(stream)
+    assert "Traceback" not in second.log()
+
+
+def call_grpc(hub: RunningHub, method: str, request: Any) -> str:
+    """Returns the status of the call, and the words of an error."""
+    port = hub.api("/api/status")["agents"]["grpc_port"]
+    metadata = [("a2a-version", "1.0"), ("authorization", f"Bearer {KEY}")]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = getattr(a2a_pb2_grpc.A2AServiceStub(channel), method)
+        try:
+            answer = call(request, metadata=metadata, timeout=20)
+            if method.startswith("Subscribe"):
+                next(answer)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "OK"
 
 
 def find_task_id(event: Any) -> str:

@@ -377,7 +377,10 @@ async def _answer_batch(
         problem = _find_batch_flaw(message)
         if problem is not None:
             return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-        return await answer(message)
+        try:
+            return await answer(message)
+        except OwnedElsewhere:  # the other messages of the batch have effects here
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
 
     # Exceptions are the cancellation of single requests.
     answers = await asyncio.gather(*map(answer_item, messages), return_exceptions=True)
