@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from tests.live.a2a_hub import (
     a2a_config,
     agents_env,
     steps,
+    with_key,
 )
 from tests.live.cluster_rig import KEY, Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
@@ -51,7 +53,8 @@ def cluster(gates: Path) -> Iterator[Cluster]:
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
     ]
-    config = f'[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
+    rate = "[limits.rate]\nper_minute = 1\nburst = 100\n"  # of principals that are not the owner
+    config = f'{rate}[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
     with run_cluster(2, servers, config, agents_env(gates)) as running:
         for hub in running.hubs:
             hub.wait_connected("new", "only")
@@ -161,6 +164,41 @@ def find_task_id(event: Any) -> str:
 
 def find_state(task: Any) -> str:
     return str(task["status"]["state"])
+
+
+def test_a_forwarded_request_is_charged_once(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    here = with_key(first, "counted", "echo")
+    there = Caller(second, "echo", here.headers)
+    until(lambda: wire.get(f"{second.url}/api/status", here.headers).status == 200)
+    id = here.send("hello")["id"]
+    before = [count_left(hub, here.headers) for hub in cluster.hubs]
+    for _ in range(10):
+        assert there.get(id)["id"] == id
+    left = [count_left(hub, here.headers) for hub in cluster.hubs]
+    # Each look at the budget costs one; a minute brings one back.
+    assert before[0] - left[0] in (0, 1) and before[1] - left[1] in (10, 11), (before, left)
+
+
+def count_left(hub: RunningHub, headers: Any) -> int:
+    budgets = wire.get(f"{hub.url}/api/limits", headers).json()["budgets"]
+    return int(next(one["remaining"] for one in budgets if one["scope"] == "principal"))
+
+
+def test_a_large_message_and_a_large_result_are_forwarded(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    session = wire.Session(first.mcp_url, headers=cluster.headers)
+    session.url = second.mcp_url
+    params = {"name": "mcp_new_no_such_tool", "arguments": {"text": "x" * (10 * 1024 * 1024 - 200)}}
+    answer = session.request("tools/call", params, timeout=60)
+    assert answer["error"]["code"] == -32602, str(answer)[:300]
+    size = 4 * 1024 * 1024
+    params = {"name": "mcp_new_echo", "arguments": {"text": "y" * size}}
+    answer = session.request("tools/call", params, timeout=60)
+    kept = re.search(r"dragoman://results/\w+", answer["result"]["content"][0]["text"])
+    assert kept is not None, str(answer)[-300:]
+    answer = session.request("resources/read", {"uri": kept[0]}, timeout=60)
+    assert answer["result"]["contents"][0]["text"].count("y") >= size, str(answer)[:300]
 
 
 def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:

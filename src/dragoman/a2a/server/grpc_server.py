@@ -62,8 +62,8 @@ MAX_CONNECTIONS = 1000
 UNREAD_SECONDS = 60.0
 """How long an event waits for a client that does not read it."""
 OF_ANOTHER_HUB = (
-    "the task belongs to another hub of the cluster, which gRPC does not reach; send the request by "
-    "the JSONRPC or HTTP+JSON binding"
+    "the task belongs to another hub of the cluster, which gRPC does not reach; use the binding "
+    "JSONRPC or HTTP+JSON"
 )
 MAX_WORDS = 1024
 MAX_VIOLATIONS = 8
