@@ -1,4 +1,5 @@
-"""The order of the tests; fixtures for all: a short temporary directory for a home, HTTP peers."""
+"""The order of the tests; fixtures for all: a short temporary directory for a home, HTTP peers, and
+PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,9 +10,13 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.peers.process import HttpPeer
+
+if TYPE_CHECKING:
+    from dragoman.stores.database import StorePlace
 
 # No test leaves an entry in the keyring of the developer's desktop.
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
@@ -94,3 +99,33 @@ def http_peer() -> Iterator[Callable[..., HttpPeer]]:
     yield start
     for peer in started:
         peer.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The address of a PostgreSQL server, which the tests of a process share."""
+    from tests.peers.postgres_server import run_postgres
+
+    with run_postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> str:
+    """The address of an empty database."""
+    from tests.peers.postgres_server import create_database
+
+    return create_database(postgres_server)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorePlace]:
+    """Where stores are opened: a home, and a PostgreSQL database."""
+    if request.param == "sqlite":
+        yield tmp_path
+        return
+    from dragoman.stores.database import connect_server
+
+    server = connect_server(request.getfixturevalue("postgres_url"))
+    yield server
+    server.close()

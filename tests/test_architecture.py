@@ -140,6 +140,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.web",
     },
     "asyncpg": {"dragoman.stores.runs_postgres"},
+    "psycopg": {"dragoman.stores"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
@@ -171,6 +172,8 @@ for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
+    "ClusterParts._internal",
+    "ClusterParts._listener",
     "ConfigWatch._before",
     "ConfigWatch._seen",
     "ConfigWatch.problem",

@@ -50,6 +50,7 @@ from dragoman.guards.authorize import Authorize
 from dragoman.guards.config import ApprovalSettings
 from dragoman.guards.held_calls import HeldCalls
 from dragoman.stores.approvals import SqliteApprovals
+from dragoman.stores.database import StorePlace
 
 pytestmark = pytest.mark.promise("U6")
 
@@ -102,7 +103,7 @@ class NullAudit:
 
 
 class Rig:
-    def __init__(self, home: Path, **settings: Any) -> None:
+    def __init__(self, home: StorePlace, **settings: Any) -> None:
         self.now = 1_000.0
         self.judge, self.target, self.audit = Judge(), Target(), NullAudit()
         self.settings = ApprovalSettings(**{"wait_secs": 0, **settings})
@@ -138,8 +139,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+def rig(store_place: StorePlace) -> Iterator[Rig]:
+    made = Rig(store_place)
     yield made
     made.store.close()
 
@@ -232,7 +233,7 @@ async def test_decisions_are_final_and_need_the_right(rig: Rig) -> None:
     assert rig.desk.claim(id) is None and rig.desk.get(id).outcome == "failed"
 
 
-async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, tmp_path: Path) -> None:
+async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, store_place: StorePlace) -> None:
     request = ApprovalRequest(
         id="run9.review", kind=STEP, title="Review", reason="a person reads it", requester=CI,
         arguments={"text": "hello"}, expires_at=2_000.0, run="run9", step="review",
@@ -252,7 +253,7 @@ async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, tmp_path: Path)
     rig.desk.decide("b", True, LEA)
     assert second.state == PENDING and rig.ready == [] and not rig.store.begin("b")
     # Another process finds the same.
-    again = Rig(tmp_path)
+    again = Rig(store_place)
     approval = again.desk.find("b")
     assert approval is not None and (approval.state, approval.decided_by) == (APPROVED, "key:lea")
     again.store.close()
@@ -269,8 +270,8 @@ async def test_a_long_list_lets_others_work(tmp_path: Path) -> None:
     rig.store.close()
 
 
-async def test_requests_are_bounded(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, pending=3, pending_each=2, keep=10)
+async def test_requests_are_bounded(store_place: StorePlace) -> None:
+    rig = Rig(store_place, pending=3, pending_each=2, keep=10)
     await rig.park(x=1), await rig.park(x=2)
     with pytest.raises(Overloaded, match="pending_each"):
         await rig.call(x=3)

@@ -244,6 +244,16 @@ class RunningHub:
             self._log.close()
 
 
+def run_hub(home: Path, args: Sequence[str], env: Mapping[str, str]) -> RunningHub:
+    """Runs a hub; with `DRAGOMAN_TEST_HUBS=2` in the environment, so many behind a balancer."""
+    count = int(os.environ.get("DRAGOMAN_TEST_HUBS", "1"))
+    if count == 1:
+        return RunningHub(home, args, env)
+    from tests.live.cluster_rig import BalancedHub
+
+    return BalancedHub(home, args, env, count)
+
+
 @pytest.fixture
 def hub(short_tmp: Path) -> Iterator[Callable[..., RunningHub]]:
     """Starts a hub: `hub(servers=[server_entry(...)], config="extra toml", home=None, args=[])`.
@@ -267,7 +277,7 @@ def hub(short_tmp: Path) -> Iterator[Callable[..., RunningHub]]:
         if servers or config or not file.exists():
             file.write_text(_written_config(config, servers), encoding="utf-8")
             file.chmod(0o600)
-        started.append(RunningHub(place, args, env or {}))
+        started.append(run_hub(place, args, env or {}))
         return started[-1]
 
     yield start

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workflows.postgres_server import create_database, run_postgres
 
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.runs import (
@@ -36,12 +35,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with run_postgres() as url:
-        yield url
-
-
 def build(id: str, at: float = 1.0, **more: Any) -> Run:
     starter = RunPrincipal("key", more.pop("by", "ann"), "default", ("dev",), door="api")
     origin = RunOrigin(starter=starter, trigger={"kind": "manual"}, trace="t", chain=("a.b",))
@@ -64,8 +57,10 @@ async def open_store(kind: str, home: Path, url: str) -> AsyncIterator[RunStore]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_runs_are_stored_found_and_pruned(kind: str, tmp_path: Path, postgres: str) -> None:
-    url = await create_database(postgres) if kind == "postgres" else ""
+async def test_runs_are_stored_found_and_pruned(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
     async with open_store(kind, tmp_path, url) as store:
         first = build("r1")
         await store.add(first, "source 1")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
+from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.tasks import DATABASE, MemoryTaskStore, SqliteTaskStore
 
 ALICE = Principal("key", "alice", "acme")
@@ -36,15 +38,15 @@ def said(number: int, words: str = "hello") -> Entry:
 
 
 @pytest.mark.promise("K2")
-def test_saved_tasks_are_read_after_reopening_the_store(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_saved_tasks_are_read_after_reopening_the_store(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, size)] = store.save([change(entries=(said(1), said(2)))])
     assert size > 0
     grown = store.save([change(key, state="completed", updated=3.0, entries=(said(3, "ä\n😀"),))])
     assert [one for one, _ in grown] == [key]
     store.close()
 
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     [task] = again.load()
     assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
     assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
@@ -54,8 +56,8 @@ def test_saved_tasks_are_read_after_reopening_the_store(tmp_path: Path) -> None:
     again.close()
 
 
-def test_save_cost_does_not_grow_with_stored_entries(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_save_cost_does_not_grow_with_stored_entries(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, _)] = store.save([change(entries=(said(1),))])
     before = store.statements
     store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
@@ -67,8 +69,8 @@ def test_save_cost_does_not_grow_with_stored_entries(tmp_path: Path) -> None:
     store.close()
 
 
-def test_deleting_a_task_deletes_its_log_and_webhooks(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_deleting_a_task_deletes_its_log_and_webhooks(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
     for key in keys:
         store.save_push(StoredPush(key, "hook", {"url": "http://x/"}, 0, 0, 0.0, ""))
@@ -82,35 +84,35 @@ def test_deleting_a_task_deletes_its_log_and_webhooks(tmp_path: Path) -> None:
     assert store.statements - before == 3, "it is deleted once"
     store.delete(keys[1])
     store.close()  # nothing was saved since, and it goes all the same
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     assert (again.load(), again.load_pushes()) == ([], [])
     again.close()
 
 
-def test_keys_of_deleted_tasks_are_never_reused(tmp_path: Path) -> None:
+def test_keys_of_deleted_tasks_are_never_reused(store_place: StorePlace) -> None:
     """What is still on its way for the old one must not come to belong to the new one."""
-    store = SqliteTaskStore(tmp_path)
+    store = SqliteTaskStore(store_place)
     [(first, _)] = store.save([change(0, "first")])
     store.delete(first)
     [(second, _)] = store.save([change(0, "second")])
     assert second > first
     store.delete(second)
     store.close()
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     [(third, _)] = again.save([change(0, "third")])
     assert third > second
     again.close()
 
 
-def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_webhooks_are_kept_replaced_and_deleted(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, _)] = store.save([change()])
     config = {"version": "1.0", "config": {"url": "http://x/", "token": "t"}}
     store.save_push(StoredPush(key, "a", config, 0, 0, 0.0, ""))
     store.save_push(StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"))
     store.save_push(StoredPush(key, "a", config, 7, 0, 0.0, ""))
     store.close()
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     assert again.load_pushes() == [
         StoredPush(key, "a", config, 7, 0, 0.0, ""),
         StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"),
@@ -152,9 +154,9 @@ def _ring() -> list[Any]:
     ],
 )
 def test_unserializable_agent_output_does_not_block_other_tasks(
-    made: Any, stored: Any, tmp_path: Path
+    made: Any, stored: Any, store_place: StorePlace
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = SqliteTaskStore(store_place)
     event = Entry(1, 1.0, {"artifactUpdate": {"parts": [{"data": made}]}})
     keys = [
         key
@@ -407,3 +409,25 @@ def test_memory_store_keeps_the_log_until_the_task_is_deleted() -> None:
     [(three, _)] = store.save([change(0, "three")])
     assert three not in (one, two)
     store.close()
+
+
+def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        before = SqliteTaskStore(server)
+        before.save([change(id="old")])
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        assert [task.id for task in one.load()] == ["old"] and two.load() == []
+        ((key, _),) = one.save([change(id="new")])
+        one.save_push(StoredPush(key, "p", {}, 0, 0, 0.0, ""))
+        owner = change().owner
+        assert two.find_hub(owner, "new") == "one"
+        assert two.find_hub(Principal("key", "stranger"), "new") is None
+        assert two.load() == [] and two.load_pushes() == []
+        assert sorted(task.id for task in two.take_over("one")) == ["new", "old"]
+        assert two.take_over("one") == [] and one.load() == []
+        assert len(two.load_pushes()) == 1 and one.load_pushes() == []
+        assert one.find_hub(owner, "new") == "two"
+        # The first one was only paused: it must not change what the other has taken over.
+        with pytest.raises(StorageFailed, match="taken the task over"):
+            one.save([change(id="new", key=key, state="failed")])
+        assert {task.state for task in two.load()} == {change().state}

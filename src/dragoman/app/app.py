@@ -35,6 +35,7 @@ from dragoman.web.auth import AllowedNames
 from dragoman.web.console.gate import ConsoleGate
 from dragoman.web.hooks import WebhookEndpoint
 from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
 from dragoman.web.peer_process import PeerIdentifier, address_from_grpc
@@ -91,9 +92,13 @@ class App:
         under.append(build_run_events(WorkflowsView(parts.workflows), parts.events.streams))
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         authenticate = None
+        owner_app: Application = OwnerApp(self._peers, mounts, self.api, under)
+        internal = owner_app
         if parts.state.mode == "daemon":
-            authenticate = self._listen_tcp(mounts, under, bodies)
-        owner_app = OwnerApp(self._peers, mounts, self.api, under)
+            internal, authenticate = self._listen_tcp(mounts, under, bodies)
+        if parts.cluster is not None:
+            await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
+            owner_app = parts.cluster.wrap(owner_app)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
@@ -115,10 +120,13 @@ class App:
         parts.guards.approvals.start()
         await parts.workflows.start()
         self._watch()
+        if parts.cluster is not None:
+            await parts.cluster.set_ready()
 
     def _listen_tcp(
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
-    ) -> Authenticate:
+    ) -> tuple[Application, Authenticate]:
+        """Returns what answers the requests, too, for those that other hubs forward."""
         parts = self.parts
         config, auth = parts.live.config, parts.auth.authenticator
         settings = config.server
@@ -149,7 +157,8 @@ class App:
             peers=self._peers, metadata=resource, console=console,
         )  # fmt: skip
         most = process.limit_connections(config.limits.connections)
-        self._listeners.append(HttpListener(app, sock, bodies, most))
+        served_app: Application = app if parts.cluster is None else parts.cluster.wrap(app)
+        self._listeners.append(HttpListener(served_app, sock, bodies, most))
 
         def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
             if "authorization" in metadata:
@@ -177,7 +186,7 @@ class App:
                 raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
             return found
 
-        return authenticate
+        return app, authenticate
 
     async def _listen_stdio(self, path: str) -> None:
         parts = self.parts
@@ -236,12 +245,25 @@ class App:
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
 
+    async def _inherit(self, hub: str) -> None:
+        """Another hub has ended, and this one is its heir."""
+        self.parts.agents.take_over(hub)
+
+    async def _begin_anew(self, hub: str) -> None:
+        """Others own what was this hub's own; it goes on under another id."""
+        parts = self.parts
+        parts.mcp.abandon(hub)
+        parts.agents.abandon(hub)
+
     # --- stop ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Lets running calls finish, then ends them; takes well under ten seconds in all."""
         parts = self.parts
         parts.state.drain()
+        if parts.cluster is not None:
+            await self._leave_balancer()
+            await parts.cluster.begin_stop()
         parts.workflows.begin_stop()
         self._loops.cancel()
         self.access.close()
@@ -263,6 +285,8 @@ class App:
         await _wait(STOP_SECONDS, parts.tools.stop())
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.leave())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
         await _wait(STOP_SECONDS, parts.logins.close())
@@ -275,12 +299,20 @@ class App:
         await _wait(LAST_SECONDS, self._wait_for_audit())
         await _wait(STOP_SECONDS, parts.events.close())
         await _wait(STOP_SECONDS, parts.guards.close())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.close())
         home_files.remove_daemon(str(parts.home))
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
         parts.routing.close()
         parts.stores.close()
+
+    async def _leave_balancer(self) -> None:
+        """Serves for another moment while `/readyz` fails, so that a balancer sends no more."""
+        for listener in self._listeners:
+            listener.wind_down()
+        await asyncio.sleep(self.parts.live.config.cluster.drain_secs)
 
     async def _wait_for_audit(self) -> None:
         while self.parts.stores.audit.has_running_calls:

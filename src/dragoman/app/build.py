@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -30,7 +31,7 @@ from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_console import build_console
 from dragoman.app.build_events import build_events
-from dragoman.app.build_guards import build_guards
+from dragoman.app.build_guards import Guards, build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
 from dragoman.app.build_routing import LazyRouting
@@ -39,7 +40,7 @@ from dragoman.app.build_skills import build_skills, find_command_runner
 from dragoman.app.build_stores import build_stores
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
@@ -56,9 +57,10 @@ from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.config import Config
+from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.ports import ADMIN
@@ -74,6 +76,7 @@ from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_approvals import ApprovalsApi
+from dragoman.web.api_cluster import ClusterApi
 from dragoman.web.api_console import ConsoleApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_hub import HubApi
@@ -92,6 +95,9 @@ from dragoman.web.api_views import ViewsApi
 from dragoman.web.api_workflows import WorkflowsApi
 from dragoman.web.console.gate import ConsoleGate
 
+if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
+
 
 def build_app(
     home: Path,
@@ -108,18 +114,20 @@ def build_app(
         api_key = resolve_local_api_key(config, live.secrets)
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
+    cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config)
+        stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
+        key = stores.witness.key if cluster is None else cluster.key
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
-        names = known_ids.list_names(home, config)
+        names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, live, state, net, bus,
+            home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
@@ -132,10 +140,10 @@ def build_app(
         access = build_access(home, config.tools, profiles)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew,
+            access_watch.explain_ended, logins.desk, renew, member, key,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
-        mcp = build_mcp(live, hub, stores.witness.key, clients)
+        mcp = build_mcp(live, hub, key, clients)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
         meter = build_meter(live, stores.usage, profiles)
         runner = find_command_runner(home, live)
@@ -147,7 +155,7 @@ def build_app(
             home, live, guards, net, local, profiles, targets, granted, meter, runner, skills,
             stores.conversations,
         )  # fmt: skip
-        endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
+        endpoints = AgentEndpoints(guards, manifests, granted, key)
         agents = AgentsBuilder(
             home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
@@ -159,20 +167,28 @@ def build_app(
         )  # fmt: skip
         _check_tools(tools, undo)
         _enroll(store_watch, config, skill_table)
-        routing = LazyRouting(home, config.routing, guards, registered)
-        undo.callback(routing.close)
-        routing.check()
-        ended = access_watch.explain_ended
+        routing = _build_routing(home, config, guards, registered, undo)
         workflows = LazyWorkflows(
-            home, live, guards, registered, stores.audit, renew, ended, routing.offer
-        )
+            home, stores.place, live, guards, registered, stores.audit, renew,
+            access_watch.explain_ended, routing.offer,
+        )  # fmt: skip
         events = build_events(home, config, hub)
         undo.pop_all()
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
+        endpoints, skills, events, tools, routing, workflows, auth, authority, logins, cluster,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
+
+
+def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
+    """None for a single hub, which loads nothing of it."""
+    if live.config.cluster.secret is None:
+        return None, SINGLE_HUB
+    from dragoman.app.build_cluster import build_cluster
+
+    cluster = build_cluster(home, live)
+    return cluster, cluster.hubs
 
 
 def _assemble(
@@ -186,6 +202,19 @@ def _assemble(
     console = build_console(parts)
     api = _build_api(parts, applier, status, view, console)
     return App(parts, status, applier, access_watch, api, net, console)
+
+
+def _build_routing(
+    home: Path,
+    config: Config,
+    guards: Guards,
+    registered: RegisteredAgents,
+    undo: contextlib.ExitStack,
+) -> LazyRouting:
+    routing = LazyRouting(home, config.routing, guards, registered)
+    undo.callback(routing.close)
+    routing.check()
+    return routing
 
 
 def _check_tools(tools: LazyTools, undo: contextlib.ExitStack) -> None:
@@ -224,6 +253,7 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
         ApprovalsApi(guards.approvals),
         WorkflowsApi(WorkflowsView(parts.workflows)),
+        ClusterApi(status.describe_cluster),
     ]
     if console is not None:
         apis.append(ConsoleApi(hub, console, lambda: parts.state.base))

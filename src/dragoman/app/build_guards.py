@@ -18,6 +18,7 @@ from dragoman.app.targets import Targets
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
+from dragoman.core.cluster import ClusterMember
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.local_agents import AgentProfiles
@@ -85,9 +86,12 @@ def build_guards(
     why_ended: WhyEnded,
     logins: LoginDesk,
     renew: Callable[[Principal], Principal],
+    cluster: ClusterMember,
+    key: bytes,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
-    takes from a principal what it does not have any more."""
+    takes from a principal what it does not have any more. `key` is the home's, or that of all
+    hubs of a cluster."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
     loaded = load_policies(
@@ -101,15 +105,17 @@ def build_guards(
     )
     authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended, live.views)
     chains = CallChains(
-        stores.witness.key,
+        key,
         depth=limits.chain_depth,
         calls=limits.chain_calls,
         seconds=limits.chain_secs,
         at_once=limits.target_calls,
     )
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
-    handles = QuestionHandles(os.urandom(32), limits.question_secs, lasting_key=stores.witness.key)
-    kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
+    handles = QuestionHandles(
+        os.urandom(32), limits.question_secs, lasting_key=key, ownership=cluster
+    )
+    kept = KeptResults(limits.kept_megabytes, limits.kept_secs, ownership=cluster)
     limiter = LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
@@ -129,9 +135,12 @@ def build_guards(
         limiter=limiter,
         logins=targets,
         views=live.views,
+        cluster=cluster,
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    approvals = LazyApprovals(home, live, stores.audit, hub, chains, authorizer, why_ended, renew)
+    approvals = LazyApprovals(
+        stores.place, stores.hub, live, stores.audit, hub, chains, authorizer, why_ended, renew
+    )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
     )

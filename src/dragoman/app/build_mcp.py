@@ -72,6 +72,11 @@ class McpParts:
             return None
         return transport(request, principal, view)
 
+    def abandon(self, hub: str) -> None:
+        """Other hubs own the sessions and tasks of this one, which has the id `hub` now."""
+        self.http.sessions.abandon()
+        self.tasks.abandon(hub)
+
     def close(self) -> None:
         self.server.subscriptions.close()
         self.http.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import Leases
 from dragoman.core.errors import HubError
 from dragoman.core.triggers import ScheduleState
 
@@ -42,6 +43,7 @@ class LazyTriggers:
     bus: Bus
     resolve: Callable[[str, str], Awaitable[str]]
     """Reads the secret of a reference."""
+    leases: Leases
     built: list[TriggerParts] = field(default_factory=list)
     """The parts, once they are needed."""
     _loops: Background = field(default_factory=lambda: Background("triggers of workflows"))
@@ -103,7 +105,7 @@ class LazyTriggers:
         folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.home)
         return TriggerParts(
             store,
-            WorkflowSchedules(folder, runs, store),
+            WorkflowSchedules(folder, runs, store, leases=self.leases),
             WorkflowWebhooks(folder, runs, store, self.resolve),
             WorkflowEvents(folder, runs, self.bus),
         )

@@ -26,6 +26,7 @@ from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
+from dragoman.stores.database import StorePlace
 
 if TYPE_CHECKING:
     from dragoman.core.runs import RunStore
@@ -86,6 +87,7 @@ class CalledAgents:
 @dataclass(frozen=True, slots=True)
 class LazyWorkflows:
     home: Path
+    place: StorePlace
     live: LiveConfig
     guards: Guards
     registered: RegisteredAgents
@@ -103,9 +105,12 @@ class LazyWorkflows:
     @property
     def is_needed(self) -> bool:
         home, settings = self.home, self.live.config.workflows
-        return (
-            (home / FOLDER).is_dir() or (home / DATABASE).exists() or settings.database is not None
+        has_runs = (
+            (home / DATABASE).exists()
+            if isinstance(self.place, Path)
+            else "runs" in self.place.known
         )
+        return (home / FOLDER).is_dir() or has_runs or settings.database is not None
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
@@ -208,7 +213,8 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        triggers = LazyTriggers(self.home, folder, service, hub.bus, self.live.secrets.resolve)
+        resolve = self.live.secrets.resolve
+        triggers = LazyTriggers(self.home, folder, service, hub.bus, resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
     def _find_variables(self) -> Mapping[str, str]:
@@ -216,12 +222,15 @@ class LazyWorkflows:
 
     async def _open_store(self) -> RunStore:
         url = self.live.config.workflows.database
-        if url is None:
+        if url is None and isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
-            return SqliteRuns(self.home)
+            return SqliteRuns(self.place)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
+        if url is None:
+            assert not isinstance(self.place, Path)
+            return await open_postgres_runs(self.place.url, exclusive=False)
         if is_reference(url):
             url = await self.live.secrets.resolve(url, "[workflows] database")
         return await open_postgres_runs(url)

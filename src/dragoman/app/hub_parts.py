@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.agents.skills.skill_book import SkillBook
@@ -24,6 +25,9 @@ from dragoman.app.lazy_tools import LazyTools
 from dragoman.app.run_state import RunState
 from dragoman.app.store_watch import StoreWatch
 from dragoman.mcp.client.upstream_manager import UpstreamManager
+
+if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,5 @@ class HubParts:
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""
     logins: LoginParts
+    cluster: ClusterParts | None
+    """None for a single hub."""

@@ -16,10 +16,10 @@ from dragoman.app import process
 from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.build_secrets import resolve_api_key
-from dragoman.app.config_watch import load_variables, refuse_exposed
+from dragoman.app.config_watch import refuse_exposed
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.secret_variables import list_skill_variables, withhold_secrets
-from dragoman.config import Config, load_with_source
+from dragoman.config import Config, load_variables, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging

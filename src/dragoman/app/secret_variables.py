@@ -77,7 +77,7 @@ def _list_named(config: Config) -> Iterator[str]:
     references += [one for server in config.mcp_servers for one in server.env_references.values()]
     for client in (config.auth.introspection, config.auth.server.oidc):
         references += [client.client_secret] if client is not None else []
-    for reference in (*references, config.api_key):
+    for reference in (*references, config.api_key, config.store.url, config.workflows.database):
         if reference is not None and reference.startswith("env:"):
             yield reference.removeprefix("env:")
 

@@ -27,7 +27,17 @@ class HubStatus:
     _registry: RegistryView
 
     def ready(self) -> str | None:
-        return "the hub is shutting down" if self._parts.state.is_draining else None
+        if self._parts.state.is_draining:
+            return "the hub is shutting down"
+        cluster = self._parts.cluster
+        if cluster is not None and not cluster.hubs.is_connected:
+            return "the database of the cluster cannot be reached"
+        return None
+
+    async def describe_cluster(self) -> Mapping[str, Any]:
+        """The hubs and their leases; none for a single hub."""
+        cluster = self._parts.cluster
+        return await cluster.describe() if cluster is not None else {"hubs": [], "leases": []}
 
     def find_concurrency(self) -> Mapping[str, Any]:
         """The limits of what may happen at once, for `web.api_limits`."""

@@ -58,6 +58,7 @@ COMMANDS = {
     "usage": ("usage", "usage", "Show the tokens, cost and time that agents have used."),
     "taint": ("taint", "taint", "Show which labelled data may go where, and what was refused."),
     "logs": ("logs", "logs", "Show and follow the hub's log."),
+    "cluster": ("cluster", "cluster", "Show the hubs that share a database."),
     "stores": ("stores", "stores", "List the home's databases; accept a lost one."),
     "completion": ("completion", "completion", "Print a shell completion script."),
     "backup": ("backup", "backup", "Back up the home to a file."),

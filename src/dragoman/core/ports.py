@@ -213,6 +213,24 @@ class TaskStore(Protocol):
 
     def delete_push(self, task: int, id: str) -> None: ...
 
+    # Where several hubs share the store; otherwise there are none.
+
+    def find_hub(self, owner: Principal, id: str) -> str | None:
+        """Finds the hub that owns a task; None if there is no such task."""
+
+    def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
+        """Loads the tasks of a principal that other hubs own."""
+
+    def take_over(self, hub: str) -> list[StoredTask]:
+        """Takes over the tasks of a hub that has ended, and returns them."""
+
+    def claim_key(self, owner: Principal, key: str, id: str) -> str:
+        """Claims an idempotency key for a task; returns the id of the task that has it, which may
+        be an earlier one. A claim of a task that does not exist any more is taken over."""
+
+    def rename_hub(self, hub: str) -> None:
+        """This hub has another id from now on."""
+
 
 class Pin(Struct, frozen=True):
     """A definition that was seen, without its text."""

@@ -339,6 +339,11 @@ class ApprovalDesk:
             waiting.changed.set()
             waiting.changed = asyncio.Event()
 
+    def note_changes(self) -> None:
+        """Others have changed the store: those who wait look again."""
+        for id in list(self._waiting):
+            self._wake(id)
+
     def close(self) -> None:
         """Ends the waiting; requests stay as they are."""
         self.is_closed = True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.routing import OutcomeKey, OutcomeRow, RoutingDecision
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "routing.db"
 MIGRATIONS = (
@@ -28,6 +27,7 @@ CREATE TABLE decisions (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("routing", DATABASE, MIGRATIONS)
 _KEY = OutcomeKey._fields
 _ROW = OutcomeRow.__struct_fields__
 _COLUMNS = ", ".join((*_KEY, *_ROW))
@@ -38,9 +38,9 @@ _SAVE = (
 
 
 class SqliteRouting(LoopStore):
-    def __init__(self, home: Path, keep: int) -> None:
+    def __init__(self, place: StorePlace, keep: int) -> None:
         """`keep` is the number of decisions."""
-        super().__init__(home / DATABASE, MIGRATIONS)
+        super().__init__(place, TABLES)
         self._keep = keep
 
     def load_outcomes(self) -> list[tuple[OutcomeKey, OutcomeRow]]:

@@ -1,7 +1,4 @@
-"""The statements on the tables of runs and the conversion of rows, for SQLite and PostgreSQL.
-
-Statements have `?` for their values; `number_values` writes them for PostgreSQL.
-"""
+"""The statements on the tables of runs and the conversion of rows, for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -147,12 +144,6 @@ def build_range(awaited: str, most: int, after: tuple[str, str]) -> tuple[Any, .
     """The values of LIST_AWAITING."""
     last = awaited[:-1] + "!" if awaited.endswith(" ") else awaited  # "!" follows " "
     return awaited, last, after[0], *after, most
-
-
-def number_values(statement: str) -> str:
-    """Writes `$1`, `$2` and so on for each `?`."""
-    parts = statement.split("?")
-    return parts[0] + "".join(f"${number}{part}" for number, part in enumerate(parts[1:], 1))
 
 
 def _list_changing(run: Run) -> tuple[Any, ...]:

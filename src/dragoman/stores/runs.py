@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from dragoman.core.background import resolve
 from dragoman.core.errors import HubError
 from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
 from dragoman.stores import run_rows as rows
-from dragoman.stores.runs_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace
+from dragoman.stores.runs_db import TABLES
 
 
 class SqliteRuns(LoopStore):
     """Used on the thread of the event loop: a transaction takes a tenth of a millisecond."""
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place, TABLES)
         self._batch: list[rows.Statement] = []
         self._stored: asyncio.Future[HubError | None] | None = None
         """Done when the batch is stored, or could not be."""

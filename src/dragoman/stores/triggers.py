@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from dragoman.core.triggers import ScheduleState
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "triggers.db"
 MIGRATIONS = (
@@ -20,13 +19,14 @@ CREATE TABLE deliveries (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("triggers", DATABASE, MIGRATIONS, {"schedules": "trigger_schedules"})
 MAX_DELIVERIES = 100_000
 _COLUMNS = ScheduleState.__struct_fields__
 
 
 class SqliteTriggers(LoopStore):
-    def __init__(self, home: Path, max_deliveries: int = MAX_DELIVERIES) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace, max_deliveries: int = MAX_DELIVERIES) -> None:
+        super().__init__(place, TABLES)
         self._max_deliveries = max_deliveries
 
     def load_schedules(self) -> list[ScheduleState]:

@@ -37,6 +37,7 @@ from dragoman.a2a.remote.registration import (
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
@@ -51,6 +52,7 @@ from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
 
+HEALTH_LEASE = "health"
 MAX_AGENTS = 1_000
 MAX_JOINING = 200
 """Concurrent registrations."""
@@ -94,10 +96,13 @@ class Registry:
         facts_changed: Callable[[], None],
         every: float,
         references: ReferenceRules,
+        cluster: ClusterMember = SINGLE_HUB,
     ) -> None:
         """Fills `agents`. `build_target` takes an entry and its source; `others` lists the kinds
         and names of servers and local agents; `reserved` are the prefixes of their listed names;
-        `facts_changed` is called when the facts that policies know of an agent change."""
+        `facts_changed` is called when the facts that policies know of an agent change. One hub of
+        the `cluster` checks the healthy agents, and tells the others of changes."""
+        self._cluster = cluster
         self._store = store
         self._build_target = build_target
         self._bus = bus
@@ -151,6 +156,7 @@ class Registry:
 
     def start(self) -> None:
         self._running = True
+        self._cluster.subscribe(HEALTH_LEASE, self._check_changed)
         for member in self.agents:
             if member.watch is not None:
                 member.watch.start()
@@ -180,6 +186,7 @@ class Registry:
                 save_card=lambda found: self._save_card(row.id, found),
                 publish=lambda state, reason: self._publish(row.entry.name, state, reason),
                 facts_changed=self._facts_changed,
+                is_watched=lambda: not self._cluster.holds(HEALTH_LEASE),
             )
         self.agents.put(member)
         return member
@@ -195,6 +202,14 @@ class Registry:
 
     def _publish(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))
+        if self._cluster.holds(HEALTH_LEASE):
+            self._cluster.publish(HEALTH_LEASE, {"agent": name})
+
+    def _check_changed(self, hub: str, data: Mapping[str, Any]) -> None:
+        """Checks an agent whose state another hub has seen change."""
+        for member in self.agents:
+            if member.name == data.get("agent") and member.watch is not None:
+                member.watch.check_soon()
 
     # --- credentials ------------------------------------------------------------------------------
 

@@ -84,6 +84,16 @@ class A2aServer:
         self._sender.load()
         self._push.load()
 
+    def take_over(self, hub: str) -> None:
+        """Takes over the tasks and webhooks of another hub that has ended."""
+        self._sender.take_over(hub)
+        self._push.load()
+
+    def abandon(self, hub: str) -> None:
+        """Other hubs own all tasks of this one, which has another id from now on."""
+        self.close()
+        self.tasks.abandon(hub)
+
     def close(self) -> None:
         """Ends the streams, properly."""
         for stream in list(self._streams):
@@ -240,7 +250,8 @@ class A2aServer:
 
     def list_tasks(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
         size = request.get("pageSize", PAGE)
-        found = [task for task in self.access.list(ctx) if matches_filter(task, request)]
+        tasks = self.access.list(ctx, self._sender.list_elsewhere(ctx.principal))
+        found = [task for task in tasks if matches_filter(task, request)]
         start = find_page_start(found, request.get("pageToken"))
         page = limit_bytes(found[start : start + size], PAGE_BYTES)
         more = len(found) > start + len(page)

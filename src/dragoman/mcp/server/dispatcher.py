@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -57,6 +58,9 @@ FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"
 """Requests that are not charged: those that end something must not be refused, and a subscription
 is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
+FORWARDED_DOORS = frozenset({"mcp-http"})
+"""The entry points whose requests can be forwarded to another hub."""
+OF_ANOTHER_HUB = "it belongs to another hub of the cluster, and is not reached by this connection"
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()
@@ -96,7 +100,7 @@ class McpServer:
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         tasks = build_task_registry() if tasks is None else tasks
-        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits)
+        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits, hub.cluster)
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
@@ -214,6 +218,10 @@ class McpServer:
         running[key] = cancel = task.cancel
         try:
             return await self.answer(message, client, push, fields)
+        except OwnedElsewhere:
+            if client.door in FORWARDED_DOORS:
+                raise
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
         finally:
             if running.get(key) is cancel:
                 del running[key]

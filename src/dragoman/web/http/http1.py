@@ -925,6 +925,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
 
+    def serve_by(self, app: Application) -> None:
+        """Has further requests served by another application."""
+        self._app = app
+
     def drain(self) -> None:
         """Accepts no further requests; finishes the running response."""
         self._closing = True

@@ -1,0 +1,457 @@
+"""Requests that belong to another hub: forwards them there, and serves those of other hubs.
+
+The one place where `OwnedElsewhere` is caught. The internal listener takes no request without the
+secret of the cluster: a request has a MAC over its sender, receiver, time, nonce and the digest of
+its body, which contains the client's request and its principal; the response proves that its sender
+knows the secret, too. A forwarded request is never forwarded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any, Protocol
+
+import msgspec
+
+from dragoman.core.background import Work, start_task
+from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
+from dragoman.core.principal import Principal
+from dragoman.web.api import build_error
+from dragoman.web.http.http1 import AdmitLater, Application
+from dragoman.web.http.request import Headers, ServerRequest
+from dragoman.wire import rpc, sse
+from dragoman.wire.http import HttpClient, HttpReply
+from dragoman.wire.json import Malformed, decode
+
+log = logging.getLogger(__name__)
+
+PATH = "/forward"
+SKEW_SECONDS = 60.0
+"""How far the clocks of two hubs may differ, and how long nonces are remembered."""
+MAX_NONCES = 200_000
+MAX_FORWARDED = 5_000
+"""Requests that are at other hubs."""
+HEAD_SECONDS = 86_400.0
+"""A response may take as long as a call; a hub that dies ends the wait."""
+MAX_REPLY = 64 * 1024 * 1024
+OWNER_WAITS = 5
+"""How often the owner of a request is looked for again after it could not be reached."""
+_SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
+_NOT_FORWARDED = frozenset(
+    {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
+)
+_NOT_RETURNED = frozenset(
+    {_PROOF, "content-length", "transfer-encoding", "connection", "keep-alive", "date"}
+)
+
+
+class HubAddress(Protocol):
+    """A hub that can be reached."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """`host:port`, or the path of a Unix socket."""
+
+
+class Cluster(Protocol):
+    """What forwarding needs to know of the hubs."""
+
+    @property
+    def mark(self) -> str: ...
+
+    @property
+    def lease_secs(self) -> float: ...
+
+    async def find_owner(self, mark: str) -> HubAddress | None:
+        """Finds the living hub that owns what `mark` names; None if it is this one. Raises
+        `StorageFailed`."""
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Waits until hubs have come or gone, or so many seconds."""
+
+
+class ForwardedRequest(msgspec.Struct, frozen=True):
+    """A request as its client sent it, with the principal that the first hub has found."""
+
+    method: str
+    target: bytes
+    fields: list[tuple[bytes, bytes]]
+    principal: dict[str, Any] | None
+    body: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ForwardedRequest)
+
+
+class ClusterSecret:
+    """Makes and checks the seals of internal requests."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = hmac.digest(key, b"internal connection", "sha256")
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def seal(self, sender: str, receiver: str, body: bytes) -> tuple[str, str]:
+        """Returns the header of a request, and the proof that its response must have."""
+        digest = hashlib.sha256(body).hexdigest()
+        text = f"1 {sender} {receiver} {time.time():.3f} {token_hex(16)} {digest}"
+        return f"{text} {self._mac(text)}", self.prove(text)
+
+    def open(self, header: str, receiver: str) -> tuple[str, str] | None:
+        """Returns the text that was sealed and the digest of the body; None if the seal is wrong,
+        old, used or for another hub."""
+        text, _, mac = header.rpartition(" ")
+        if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
+            return None
+        parts = text.split(" ")
+        if len(parts) != 6 or parts[0] != "1" or parts[2] != receiver:
+            return None
+        now, nonce = time.time(), parts[4]
+        if abs(now - float(parts[3])) > SKEW_SECONDS:
+            log.warning("a request of hub %s was refused: the clocks differ too much", parts[1])
+            return None
+        while self._seen and next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS:
+            self._seen.popitem(last=False)
+        if nonce in self._seen or len(self._seen) >= MAX_NONCES:
+            return None
+        self._seen[nonce] = now
+        return text, parts[5]
+
+    def prove(self, text: str) -> str:
+        return self._mac(f"response\n{text}")
+
+    def _mac(self, text: str) -> str:
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
+# --- to another hub -------------------------------------------------------------------------------
+
+
+class ForwardingApp:
+    """An application whose requests may belong to other hubs."""
+
+    def __init__(
+        self,
+        app: Application,
+        cluster: Cluster,
+        secret: ClusterSecret,
+        open_client: Callable[[str], tuple[HttpClient, str]],
+    ) -> None:
+        """`open_client` returns the client for the address of a hub, and the URL to request."""
+        self._app = app
+        self._cluster = cluster
+        self._secret = secret
+        self._open_client = open_client
+        self._running = 0
+
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
+        try:
+            return self._app.admit(request)
+        except OwnedElsewhere as found:  # the cookie names the owner
+            request.refusal = found
+            return True
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        if isinstance(request.refusal, OwnedElsewhere):
+            return self._forward(request, request.refusal.mark)
+        try:
+            work = self._app.answer(request)
+        except OwnedElsewhere as found:
+            return self._forward(request, found.mark)
+        return self._answer(request, work) if work is not None else None
+
+    async def _answer(self, request: ServerRequest, work: Work[None]) -> None:
+        try:
+            await work
+        except OwnedElsewhere as found:
+            if request.answered or request.streaming:
+                log.error(
+                    "%s %s was begun here and is owned elsewhere", request.method, request.path
+                )
+                raise RuntimeError("a request was begun at a hub that does not own it") from None
+            await self._forward(request, found.mark)
+
+    async def _forward(self, request: ServerRequest, mark: str) -> None:
+        if self._running >= MAX_FORWARDED:
+            _refuse(request, Overloaded("too many requests are at other hubs; try again shortly"))
+            return
+        self._running += 1
+        try:
+            await self._deliver(request, mark)
+        except HubError as error:
+            if not request.lost:
+                _refuse(request, error)
+        finally:
+            self._running -= 1
+
+    async def _deliver(self, request: ServerRequest, mark: str) -> None:
+        """Sends the request to its owner. A hub that has just ended cannot be reached, and has an
+        heir a moment later."""
+        problem: HubError = StorageFailed("the owner of the request is not known")
+        until = request.loop.time() + 2 * self._cluster.lease_secs + 2
+        while request.loop.time() < until and not request.lost:
+            try:
+                owner = await self._cluster.find_owner(mark)
+            except StorageFailed as error:
+                problem = error
+            else:
+                if owner is None:
+                    await _serve_again(self._app, request)
+                    return
+                try:
+                    if await self._send(request, owner):
+                        return
+                    problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
+                except Unreachable as error:
+                    if error.sent:
+                        raise
+                    problem = error
+            waited = start_task(
+                self._cluster.wait_for_change(self._cluster.lease_secs / OWNER_WAITS)
+            )
+            await asyncio.wait([waited, request.gone], return_when=asyncio.FIRST_COMPLETED)
+            waited.cancel()
+        raise problem
+
+    async def _send(self, request: ServerRequest, owner: HubAddress) -> bool:
+        """Sends the request and returns the response. False if the hub has refused it unread."""
+        client, url = self._open_client(owner.address)
+        body = _encoder.encode(_pack(request))
+        header, proof = self._secret.seal(self._cluster.mark, owner.id, body)
+        headers = {"content-type": "application/msgpack", _SEAL: header}
+        work = start_task(client.request("POST", url, headers, body, timeout=HEAD_SECONDS))
+        gone: asyncio.Future[Any] = request.gone
+        try:
+            while not work.done():
+                await asyncio.wait(
+                    [work, gone],
+                    timeout=self._cluster.lease_secs,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if gone.done() or not await self._is_owner(owner):
+                    break
+            if not work.done():
+                if gone.done():
+                    return True
+                raise Unreachable(f"hub {owner.id} has died while it answered")
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
+        reply = work.result()
+        if not hmac.compare_digest(reply.headers.get(_PROOF, "").encode(), proof.encode()):
+            reply.body.close()
+            return False  # not the hub that was meant: another program, or the same one anew
+        if _MOVED in reply.headers:
+            reply.body.close()
+            return False
+        await _return(request, reply)
+        return True
+
+    async def _is_owner(self, owner: HubAddress) -> bool:
+        """Whether the hub still lives, as far as is known."""
+        try:
+            found = await self._cluster.find_owner(owner.id)
+        except StorageFailed:
+            return True
+        return found is not None and found.id == owner.id
+
+
+async def _serve_again(app: Application, request: ServerRequest) -> None:
+    """Serves a request that this hub owns by now."""
+    try:
+        work = app.answer(request)
+        if work is not None:
+            await work
+    except OwnedElsewhere:
+        raise Unreachable("the owner of the request has just changed", sent=False) from None
+
+
+def _pack(request: ServerRequest) -> ForwardedRequest:
+    target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
+    fields = [one for one in request.fields.items() if one[0] not in _NOT_FORWARDED]
+    principal = request.principal
+    return ForwardedRequest(
+        request.method,
+        target,
+        fields,
+        _render_principal(principal) if principal is not None else None,
+        request.body,
+    )
+
+
+async def _return(request: ServerRequest, reply: HttpReply) -> None:
+    """Sends the response of the owner to the client."""
+    headers: Headers = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in reply.headers.items()
+        if name not in _NOT_RETURNED
+    ]
+    if "transfer-encoding" not in reply.headers:
+        try:
+            body = await reply.body.read(MAX_REPLY)
+        except TargetFailed as error:
+            raise Unreachable(
+                f"the hub that owns it was lost while it answered: {error}"
+            ) from error
+        request.reply(reply.status, headers, body)
+        return
+    id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+    request.start(reply.status, headers)
+    copying = start_task(_copy(request, reply))
+    gone: asyncio.Future[Any] = request.gone
+    try:
+        await asyncio.wait([copying, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not copying.done():
+            return  # the client has disconnected, and so does this hub
+        copying.result()
+    except TargetFailed as error:
+        log.warning("a stream of another hub broke off: %s", error)
+        if is_call and "event-stream" in reply.headers.get("content-type", ""):
+            await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
+    finally:
+        if not copying.done():
+            copying.cancel()
+            await asyncio.wait([copying])
+        reply.body.close()
+    request.end()
+
+
+async def _copy(request: ServerRequest, reply: HttpReply) -> None:
+    async for piece in reply.body.chunks():
+        await request.write(piece)
+
+
+LOST = (
+    "the hub that ran this request was lost; the request may have been carried out, so it was not "
+    "sent again"
+)
+
+
+def _find_id(request: ServerRequest) -> tuple[rpc.Id, bool]:
+    """The id of the JSON-RPC request in a body, and whether there is one."""
+    try:
+        message = decode(request.body)
+    except Malformed:
+        return None, False
+    if isinstance(message, dict) and message.get("jsonrpc") == "2.0" and "id" in message:
+        return rpc.find_id(message), "method" in message
+    return None, False
+
+
+def _refuse(request: ServerRequest, error: HubError) -> None:
+    """Answers a request that could not be forwarded, in the form that its client reads."""
+    id, is_call = _find_id(request)
+    was_sent = isinstance(error, TargetFailed) and getattr(error, "sent", True)
+    text = LOST if was_sent else f"the hub that owns this cannot be reached now: {error}"
+    if is_call:
+        # Clients of MCP sessions take any other status for the end of the session.
+        headers = [(b"content-type", b"application/json")]
+        request.reply(200, headers, rpc.encode_error(id, -32000, text))
+        return
+    found = build_error(502 if was_sent else 503, text, (b"retry-after", b"1"))
+    request.reply(
+        found.status, [(b"content-type", found.content_type.encode()), *found.headers], found.body
+    )
+
+
+# --- from another hub -----------------------------------------------------------------------------
+
+
+class InternalApp:
+    """Serves the requests that other hubs forward, with the principal that they found."""
+
+    def __init__(self, app: Application, cluster: Cluster, secret: ClusterSecret) -> None:
+        self._app = app
+        self._cluster = cluster
+        self._secret = secret
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Leaves all further requests to the heir of this hub."""
+        self._is_closing = True
+
+    def admit(self, request: ServerRequest) -> bool:
+        header = request.fields.get(_SEAL.encode(), b"").decode("latin-1")
+        opened = None
+        if request.path == PATH and request.method == "POST" and header:
+            opened = self._secret.open(header, self._cluster.mark)
+        if opened is None:
+            request.refusal = build_error(404, "not found")
+            return False
+        text, digest = opened
+        request.refusal = digest
+        request.extra = [(_PROOF.encode(), self._secret.prove(text).encode())]
+        return True
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        if not isinstance(request.refusal, str):
+            return _reject(request, 404)
+        if self._is_closing:
+            request.extra.append((_MOVED.encode(), b"1"))
+            request.reply(503, [(b"content-type", b"text/plain")], b"the hub is shutting down\n")
+            return None
+        digest, request.refusal = request.refusal, None
+        if request.refused or hashlib.sha256(request.body).hexdigest() != digest:
+            return _reject(request, request.refused or 400)
+        try:
+            sent = _decoder.decode(request.body)
+            request.principal = _parse_principal(sent.principal)
+        except (msgspec.DecodeError, TypeError):
+            return _reject(request, 400)
+        path, _, query = sent.target.partition(b"?")
+        request.method, request.path, request.query = sent.method, path.decode("latin-1"), query
+        request.fields = dict(sent.fields)
+        request.body = sent.body
+        return self._answer(request)
+
+    async def _answer(self, request: ServerRequest) -> None:
+        try:
+            work = self._app.answer(request)
+            if work is not None:
+                await work
+        except OwnedElsewhere as found:
+            await self._settle(request, found.mark)
+
+    async def _settle(self, request: ServerRequest, mark: str) -> None:
+        """This hub may not know yet that it is the heir."""
+        try:
+            if await self._cluster.find_owner(mark) is None:
+                await _serve_again(self._app, request)
+                return
+            problem: HubError = Unreachable("the hubs disagree on its owner", sent=False)
+        except HubError as error:
+            problem = error
+        _refuse(request, problem)
+
+
+async def _reject(request: ServerRequest, status: int) -> None:
+    request.extra = []
+    request.reply(status, [(b"content-type", b"text/plain")], b"not found\n")
+
+
+def _render_principal(principal: Principal) -> dict[str, Any]:
+    return {name: getattr(principal, name) for name in _PRINCIPAL}
+
+
+def _parse_principal(found: dict[str, Any] | None) -> Principal | None:
+    if found is None:
+        return None
+    known = {name: found[name] for name in _PRINCIPAL if name in found}
+    for name in ("roles", "scopes"):
+        known[name] = tuple(known.get(name, ()))
+    return Principal(**known)
+
+
+_PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
