@@ -54,6 +54,7 @@ descriptors: $(VENV)/.dev  ## compile the gRPC messages of A2A again, from the o
 	$(VENV)/bin/python -m tests.generate_descriptors
 lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml -o locks/core.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --extra postgres --extra redis --extra otel -o locks/cluster.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --group dev -o locks/dev.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group mcp1 -o locks/mcp1.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock
