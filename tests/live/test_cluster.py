@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.a2a_hub import (
+    BINDINGS,
+    STREAM,
+    SUBSCRIBE,
+    Caller,
+    a2a_config,
+    agents_env,
+    steps,
+)
 from tests.live.cluster_rig import Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
+from tests.live.module_hub import until
 from tests.peers import wire
-from tests.peers.process import run_client, server_entry
+from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    servers = [server_entry("new", "sdk_server", "--era", "modern")]
-    with run_cluster(2, servers) as running:
+def gates() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="dgg", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(gates: Path) -> Iterator[Cluster]:
+    servers = [
+        server_entry("new", "sdk_server", "--era", "modern"),
+        server_entry(
+            "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
+        ),
+    ]
+    with run_cluster(2, servers, a2a_config(), agents_env(gates)) as running:
         for hub in running.hubs:
-            hub.wait_connected("new")
+            hub.wait_connected("new", "only")
         yield running
 
 
@@ -61,6 +87,59 @@ def test_a_session_is_served_at_either_hub(cluster: Cluster) -> None:
     session.url = second.mcp_url
     answer = session.request("tools/call", {"name": "mcp_new_add", "arguments": {"a": 2, "b": 2}})
     assert answer["result"]["structuredContent"] == {"sum": 4}, answer
+
+
+def test_tasks_are_served_at_either_hub_in_every_dialect(cluster: Cluster, gates: Path) -> None:
+    for binding in BINDINGS:
+        first, second = (Caller(hub, "actor", {}, binding) for hub in cluster.hubs)
+        key = f"gate{BINDINGS.index(binding)}"
+        todo = steps(["mark", f"{key}.begun"], ["wait", key], ["reply", "done"])
+        with first.stream(STREAM, binding.params(todo)) as stream:
+            begun = binding.event(stream.next())
+            until((gates / f"{key}.begun").exists)
+            id = find_task_id(begun)
+            assert find_state(second.get(id)) in ("working", "TASK_STATE_WORKING"), binding
+            with second.stream(SUBSCRIBE, {"id": id}) as other:
+                other.next()
+                (gates / key).touch()
+                rest = binding.events(other)
+            assert rest == binding.events(stream)[-len(rest) :], binding
+        assert find_state(second.get(id)) in ("completed", "TASK_STATE_COMPLETED")
+        assert (gates / f"{key}.begun").read_text("utf-8") == "x"
+
+
+def find_task_id(event: Any) -> str:
+    task = event.get("task", event)
+    return str(task.get("id") or task["statusUpdate"]["taskId"])
+
+
+def find_state(task: Any) -> str:
+    return str(task["status"]["state"])
+
+
+def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    path = f"{second.url}/api/events"
+    with wire.stream("GET", path, headers=cluster.headers, timeout=20) as stream:
+        seen = []
+
+        def call() -> bool:
+            assert "result" in first.call("mcp_new_add", {"a": 1, "b": 2})
+            with suppress(TimeoutError):
+                seen.append(stream.next().json())
+            return any("new.add" in json.dumps(one) for one in seen)
+
+        until(call)
+
+
+def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
+    cluster: Cluster, gates: Path
+) -> None:
+    for number, hub in enumerate(cluster.hubs):
+        answer = hub.call("mcp_only_add", {"a": number, "b": 2})
+        assert answer["result"]["structuredContent"] == {"sum": number + 2}, answer
+    begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
+    assert len(begun) == 1, begun
 
 
 # --- a hub ends -----------------------------------------------------------------------------------

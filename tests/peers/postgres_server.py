@@ -131,11 +131,14 @@ def run_postgres() -> Iterator[str]:
         yield peer.url
 
 
-def create_database(url: str) -> str:
-    """Creates another database on that server; returns its address."""
+def create_database(url: str, name: str = "") -> str:
+    """Creates another database on that server, unless it exists; returns its address."""
     import psycopg
 
-    name = f"t{secrets.token_hex(6)}"
-    with psycopg.connect(url, autocommit=True) as connection:
+    name = name or f"t{secrets.token_hex(6)}"
+    with (
+        psycopg.connect(url, autocommit=True) as connection,
+        suppress(psycopg.errors.DuplicateDatabase),
+    ):
         connection.execute(f"CREATE DATABASE {name}".encode())
     return url.rpartition("/")[0] + f"/{name}"

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dragoman import __version__
 from dragoman import home as home_files
@@ -16,6 +17,7 @@ from dragoman.app.build_console import connect_console
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import poll
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.shared_stores import SharedStores
 from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected
@@ -49,6 +51,8 @@ SWEEP_SECONDS = 1.0
 """How often the processes below the hub are checked."""
 SKILL_SECONDS = 1.0
 """How often the skills of the home are checked for changes."""
+PLACEMENT_SECONDS = 0.5
+"""How often a hub of a cluster checks which servers it has to run."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -97,7 +101,9 @@ class App:
         if parts.state.mode == "daemon":
             internal, authenticate = self._listen_tcp(mounts, under, bodies)
         if parts.cluster is not None:
-            await parts.cluster.start(internal, bodies, self._inherit, self._begin_anew)
+            placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
+            self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
+            await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
             owner_app = parts.cluster.wrap(owner_app)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
@@ -122,6 +128,7 @@ class App:
         self._watch()
         if parts.cluster is not None:
             await parts.cluster.set_ready()
+            self._loops.spawn(poll(parts.upstreams.follow_placement, PLACEMENT_SECONDS))
 
     def _listen_tcp(
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
@@ -136,7 +143,7 @@ class App:
                 "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
                 "identity provider, see [auth.jwt]"
             )
-        sock = tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port, shared=settings.workers > 1)
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
@@ -242,6 +249,15 @@ class App:
             parts.guards.watch_load(),
         ):
             self._loops.spawn(watch)
+        if not isinstance(parts.stores.place, Path):
+            stores = parts.stores
+            shared = SharedStores(
+                {
+                    "registry": (stores.registry.read_version, parts.agents.registry.reload),
+                    "pins": (stores.pins.read_version, parts.catalogs.reviews.reload),
+                }
+            )
+            self._loops.spawn(poll(shared.check))
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
 
@@ -285,10 +301,10 @@ class App:
         await _wait(STOP_SECONDS, parts.tools.stop())
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.leave())
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()

@@ -132,7 +132,7 @@ def build_app(
             lambda account, holder: targets.note_login(account.name, holder), authority,
         )  # fmt: skip
         open_account = logins.open_server_account
-        upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account)
+        upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import __version__
+from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
+from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import is_reference
+from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
-from dragoman.web.forwarding import PATH, ClusterSecret, ForwardingApp, InternalApp
+from dragoman.web.forwarding import PATH, ClusterSecret, ForwardingApp, HubHttpClient, InternalApp
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
@@ -74,18 +77,29 @@ class ClusterParts:
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
 
+    def open_placed(self, url: str) -> HttpClient | None:
+        """Returns the client for a server that another hub runs; None for other addresses."""
+        if not is_placed(url):
+            return None
+        return HubHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
+
     def wrap(self, app: Application) -> ForwardingApp:
         return ForwardingApp(app, self.hubs, self._secret, self._clients.open)
 
     async def start(
-        self, app: Application, bodies: BodyBudget, inherit: React, begin_anew: React
+        self,
+        app: Application,
+        bodies: BodyBudget,
+        placed: PlacedServers,
+        inherit: React,
+        begin_anew: React,
     ) -> None:
         """Opens the internal listener, whose requests `app` answers, and registers this hub.
         `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._internal = InternalApp(app, self.hubs, self._secret)
+        self._internal = InternalApp(app, self.hubs, self._secret, {PREFIX: placed.serve})
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
         else:
@@ -100,6 +114,9 @@ class ClusterParts:
         self._listener = HttpListener(self._internal, sock, bodies)
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
+
+    def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
+        return PlacedServers(guards, upstreams, self.key)
 
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)

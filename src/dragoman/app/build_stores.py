@@ -68,6 +68,13 @@ class Stores:
     hub: str = ""
     """The id of this hub, where several share a database."""
 
+    def find_problem(self) -> str:
+        """Finds why the database of `[store] url` is not available; empty while it is."""
+        place = self.place
+        if isinstance(place, Path) or not place.problem:
+            return ""
+        return f'the database at "{place.place}" is not available: {place.problem}'
+
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
         self.conversations.close()

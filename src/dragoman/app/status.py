@@ -30,8 +30,9 @@ class HubStatus:
         if self._parts.state.is_draining:
             return "the hub is shutting down"
         cluster = self._parts.cluster
-        if cluster is not None and not cluster.hubs.is_connected:
-            return "the database of the cluster cannot be reached"
+        is_cut_off = cluster is not None and not cluster.hubs.is_connected
+        if is_cut_off or self._parts.stores.find_problem():
+            return "the database is not available"
         return None
 
     async def describe_cluster(self) -> Mapping[str, Any]:

@@ -60,6 +60,7 @@ COMMANDS = {
     "logs": ("logs", "logs", "Show and follow the hub's log."),
     "cluster": ("cluster", "cluster", "Show the hubs that share a database."),
     "stores": ("stores", "stores", "List the home's databases; accept a lost one."),
+    "store": ("store", "store", "Keep the data in PostgreSQL: copy a home, check, migrate."),
     "completion": ("completion", "completion", "Print a shell completion script."),
     "backup": ("backup", "backup", "Back up the home to a file."),
     "restore": ("backup", "restore", "Restore a home from a backup."),

@@ -50,6 +50,9 @@ class Leases(Protocol):
         """Whether this hub holds the lease now; asks for it from the first call on. False as soon
         as the lease could not be renewed in time, which is before another hub can get it."""
 
+    def find_holder(self, name: str) -> str:
+        """The id of the hub that holds the lease, as far as is known; empty if none does."""
+
     def find_token(self, name: str) -> int:
         """A number that is larger for each later holder of the lease; 0 while it is not held. A
         store can refuse the writes of an earlier holder with it."""
@@ -81,6 +84,9 @@ class SingleHub:
 
     def holds(self, name: str) -> bool:
         return True
+
+    def find_holder(self, name: str) -> str:
+        return ""
 
     def find_token(self, name: str) -> int:
         return 1

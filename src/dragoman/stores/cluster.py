@@ -99,6 +99,7 @@ ON CONFLICT (name) DO UPDATE SET hub = excluded.hub, until = excluded.until,
   token = held.token + (held.hub <> excluded.hub)::int
 WHERE held.hub = excluded.hub OR held.until < now() RETURNING name, token
 """
+_HOLDERS = "SELECT name, hub FROM dragoman.leases WHERE name = ANY(%s) AND until > now()"
 
 
 class HubRecord(Struct, frozen=True):
@@ -154,6 +155,8 @@ class PostgresCluster:
         """When the table of hubs was read last."""
         self._wanted: dict[str, int] = {}
         """The leases that this hub asks for, with the token of each; 0 if it does not hold it."""
+        self._holders: dict[str, str] = {}
+        """The hubs that hold the leases that this hub asks for."""
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
         self._queue: deque[str] = deque()
@@ -251,6 +254,9 @@ class PostgresCluster:
     def list_living(self) -> list[HubRecord]:
         return [one for one in self.hubs.values() if not one.is_ended]
 
+    def list_others(self) -> list[HubRecord]:
+        return [one for one in self.list_living() if one.id != self.mark]
+
     # --- leases --------------------------------------------------------------------------------
 
     def holds(self, name: str) -> bool:
@@ -265,6 +271,9 @@ class PostgresCluster:
             self._wanted[name] = token = 0
             self._wake.set()
         return token if self.is_connected else 0
+
+    def find_holder(self, name: str) -> str:
+        return self._holders.get(name, "")
 
     async def list_leases(self) -> list[LeaseRecord]:
         rows = await self._execute(
@@ -395,6 +404,8 @@ class PostgresCluster:
         tokens: dict[str, int] = {str(name): int(token) for name, token in held}
         for name in names:
             self._wanted[name] = tokens.get(name, 0)
+        rows = await self._run(_HOLDERS, (names,))
+        self._holders = {str(name): str(hub) for name, hub in rows}
 
     async def _inherit(self) -> None:
         """Becomes the heir of hubs that have ended. A hub that was cut off itself waits: it cannot

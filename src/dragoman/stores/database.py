@@ -154,6 +154,7 @@ def open_place(
     url: str | None,
     secrets: SecretResolver,
     limits: PostgresLimits | None = None,
+    create: bool = True,
 ) -> StorePlace:
     """Opens the place of the stores: the home, or the server of `[store] url`. Raises
     `ConfigError`."""
@@ -166,11 +167,14 @@ def open_place(
             f"{SETTING} is invalid: write postgresql://USER@HOST/NAME, or a reference to it such "
             "as env:DATABASE_URL"
         )
-    return connect_server(url, limits)
+    return connect_server(url, limits, create)
 
 
-def connect_server(url: str, limits: PostgresLimits | None = None) -> PostgresServer:
-    """Raises `ConfigError` if the database cannot be used, or the driver is not installed."""
+def connect_server(
+    url: str, limits: PostgresLimits | None = None, create: bool = True
+) -> PostgresServer:
+    """Connects, and creates the schema if it is missing, unless `create` is False. Raises
+    `ConfigError` if the database cannot be used, or the driver is not installed."""
     try:
         import psycopg  # noqa: F401
     except ImportError:
@@ -179,7 +183,7 @@ def connect_server(url: str, limits: PostgresLimits | None = None) -> PostgresSe
         ) from None
     from dragoman.stores.postgres import PostgresServer
 
-    return PostgresServer(url, limits)
+    return PostgresServer(url, limits, create=create)
 
 
 class SqliteDatabase:
@@ -235,6 +239,14 @@ class LoopStore:
 
     def close(self) -> None:
         self._base.close()
+
+    def read_version(self) -> int:
+        """Reads a number that differs after another process, or another hub, has changed the store;
+        on a server it may be a second old."""
+        try:
+            return self._base.read_version(now=False)
+        except Error as error:
+            raise self._build_read_error(error) from error
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:

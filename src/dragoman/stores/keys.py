@@ -57,7 +57,7 @@ MIGRATIONS = (
 TABLES = StoreTables("keys", DATABASE, MIGRATIONS, counted="keys")
 
 CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
-_RECORDED_TABLE = (
+RECORDED_TABLE = (
     "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
 )
 _NOTE_RECORDED = (
@@ -330,7 +330,7 @@ class KeyChanges:
     def _load(self) -> dict[str, bool]:
         try:
             with self._keys.base.writer.transaction():
-                self._keys.base.db.execute(_RECORDED_TABLE)
+                self._keys.base.db.execute(RECORDED_TABLE)
             rows = self._keys.base.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
         except Error as error:
             raise StorageFailed(f"the list of recorded keys cannot be read ({error})") from error

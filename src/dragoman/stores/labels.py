@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.tool_identity import fold_id, fold_name
-from dragoman.stores.database import POSTGRES, Error, LoopStore, StorePlace, StoreTables
+from dragoman.stores.database import POSTGRES, LoopStore, StorePlace, StoreTables
 from dragoman.stores.pins import DATABASE, MIGRATIONS
 
 TABLES = StoreTables("pins", DATABASE, MIGRATIONS, counted="labels")
@@ -29,24 +29,18 @@ class SqliteLabels(LoopStore):
         super().__init__(place, TABLES, folds)
         self._most = most
         self._is_shared = self._base.engine == POSTGRES
-        self._version = self._read_version() if self._is_shared else 0
+        self._version = self.read_version() if self._is_shared else 0
         self._count = self._read_count()
 
     @property
     def is_empty(self) -> bool:
-        if self._is_shared and (version := self._read_version()) != self._version:
+        if self._is_shared and (version := self.read_version()) != self._version:
             self._count = self._read_count()
             self._version = version
         return not self._count
 
     def _read_count(self) -> int:
         return int(self._read("SELECT count(*) FROM labels")[0][0])
-
-    def _read_version(self) -> int:
-        try:
-            return self._base.read_version(now=False)
-        except Error as error:  # labels of other hubs would be missed
-            raise self._build_read_error(error) from error
 
     def find_labels(self, keys: list[str]) -> dict[str, LabelOrigin]:
         wanted = [*keys, *{_build_common_key(key) for key in keys}]

@@ -28,6 +28,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_origin
 from dragoman.stores.database import (
     POSTGRES,
+    SETTING,
     DatabaseConnection,
     DatabaseWriter,
     PostgresLimits,
@@ -82,7 +83,7 @@ class _BinaryTextLoader(_TextLoader):
     format = psycopg.pq.Format.BINARY
 
 
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
+class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
     """Every wait ends at a deadline. Afterwards the connection cannot be used."""
 
     seconds = 1.0
@@ -99,11 +100,11 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
             ) from None
 
 
-def _dial(url: str, seconds: float, **more: str | None) -> _Connection:
+def _dial(url: str, seconds: float, **more: str | None) -> DeadlineConnection:
     """Connects within `seconds`, which libpq cannot."""
     params = psycopg.conninfo.make_conninfo(url, application_name="dragoman", **more)
     try:
-        connection = waiting.wait_conn(_Connection._connect_gen(params), 0.1, seconds)
+        connection = waiting.wait_conn(DeadlineConnection._connect_gen(params), 0.1, seconds)
     except psycopg.errors._WaitTimeout:
         raise psycopg.errors.ConnectionTimeout(
             f"the server did not answer within {seconds:g} s"
@@ -118,7 +119,7 @@ def _dial(url: str, seconds: float, **more: str | None) -> _Connection:
     return connection
 
 
-def _prepare(connection: _Connection, seconds: float) -> None:
+def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     # The server's own limits come first: they leave the connection usable.
     limit = max(int(seconds * 900), 100)
     connection.execute(
@@ -129,7 +130,7 @@ def _prepare(connection: _Connection, seconds: float) -> None:
     )
 
 
-def _describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -140,7 +141,7 @@ def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
         kind = sqlite3.IntegrityError
     elif isinstance(error, psycopg.DataError):
         kind = sqlite3.DataError
-    return kind(_describe(error))
+    return kind(describe_error(error))
 
 
 class PostgresServer:
@@ -148,9 +149,15 @@ class PostgresServer:
     thread share a connection."""
 
     def __init__(
-        self, url: str, limits: PostgresLimits | None = None, setting: str = "[store] url"
+        self,
+        url: str,
+        limits: PostgresLimits | None = None,
+        setting: str = SETTING,
+        *,
+        create: bool = True,
     ) -> None:
-        """Connects, and creates the schema if it is missing. Raises `ConfigError`."""
+        """Connects, and creates the schema if it is missing, unless `create` is False. Raises
+        `ConfigError`."""
         self._setting = setting
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
@@ -168,23 +175,23 @@ class PostgresServer:
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: _Watch | None = None
+        self._counted: set[str] = set()
         try:
             connection = self.connect()
             try:
-                self.known = self._create_schema(connection)
+                self.known = self._prepare_schema(connection, create)
             finally:
                 connection.close()
         except (psycopg.Error, OSError) as error:
             raise self._build_error(error) from None
 
     def _build_error(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f'the database at "{self.place}" of {self._setting} cannot be used: {_describe(error)}'
-        )
+        place = f'"{self.place}" of {self._setting}'
+        return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
 
     # --- connections ------------------------------------------------------------------------------
 
-    def connect(self, seconds: float = 0.0, *, again: bool = False) -> _Connection:
+    def connect(self, seconds: float = 0.0, *, again: bool = False) -> DeadlineConnection:
         """Opens a connection; `again` to the address of the last one. Raises `psycopg.Error`."""
         more = self._address if again else {}
         connection = _dial(self.url, self.limits.connect, **more)
@@ -212,7 +219,7 @@ class PostgresServer:
             self.release(lane)
             raise ConfigError(
                 f'the tables of "{tables.store}" in the database at "{self.place}" cannot be '
-                f"used: {_describe(error)}"
+                f"used: {describe_error(error)}"
             ) from None
         except ConfigError:
             self.release(lane)
@@ -238,7 +245,8 @@ class PostgresServer:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def _create_schema(self, connection: _Connection) -> dict[str, int]:
+    def _prepare_schema(self, connection: DeadlineConnection, create: bool) -> dict[str, int]:
+        self.version = connection.info.parameter_status("server_version") or ""
         version = connection.info.server_version // 10_000
         if version < OLDEST_SERVER:
             raise ConfigError(
@@ -253,6 +261,8 @@ class PostgresServer:
         found = f"SELECT to_regclass('{SCHEMA}.identity') IS NOT NULL"
         row = connection.execute(found).fetchone()
         if not (row and row[0]):
+            if not create:
+                return {}
             connection.seconds = self.limits.slow
             with _lock_migrations(connection):
                 row = connection.execute(found).fetchone()
@@ -269,13 +279,16 @@ class PostgresServer:
         return _read_pairs(connection, f"SELECT store, number FROM {SCHEMA}.versions")
 
     def read_identity(self) -> str:
-        """Reads the random id of the database."""
+        """Reads the random id of the database; empty if it has no schema of the hub."""
         with self._open_briefly() as connection:
+            row = connection.execute(f"SELECT to_regclass('{SCHEMA}.identity')").fetchone()
+            if not (row and row[0]):
+                return ""
             row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
         return str(row[0]) if row else ""
 
     @contextmanager
-    def _open_briefly(self) -> Iterator[_Connection]:
+    def _open_briefly(self) -> Iterator[DeadlineConnection]:
         try:
             connection = self.connect()
             try:
@@ -333,9 +346,10 @@ class PostgresServer:
         """Lets statements fail at once until the watch has reached the server again. A server that
         is not watched is tried again by each statement."""
         if self._watch is not None:
+            why = describe_error(error)
             if not self._problem:
-                log.error('the database at "%s" is not available: %s', self.place, _describe(error))
-            self._problem = _describe(error)
+                log.error('the database at "%s" is not available: %s', self.place, why)
+            self._problem = why
             self._watch.wake()
 
     def note_success(self) -> None:
@@ -407,7 +421,7 @@ class PostgresConnection:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._thread = threading.get_ident()
-        self._connection: _Connection | None = None
+        self._connection: DeadlineConnection | None = None
         self._seconds = server.limits.statement
         self.users = 0
         """How many stores use it."""
@@ -431,7 +445,7 @@ class PostgresConnection:
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         text = translate(statement, names).encode()
 
-        def run(connection: _Connection) -> psycopg.Cursor[tuple[Any, ...]]:
+        def run(connection: DeadlineConnection) -> psycopg.Cursor[tuple[Any, ...]]:
             cursor = connection.cursor()
             cursor.executemany(text, [convert_values(row) for row in rows])
             return cursor
@@ -443,7 +457,7 @@ class PostgresConnection:
         that no other counted one overlaps."""
         assert not self.in_transaction
 
-        def run(connection: _Connection) -> int:
+        def run(connection: DeadlineConnection) -> int:
             if not store:
                 connection.execute("BEGIN")
                 return 0
@@ -484,7 +498,7 @@ class PostgresConnection:
     def _set_seconds(self, seconds: float) -> None:
         self._seconds = seconds
 
-        def run(connection: _Connection) -> None:
+        def run(connection: DeadlineConnection) -> None:
             connection.seconds = seconds
             _prepare(connection, seconds)
 
@@ -493,7 +507,7 @@ class PostgresConnection:
     def close(self) -> None:
         self._drop()
 
-    def _try(self, run: Callable[[_Connection], T], again: bool) -> T:
+    def _try(self, run: Callable[[DeadlineConnection], T], again: bool) -> T:
         """Runs statements; on a lost connection `again` on another one."""
         if threading.get_ident() != self._thread:
             raise sqlite3.ProgrammingError("a store was used by another thread")
@@ -611,7 +625,7 @@ class _Watch:
         self._server = server
         self._limits = server.limits
         self._exclusive = exclusive
-        self._connection: _Connection | None = self._open()
+        self._connection: DeadlineConnection | None = self._open()
         self._ear, self._bell = socket.socketpair()
         self._ear.setblocking(False)
         self._bell.setblocking(False)
@@ -643,7 +657,7 @@ class _Watch:
         self._ear.close()
         self._bell.close()
 
-    def _open(self) -> _Connection:
+    def _open(self) -> DeadlineConnection:
         connection = self._server.connect()
         try:
             kind = "" if self._exclusive else "_shared"
@@ -720,7 +734,7 @@ class _Watch:
 
 
 @contextmanager
-def _lock_migrations(connection: _Connection) -> Iterator[None]:
+def _lock_migrations(connection: DeadlineConnection) -> Iterator[None]:
     """A transaction that no other migration overlaps."""
     _prepare(connection, connection.seconds)
     connection.execute("SET lock_timeout = 0")
@@ -736,7 +750,7 @@ def _lock_migrations(connection: _Connection) -> Iterator[None]:
         raise
 
 
-def _read_pairs(connection: _Connection, query: str) -> dict[str, int]:
+def _read_pairs(connection: DeadlineConnection, query: str) -> dict[str, int]:
     return {str(name): int(number) for name, number in connection.execute(query).fetchall()}
 
 

@@ -110,7 +110,7 @@ class TcpApp:
             except TokenRejected as problem:
                 refusal = self._refuse_token(request, str(problem))
             except HubError as error:
-                refusal = _refuse_for_now(error)
+                refusal = None if request.path in PROBES else _refuse_for_now(error)
         if found is None or isinstance(found, Principal):
             return self._settle(request, found, refusal)
         return partial(self._admit_later, request, found)
@@ -139,7 +139,7 @@ class TcpApp:
         except TokenRejected as problem:
             refusal = self._refuse_token(request, str(problem))
         except HubError as error:
-            refusal = _refuse_for_now(error)
+            refusal = None if request.path in PROBES else _refuse_for_now(error)
         return self._settle(request, found, refusal)
 
     def _settle(

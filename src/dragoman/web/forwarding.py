@@ -14,7 +14,7 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from dragoman.web.api import build_error
 from dragoman.web.http.http1 import AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.wire import rpc, sse
-from dragoman.wire.http import HttpClient, HttpReply
+from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply, HttpRequest
 from dragoman.wire.json import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,10 @@ MAX_FORWARDED = 5_000
 """Requests that are at other hubs."""
 HEAD_SECONDS = 86_400.0
 """A response may take as long as a call; a hub that dies ends the wait."""
+RELAY_SECONDS = 2.0
+"""How often a stream of events looks for hubs whose events it does not have."""
+MAX_EVENT = 1024 * 1024
+_OWN_LINES = (b"id:", b":", b"retry:")
 MAX_REPLY = 64 * 1024 * 1024
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
@@ -77,6 +81,9 @@ class Cluster(Protocol):
         """Finds the living hub that owns what `mark` names; None if it is this one. Raises
         `StorageFailed`."""
 
+    def list_others(self) -> Sequence[HubAddress]:
+        """Lists the other hubs that live."""
+
     async def wait_for_change(self, seconds: float) -> None:
         """Waits until hubs have come or gone, or so many seconds."""
 
@@ -90,6 +97,9 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
     principal: dict[str, Any] | None
     body: bytes
 
+
+OpenClient = Callable[[str], tuple[HttpClient, str]]
+"""Returns the client for the address of a hub, and the URL to request."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ForwardedRequest)
@@ -146,7 +156,7 @@ class ForwardingApp:
         app: Application,
         cluster: Cluster,
         secret: ClusterSecret,
-        open_client: Callable[[str], tuple[HttpClient, str]],
+        open_client: OpenClient,
     ) -> None:
         """`open_client` returns the client for the address of a hub, and the URL to request."""
         self._app = app
@@ -165,11 +175,67 @@ class ForwardingApp:
     def answer(self, request: ServerRequest) -> Work[None] | None:
         if isinstance(request.refusal, OwnedElsewhere):
             return self._forward(request, request.refusal.mark)
+        packed = _pack(request) if self._is_event_stream(request) else None
         try:
             work = self._app.answer(request)
         except OwnedElsewhere as found:
             return self._forward(request, found.mark)
+        if packed is not None and work is not None:
+            return self._merge_events(request, work, packed)
         return self._answer(request, work) if work is not None else None
+
+    def _is_event_stream(self, request: ServerRequest) -> bool:
+        path = request.path
+        return path.startswith("/api/") and path.endswith("/events") and request.method == "GET"
+
+    async def _merge_events(
+        self, request: ServerRequest, work: Work[None], packed: ForwardedRequest
+    ) -> None:
+        """Adds the events of the other hubs to a stream of this one."""
+        relaying = start_task(self._relay_all(request, packed))
+        try:
+            await work
+        finally:
+            relaying.cancel()
+            await asyncio.wait([relaying])
+
+    async def _relay_all(self, request: ServerRequest, packed: ForwardedRequest) -> None:
+        relays: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not request.answered:
+                for hub in self._cluster.list_others():
+                    if hub.id not in relays or relays[hub.id].done():
+                        relays[hub.id] = start_task(self._relay_events(request, packed, hub))
+                await self._cluster.wait_for_change(RELAY_SECONDS)
+        finally:
+            for relay in relays.values():
+                relay.cancel()
+            if relays:
+                await asyncio.wait(relays.values())
+
+    async def _relay_events(
+        self, request: ServerRequest, packed: ForwardedRequest, hub: HubAddress
+    ) -> None:
+        """Copies whole events, without their ids: those are of the other hub's numbering."""
+        reply = None
+        try:
+            reply = await self._request(packed, hub)
+            if reply is None or reply.status != 200:
+                return
+            rest = b""
+            async for piece in reply.body.chunks():
+                *whole, rest = (rest + piece).split(b"\n\n")
+                for event in whole:
+                    lines = [one for one in event.split(b"\n") if not one.startswith(_OWN_LINES)]
+                    if lines and request.streaming:
+                        request.send(b"\n".join(lines) + b"\n\n")
+                if len(rest) > MAX_EVENT:
+                    return
+        except HubError as error:
+            log.info("no events of hub %s for now: %s", hub.id, error)
+        finally:
+            if reply is not None:
+                reply.body.close()
 
     async def _answer(self, request: ServerRequest, work: Work[None]) -> None:
         try:
@@ -226,11 +292,7 @@ class ForwardingApp:
 
     async def _send(self, request: ServerRequest, owner: HubAddress) -> bool:
         """Sends the request and returns the response. False if the hub has refused it unread."""
-        client, url = self._open_client(owner.address)
-        body = _encoder.encode(_pack(request))
-        header, proof = self._secret.seal(self._cluster.mark, owner.id, body)
-        headers = {"content-type": "application/msgpack", _SEAL: header}
-        work = start_task(client.request("POST", url, headers, body, timeout=HEAD_SECONDS))
+        work = start_task(self._request(_pack(request), owner))
         gone: asyncio.Future[Any] = request.gone
         try:
             while not work.done():
@@ -250,14 +312,14 @@ class ForwardingApp:
                 work.cancel()
                 await asyncio.wait([work])
         reply = work.result()
-        if not hmac.compare_digest(reply.headers.get(_PROOF, "").encode(), proof.encode()):
-            reply.body.close()
-            return False  # not the hub that was meant: another program, or the same one anew
-        if _MOVED in reply.headers:
-            reply.body.close()
+        if reply is None:
             return False
         await _return(request, reply)
         return True
+
+    async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
+        opened = self._open_client(hub.address)
+        return await send_sealed(self._secret, self._cluster.mark, hub.id, opened, packed)
 
     async def _is_owner(self, owner: HubAddress) -> bool:
         """Whether the hub still lives, as far as is known."""
@@ -266,6 +328,63 @@ class ForwardingApp:
         except StorageFailed:
             return True
         return found is not None and found.id == owner.id
+
+
+async def send_sealed(
+    secret: ClusterSecret,
+    sender: str,
+    receiver: str,
+    opened: tuple[HttpClient, str],
+    packed: ForwardedRequest,
+    timeout: float = HEAD_SECONDS,
+) -> HttpReply | None:
+    """Sends a request to another hub; None if it was refused unread."""
+    client, url = opened
+    body = _encoder.encode(packed)
+    header, proof = secret.seal(sender, receiver, body)
+    headers = {"content-type": "application/msgpack", _SEAL: header}
+    reply = await client.request("POST", url, headers, body, timeout=timeout)
+    is_proven = hmac.compare_digest(reply.headers.get(_PROOF, "").encode(), proof.encode())
+    if is_proven and _MOVED not in reply.headers:
+        return reply
+    reply.body.close()  # not the hub that was meant, or one that has begun to stop
+    return None
+
+
+class HubHttpClient:
+    """An `HttpClient` whose requests go to another hub, sealed."""
+
+    def __init__(
+        self, cluster: Cluster, secret: ClusterSecret, open_client: OpenClient, hub: str
+    ) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self._open_client = open_client
+        self._hub = hub
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> HttpReply:
+        hub = next((one for one in self._cluster.list_others() if one.id == self._hub), None)
+        if hub is None:
+            raise Unreachable("no hub runs it at the moment", sent=False)
+        named = {**headers, **extra_headers}
+        fields = [(key.lower().encode(), one.encode("latin-1")) for key, one in named.items()]
+        target = "/" + url.partition("://")[2].partition("/")[2].partition("?")[0]
+        packed = ForwardedRequest(method, target.encode("ascii"), fields, None, body)
+        opened = self._open_client(hub.address)
+        mark = self._cluster.mark
+        reply = await send_sealed(self._secret, mark, hub.id, opened, packed, timeout)
+        if reply is None:
+            raise Unreachable(f"hub {hub.id} does not run it any more", sent=False)
+        return reply
 
 
 async def _serve_again(app: Application, request: ServerRequest) -> None:
@@ -369,10 +488,22 @@ def _refuse(request: ServerRequest, error: HubError) -> None:
 # --- from another hub -----------------------------------------------------------------------------
 
 
+Serve = Callable[[HttpRequest, str], Work[None] | None]
+"""Serves a request of the hub with that id."""
+
+
 class InternalApp:
     """Serves the requests that other hubs forward, with the principal that they found."""
 
-    def __init__(self, app: Application, cluster: Cluster, secret: ClusterSecret) -> None:
+    def __init__(
+        self,
+        app: Application,
+        cluster: Cluster,
+        secret: ClusterSecret,
+        mounts: Mapping[str, Serve],
+    ) -> None:
+        """`mounts` serve the paths, by their prefixes, that only hubs may request."""
+        self._mounts = mounts
         self._app = app
         self._cluster = cluster
         self._secret = secret
@@ -391,7 +522,7 @@ class InternalApp:
             request.refusal = build_error(404, "not found")
             return False
         text, digest = opened
-        request.refusal = digest
+        request.refusal = f"{text.split(' ')[1]} {digest}"
         request.extra = [(_PROOF.encode(), self._secret.prove(text).encode())]
         return True
 
@@ -402,7 +533,7 @@ class InternalApp:
             request.extra.append((_MOVED.encode(), b"1"))
             request.reply(503, [(b"content-type", b"text/plain")], b"the hub is shutting down\n")
             return None
-        digest, request.refusal = request.refusal, None
+        (sender, digest), request.refusal = request.refusal.split(" "), None
         if request.refused or hashlib.sha256(request.body).hexdigest() != digest:
             return _reject(request, request.refused or 400)
         try:
@@ -414,6 +545,9 @@ class InternalApp:
         request.method, request.path, request.query = sent.method, path.decode("latin-1"), query
         request.fields = dict(sent.fields)
         request.body = sent.body
+        for prefix, serve in self._mounts.items():
+            if request.path.startswith(prefix):
+                return serve(request, sender)
         return self._answer(request)
 
     async def _answer(self, request: ServerRequest) -> None:

@@ -49,6 +49,7 @@ from dragoman.core.errors import (
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
@@ -424,9 +425,43 @@ class Registry:
                     "enabled = false"
                 )
             self._store.delete_agent(member.registration.id)
-            self.agents.remove(member)
-            if member.watch is not None:
-                await member.watch.stop()
+            await self._leave(member)
+
+    async def reload(self) -> None:
+        """Applies what other hubs have registered, changed or removed."""
+        await self._background.run_to_completion(self._reload())
+
+    async def _reload(self) -> None:
+        async with self._changing:
+            stored = {str(one.get("id")): one for one in self._store.list_agents()}
+            members = {one.registration.id: one for one in self.agents}
+            for id, member in members.items():
+                if member.registration.source != CONFIG and id not in stored:
+                    await self._leave(member)
+            for id, kept in stored.items():
+                known = members.get(id)
+                if known is None:
+                    await self._load_stored(kept)
+                elif encode(kept) != encode(encode_registration(known.registration)):
+                    await self._leave(known, announce=False)
+                    await self._load_stored(kept)
+
+    async def _load_stored(self, kept: Mapping[str, Any]) -> None:
+        try:
+            row = decode_registration(kept)
+        except InvalidInput as error:
+            log.error("%s; the hub runs without it", error)
+            return
+        self._load(row, self._find_refusal(row.entry))
+        member = self.agents.find_slug(row.slug)
+        if member is not None and member.registration is row:
+            self._start_watch(member)
+
+    async def _leave(self, member: RegisteredAgent, announce: bool = True) -> None:
+        self.agents.remove(member)
+        if member.watch is not None:
+            await member.watch.stop()
+        if announce:
             self._publish(member.name, REMOVED, "it was removed")
 
     async def refetch(self, key: str) -> RegisteredAgent:
