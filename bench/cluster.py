@@ -32,7 +32,6 @@ from bench.rows import HUB_2025, IN_HUB, RowContext, run_upstream, write_hub_con
 from bench.tables import SETTLE_SECONDS
 from bench.wire import Dialect, Endpoint, get_status
 
-CONNECTIONS = 16
 WARM_CALLS = 500
 IDLE_SECONDS = 10.0
 IDLE_HUBS = 3
@@ -40,7 +39,7 @@ IDLE_HUBS = 3
 
 @dataclass(frozen=True)
 class Setup:
-    """A row: how many hubs there are, and what they are told."""
+    """A row: how many hubs there are, and their settings."""
 
     name: str
     hubs: int = 1
@@ -52,6 +51,7 @@ class Setup:
     forwarded: bool = False
     """Whether each request goes to the hub that does not own its session."""
     idle: bool = False
+    connections: int = 16
 
 
 SQLITE = Setup("one hub on SQLite", store=False, cluster=False)
@@ -60,7 +60,7 @@ HUBS = [Setup(f"{n} hub{'s' * (n > 1)} of a cluster", hubs=n) for n in (1, 2, 3)
 OWN = Setup("session at its own hub", hubs=2, dialect=HUB_2025.dialect)
 FORWARDED = replace(OWN, name="session of another hub, forwarded", forwarded=True)
 IDLE = Setup(f"{IDLE_HUBS} idle hubs", hubs=IDLE_HUBS, idle=True)
-WORKERS = [Setup(f"{n} worker{'s' * (n > 1)}", cluster=False, workers=n) for n in (1, 2)]
+WORKERS = [Setup(f"{n} worker{'s' * (n > 1)}", workers=n, connections=64) for n in (1, 2)]
 SETUPS = [SQLITE, POSTGRES, *HUBS, OWN, FORWARDED, IDLE, *WORKERS]
 
 
@@ -138,12 +138,12 @@ def _measure_load(plan: Plan, setup: Setup, running: RunningHubs) -> dict[str, A
     """Calls of each hub in turn; the CPU of all hubs and of the database counts."""
     loads = []
     for place, endpoint in enumerate(running.endpoints):
-        templates = endpoint.call_templates(CONNECTIONS)
+        templates = endpoint.call_templates(setup.connections)
         at = running.endpoints[place - 1].port if setup.forwarded else endpoint.port
-        blast(at, templates, CONNECTIONS, WARM_CALLS)
-        pilot = blast(at, templates, CONNECTIONS, WARM_CALLS)
-        count = fitting(pilot, plan.seconds, CONNECTIONS)
-        loads.append((at, templates, CONNECTIONS, count))
+        blast(at, templates, setup.connections, WARM_CALLS)
+        pilot = blast(at, templates, setup.connections, WARM_CALLS)
+        count = fitting(pilot, plan.seconds, setup.connections)
+        loads.append((at, templates, setup.connections, count))
     time.sleep(SETTLE_SECONDS)
     hubs, database, began = running.read_hubs(), running.read_database(), time.perf_counter()
     figures = [blast(*load) for load in loads]

@@ -1,4 +1,4 @@
-"""The cluster of examples/cluster: what Kubernetes, Docker Compose and nginx are told of it."""
+"""The cluster of examples/cluster: its files for Kubernetes, Docker Compose and nginx."""
 
 from __future__ import annotations
 
