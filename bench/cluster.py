@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,15 @@ def run_hubs(setup: Setup) -> Iterator[RunningHubs]:
             )
             stack.callback(child.stop)
             found.children.append(child)
-            port = context.port
-            wait_until(lambda port=port: get_status(port, "/readyz") == 200, child)
+            wait_until(partial(_is_ready, context.port), child)
             endpoint = Endpoint(context.port, setup.dialect)
             wait_until(endpoint.probe, child)
             found.endpoints.append(endpoint)
         yield found
+
+
+def _is_ready(port: int) -> bool:
+    return get_status(port, "/readyz") == 200
 
 
 def cluster(plan: Plan) -> Records:
