@@ -60,8 +60,8 @@ def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> 
         check=True,
     )
     loaded = run.stderr.splitlines()[-1].split()
-    hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
-    hub = (*hub, "psycopg", "dragoman.stores.postgres")
+    hub: tuple[str, ...] = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server")
+    hub = (*hub, "dragoman.web.api", "psycopg", "dragoman.stores.postgres")
     assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
     assert len(loaded) < 100
 
