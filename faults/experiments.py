@@ -16,6 +16,7 @@ from faults import (
     databases,
     descriptors,
     disk,
+    hub_kills,
     injections,
     kills,
     load,
@@ -160,6 +161,13 @@ EXPERIMENTS = [
         "every run ends as if nothing had happened or stops at a decision; agents saw each step "
         "that is not repeatable at most once; nothing is left running",
         run_kills.kill_runs, 100, 5,
+    ),
+    Experiment(
+        "kill -9: hubs of a cluster",
+        "one of three hubs killed under MCP sessions and A2A messages, which a balancer spreads",
+        "no session is lost, every acknowledged task is readable and has ended, no message is "
+        "carried out twice, load goes on after each kill",
+        hub_kills.kill_hubs, 20, 2,
     ),
     Experiment(
         "kill -9: calls",

@@ -60,9 +60,11 @@ def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> 
         check=True,
     )
     loaded = run.stderr.splitlines()[-1].split()
-    hub: tuple[str, ...] = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server")
-    hub = (*hub, "dragoman.web.api", "psycopg", "dragoman.stores.postgres")
-    assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
+    hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
+    driver = ("psycopg", "dragoman.stores.postgres")
+    assert "dragoman.cli.main" in loaded and not [
+        name for name in loaded if name.startswith((*hub, *driver))
+    ]
     assert len(loaded) < 100
 
 
@@ -124,3 +126,25 @@ def test_hub_without_issuers_loads_no_cryptography(short_tmp: Path) -> None:
         loaded = run.stdout.splitlines()[-1].split()
         assert ("jwt" in loaded, "cryptography" in loaded) == (is_loaded, is_loaded)
         assert "psycopg" not in loaded and "dragoman.stores.postgres" not in loaded
+
+
+def test_a_single_hub_loads_nothing_of_a_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, dragoman.app.run; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = set(done.stdout.split())
+    assert "dragoman.app.build" in names
+    cluster = {
+        "dragoman.app.build_cluster",
+        "dragoman.app.placed_servers",
+        "dragoman.app.workers",
+        "dragoman.stores.cluster",
+        "dragoman.web.forwarding",
+        "psycopg",
+        "redis",
+    }
+    assert not names & cluster

@@ -22,12 +22,14 @@ from tests.live.a2a_hub import (
     agents_env,
     steps,
 )
-from tests.live.cluster_rig import Balancer, Cluster, run_balancer, run_cluster
+from tests.live.cluster_rig import KEY, Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
+
+PUBLIC_URL = "https://hub.test"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,8 @@ def cluster(gates: Path) -> Iterator[Cluster]:
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
     ]
-    with run_cluster(2, servers, a2a_config(), agents_env(gates)) as running:
+    config = f'[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config()}'
+    with run_cluster(2, servers, config, agents_env(gates)) as running:
         for hub in running.hubs:
             hub.wait_connected("new", "only")
         yield running
@@ -132,12 +135,27 @@ def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:
         until(call)
 
 
+def test_a_session_of_the_console_is_served_at_either_hub(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": PUBLIC_URL}
+    form = f"key={KEY}".encode()
+    signed_in = wire.http_request("POST", f"{first.url}/console/login", form, headers, 20)
+    assert signed_in.status in (302, 303), signed_in
+    cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+    for hub in (first, second):
+        answer = wire.get(f"{hub.url}/api/status", cookie)
+        assert answer.status == 200 and answer.json()["home"] == str(first.home), answer
+        assert wire.get(f"{hub.url}/console/", cookie).status == 200
+    forged = {"Cookie": cookie["Cookie"][:-4] + "AAAA"}
+    assert wire.get(f"{second.url}/api/status", forged).status == 401
+
+
 def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
     cluster: Cluster, gates: Path
 ) -> None:
     for number, hub in enumerate(cluster.hubs):
         answer = hub.call("mcp_only_add", {"a": number, "b": 2})
-        assert answer["result"]["structuredContent"] == {"sum": number + 2}, answer
+        assert answer["result"].get("structuredContent") == {"sum": number + 2}, answer
     begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
     assert len(begun) == 1, begun
 

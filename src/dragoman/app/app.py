@@ -104,7 +104,7 @@ class App:
             placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
             self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
             await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
-            owner_app = parts.cluster.wrap(owner_app)
+            owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
@@ -164,7 +164,9 @@ class App:
             peers=self._peers, metadata=resource, console=console,
         )  # fmt: skip
         most = process.limit_connections(config.limits.connections)
-        served_app: Application = app if parts.cluster is None else parts.cluster.wrap(app)
+        served_app: Application = app
+        if parts.cluster is not None:
+            served_app = parts.cluster.wrap(app, self._peers.identify_tcp)
         self._listeners.append(HttpListener(served_app, sock, bodies, most))
 
         def note_stranger(metadata: Mapping[str, str], peer: str) -> None:

@@ -130,7 +130,7 @@ def build_app(
         logins = build_logins(
             home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
-            lambda account, holder: targets.note_login(account.name, holder), authority,
+            lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)

@@ -18,6 +18,7 @@ from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
+from dragoman.core.principal import Principal
 from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
@@ -35,6 +36,7 @@ from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.wire.http import HttpClient
 
+Identify = Callable[[Any], Principal | None]
 React = Callable[[str], Awaitable[None]]
 
 MAX_CLIENTS = 256
@@ -87,8 +89,8 @@ class ClusterParts:
             return None
         return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
 
-    def wrap(self, app: Application) -> ForwardingApp:
-        return ForwardingApp(app, self.hubs, self._secret, self._clients.open)
+    def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
+        return ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
 
     async def start(
         self,

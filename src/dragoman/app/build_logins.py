@@ -13,6 +13,7 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
 from dragoman.app.store_place import has_store
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import Ownership
 from dragoman.core.errors import Unreachable
 from dragoman.core.ports import CredentialStore
 from dragoman.core.principal import Principal
@@ -105,6 +106,7 @@ def build_logins(
     may_administer: Callable[[Principal], bool],
     note_login: Callable[[LoginAccount, str], None],
     authority: Authority | None,
+    ownership: Ownership,
 ) -> LoginParts:
     """`authority` knows the users who sign in at the hub itself: only the browser of such a user
     may use a link that was made for that user."""
@@ -146,6 +148,7 @@ def build_logins(
         live.secrets.resolve,
         build_redirect_uri,
         build_client_url,
+        ownership.mark,
     )
 
     def build_client_document() -> dict[str, object]:
@@ -153,7 +156,7 @@ def build_logins(
 
         return build_client_document(build_client_url(), build_redirect_uri())
 
-    desk = HubLoginDesk(bus, find_base, may_administer, note_login)
+    desk = HubLoginDesk(bus, find_base, may_administer, note_login, ownership)
     pages = LoginPages(desk, build_client_document)
     if authority is not None:
         pages = LoginPages(

@@ -146,7 +146,8 @@ class PlacedServers:
         self._seen[name] = versions
         hub = self._open[name][0]
         for kind, catalog in self._guards.hub.offered.items():
-            found = catalog.list_offered(name)
+            # As the server itself describes it: each hub compares that with its pins.
+            found = tuple(replace(one, description="") for one in catalog.list_offered(name))
             if kind not in (RESOURCE, TEMPLATE):
                 found = tuple(
                     replace(one, alias=one.remote_name, other_names={}, fallback_names=())

@@ -23,10 +23,11 @@ import msgspec
 from dragoman.core.background import Work, start_task
 from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
-from dragoman.core.principal import Principal
+from dragoman.core.principal import LOCAL, Principal
 from dragoman.web.api import build_error
 from dragoman.web.http.http1 import AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
+from dragoman.web.http.sockets import is_loopback
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply, HttpRequest
 from dragoman.wire.json import Malformed, decode
@@ -44,6 +45,7 @@ HEAD_SECONDS = 86_400.0
 RELAY_SECONDS = 2.0
 """How often a stream of events looks for hubs whose events it does not have."""
 MAX_EVENT = 1024 * 1024
+CONSOLE = "/console"
 _OWN_LINES = (b"id:", b":", b"retry:")
 MAX_REPLY = 64 * 1024 * 1024
 OWNER_WAITS = 5
@@ -96,6 +98,10 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
     fields: list[tuple[bytes, bytes]]
     principal: dict[str, Any] | None
     body: bytes
+    admits: bool = False
+    """Whether the owner has to find the principal: by a cookie that only the owner knows."""
+    is_local: bool = False
+    """Whether a program of the hub's own user, on the machine of the first hub, has sent it."""
 
 
 OpenClient = Callable[[str], tuple[HttpClient, str]]
@@ -157,12 +163,14 @@ class ForwardingApp:
         cluster: Cluster,
         secret: ClusterSecret,
         open_client: OpenClient,
+        identify: Callable[[Any], Principal | None] = lambda transport: None,
     ) -> None:
-        """`open_client` returns the client for the address of a hub, and the URL to request."""
+        """`identify` finds the principal at the other end of a connection."""
         self._app = app
         self._cluster = cluster
         self._secret = secret
         self._open_client = open_client
+        self._identify = identify
         self._running = 0
 
     def admit(self, request: ServerRequest) -> bool | AdmitLater:
@@ -175,7 +183,7 @@ class ForwardingApp:
     def answer(self, request: ServerRequest) -> Work[None] | None:
         if isinstance(request.refusal, OwnedElsewhere):
             return self._forward(request, request.refusal.mark)
-        packed = _pack(request) if self._is_event_stream(request) else None
+        packed = self._pack(request) if self._is_event_stream(request) else None
         try:
             work = self._app.answer(request)
         except OwnedElsewhere as found:
@@ -292,7 +300,7 @@ class ForwardingApp:
 
     async def _send(self, request: ServerRequest, owner: HubAddress) -> bool:
         """Sends the request and returns the response. False if the hub has refused it unread."""
-        work = start_task(self._request(_pack(request), owner))
+        work = start_task(self._request(self._pack(request), owner))
         gone: asyncio.Future[Any] = request.gone
         try:
             while not work.done():
@@ -320,6 +328,12 @@ class ForwardingApp:
     async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
         opened = self._open_client(hub.address)
         return await send_sealed(self._secret, self._cluster.mark, hub.id, opened, packed)
+
+    def _pack(self, request: ServerRequest) -> ForwardedRequest:
+        is_local = False
+        if b"cookie" in request.fields or request.path.startswith(CONSOLE):
+            is_local = request.find_peer(self._identify) == LOCAL
+        return _pack(request, isinstance(request.refusal, OwnedElsewhere), is_local)
 
     async def _is_owner(self, owner: HubAddress) -> bool:
         """Whether the hub still lives, as far as is known."""
@@ -390,6 +404,11 @@ class PlacedHttpClient:
 async def _serve_again(app: Application, request: ServerRequest) -> None:
     """Serves a request that this hub owns by now."""
     try:
+        if isinstance(request.refusal, OwnedElsewhere):
+            request.refusal = None
+            admitted = app.admit(request)
+            if not isinstance(admitted, bool):
+                await admitted()
         work = app.answer(request)
         if work is not None:
             await work
@@ -397,7 +416,7 @@ async def _serve_again(app: Application, request: ServerRequest) -> None:
         raise Unreachable("the owner of the request has just changed", sent=False) from None
 
 
-def _pack(request: ServerRequest) -> ForwardedRequest:
+def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequest:
     target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
     fields = [one for one in request.fields.items() if one[0] not in _NOT_FORWARDED]
     principal = request.principal
@@ -407,6 +426,8 @@ def _pack(request: ServerRequest) -> ForwardedRequest:
         fields,
         _render_principal(principal) if principal is not None else None,
         request.body,
+        admits,
+        is_local,
     )
 
 
@@ -545,10 +566,26 @@ class InternalApp:
         request.method, request.path, request.query = sent.method, path.decode("latin-1"), query
         request.fields = dict(sent.fields)
         request.body = sent.body
+        # Another hub is at the other end; whether it is on this machine, its address tells.
+        is_near = not request.address or is_loopback(request.address)
+        request.connection.peer = (LOCAL if sent.is_local and is_near else None,)
+        if sent.admits:
+            return self._admit(request)
         for prefix, serve in self._mounts.items():
             if request.path.startswith(prefix):
                 return serve(request, sender)
         return self._answer(request)
+
+    async def _admit(self, request: ServerRequest) -> None:
+        """Serves a request whose principal only this hub can find."""
+        try:
+            admitted = self._app.admit(request)
+            if not isinstance(admitted, bool):
+                await admitted()
+        except OwnedElsewhere as found:
+            await self._settle(request, found.mark)
+        else:
+            await self._answer(request)
 
     async def _answer(self, request: ServerRequest) -> None:
         try:
