@@ -369,7 +369,7 @@ EXPERIMENTS = [
     Experiment(
         "copy to PostgreSQL",
         "a home with a thousand agents, ten times as many tasks and a hundred times as many "
-        "entries of the audit log is copied",
+        "records in the audit log is copied",
         "the counts are equal, the audit log verifies, the hub continues with the same tasks",
         store_copy.copy_large_home, 1_000, 20,
     ),

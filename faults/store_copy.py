@@ -24,7 +24,7 @@ from faults.fixtures import write_agents
 from faults.harness import Outcome, running_hub, temporary_home, write_config
 from faults.task_store import check_kept
 
-TASKS, RECORDS = 10, 50
+TASKS, RECORDS = 10, 100
 """For each agent. A record is two entries of the log."""
 BATCH = 500
 OWNER = Principal("key", "mine")
@@ -74,7 +74,7 @@ def _run(hub: RunningHub, *args: str) -> str:
 
 
 def copy_large_home(size: int, seed: int, outcome: Outcome) -> None:
-    """`size` agents, ten times as many tasks, and a hundred times as many entries of the log."""
+    """`size` agents, ten times as many tasks, and a hundred times as many records of the log."""
     with temporary_home() as home, run_peer() as peer:
         limit = f"max_tasks = {2 * TASKS * size}\nmax_tasks_all = {3 * TASKS * size}\n"
         config = f"[a2a]\nenabled = true\n{limit}{write_agents(home, 'quick')}"

@@ -431,3 +431,27 @@ def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url
         with pytest.raises(StorageFailed, match="taken the task over"):
             one.save([change(id="new", key=key, state="failed")])
         assert {task.state for task in two.load()} == {change().state}
+
+
+def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        store = SqliteTaskStore(server)
+        run = store._base.run
+
+        def lose(statements: Any) -> Any:
+            run(statements)
+            raise sqlite3.OperationalError("the answer was lost")
+
+        def save_twice(key: int, first: tuple[Entry, ...], then: tuple[Entry, ...]) -> int:
+            """The second attempt has more, as the hub has worked on meanwhile."""
+            store._base.run = lose  # type: ignore[method-assign]
+            with pytest.raises(StorageFailed, match="the answer was lost"):
+                store.save([change(key, entries=first)])
+            store._base.run = run  # type: ignore[method-assign]
+            ((stored, _),) = store.save([change(key, entries=then)])
+            return stored
+
+        key = save_twice(0, (said(1),), (said(1),))
+        save_twice(key, (said(2), said(3)), (said(2), said(3), said(4)))
+        assert [task.key for task in store.load()] == [key]
+        assert [entry.number for entry in store.load_entries(key)] == [1, 2, 3, 4]

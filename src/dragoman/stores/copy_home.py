@@ -8,6 +8,7 @@ The audit log is not copied here: it stays in the home.
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.tool_identity import fold_id, fold_name
 from dragoman.stores.all_tables import ALL_TABLES
 from dragoman.stores.database import StoreTables
-from dragoman.stores.keys import RECORDED_TABLE
 from dragoman.stores.postgres import SCHEMA, PostgresServer, describe_error
 from dragoman.stores.postgres_sql import convert_values
 from dragoman.stores.sqlite import open_store
@@ -123,9 +123,8 @@ def _refuse_rows(connection: DeadlineConnection, tables: StoreTables, place: str
 
 def _list_targets(connection: DeadlineConnection, tables: StoreTables) -> list[str]:
     """Lists the tables of a store that the database has."""
-    names = {_rename(tables, name) for script in tables.migrations for name in _find_names(script)}
-    if tables.store == "keys":
-        names.add("keys_recorded")
+    scripts = (*tables.migrations, tables.extra)
+    names = {_rename(tables, name) for script in scripts for name in _find_names(script)}
     rows = connection.execute(
         f"SELECT table_name::text FROM information_schema.tables WHERE table_schema = '{SCHEMA}'"
     ).fetchall()
@@ -133,10 +132,8 @@ def _list_targets(connection: DeadlineConnection, tables: StoreTables) -> list[s
 
 
 def _find_names(script: str) -> Iterator[str]:
-    words = script.replace("(", " ").split()
-    for at, word in enumerate(words[:-2]):
-        if (word.upper(), words[at + 1].upper()) == ("CREATE", "TABLE"):
-            yield words[at + 2]
+    for found in re.finditer(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script):
+        yield found[1]
 
 
 def _rename(tables: StoreTables, name: str) -> str:
@@ -184,8 +181,6 @@ def _copy_store(
         note(store, 0, total)
         with connection.transaction():
             for name in names:
-                if name == "keys_recorded":
-                    connection.execute(RECORDED_TABLE.encode())
                 for rows in _copy_table(db, connection, name, tables):
                     done += rows
                     note(store, done, total)

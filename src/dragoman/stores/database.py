@@ -114,6 +114,8 @@ class StoreTables:
     renamed: Mapping[str, str] | None = None
     """Tables and columns that have other names in PostgreSQL, because another store has the same,
     or the name is reserved."""
+    extra: str = ""
+    """A script of further tables, which a file gets when they are first needed."""
     counted: str = ""
     """The name under which transactions are counted, so that other hubs notice them; they run one
     after the other, as in SQLite. Empty: they are not counted, and overlap."""
@@ -137,7 +139,7 @@ class PostgresLimits:
 
 
 COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)
-"""For commands, which no other program waits for."""
+"""For commands, which run outside of an event loop."""
 
 
 def open_database(

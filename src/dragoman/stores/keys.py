@@ -54,12 +54,12 @@ MIGRATIONS = (
     """,
     "ALTER TABLE keys ADD COLUMN view TEXT NOT NULL DEFAULT '';",
 )
-TABLES = StoreTables("keys", DATABASE, MIGRATIONS, counted="keys")
 
 CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
 RECORDED_TABLE = (
     "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
 )
+TABLES = StoreTables("keys", DATABASE, MIGRATIONS, extra=RECORDED_TABLE, counted="keys")
 _NOTE_RECORDED = (
     "INSERT INTO keys_recorded (name, revoked) VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET revoked = excluded.revoked"
@@ -293,6 +293,7 @@ class KeyChanges:
 
     def __init__(self, keys: KeyStore, record: RecordKey) -> None:
         self._keys = keys
+        self._is_shared = keys.base.engine == POSTGRES
         self._record = record
         self._seen = -1
         """The version of the keys that was compared last."""
@@ -305,8 +306,39 @@ class KeyChanges:
         keys = {record.name: record for record in self._keys.list()}
         if self._seen == self._keys.version and not self._unsaved:
             return
+        if self._is_shared:
+            self._record_shared(keys)
+            return
         if self._recorded is None:
             self._recorded = self._load()
+        self._record_all(keys)
+        self._save()
+
+    def _record_shared(self, keys: Mapping[str, KeyRecord]) -> None:
+        """The same where several hubs do it: each change is recorded by one of them."""
+        self._recorded = self._load()
+        seen = self._keys.version
+        if self._has_changes(keys):
+            try:
+                with self._keys.base.writer.transaction():
+                    self._recorded = self._load()  # another hub may have been faster
+                    self._record_all(keys)
+                    self._write()
+            except Error as error:
+                raise StorageFailed(
+                    f"the list of recorded keys cannot be written ({error})"
+                ) from error
+            finally:
+                self._unsaved.clear()
+        self._seen = seen
+
+    def _has_changes(self, keys: Mapping[str, KeyRecord]) -> bool:
+        assert self._recorded is not None
+        gone = any(name not in keys for name in self._recorded)
+        return gone or any(list(self._find_changes(record)) for record in keys.values())
+
+    def _record_all(self, keys: Mapping[str, KeyRecord]) -> None:
+        assert self._recorded is not None
         for name in [name for name in self._recorded if name not in keys]:
             self._record(REMOVE, name, {})
             del self._recorded[name]
@@ -317,7 +349,6 @@ class KeyChanges:
                 self._recorded[record.name] = verb == REVOKE
                 self._unsaved.add(record.name)
         self._seen = self._keys.version
-        self._save()
 
     def _find_changes(self, record: KeyRecord) -> Iterator[str]:
         assert self._recorded is not None
@@ -329,8 +360,9 @@ class KeyChanges:
 
     def _load(self) -> dict[str, bool]:
         try:
-            with self._keys.base.writer.transaction():
-                self._keys.base.db.execute(RECORDED_TABLE)
+            if not self._is_shared:
+                with self._keys.base.writer.transaction():
+                    self._keys.base.db.execute(RECORDED_TABLE)
             rows = self._keys.base.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
         except Error as error:
             raise StorageFailed(f"the list of recorded keys cannot be read ({error})") from error
@@ -338,19 +370,23 @@ class KeyChanges:
 
     def _save(self) -> None:
         """Saves the recorded keys; retried later. A hub that ends before records a change twice."""
-        if not self._unsaved or self._recorded is None:
+        if not self._unsaved:
             return
-        base, recorded = self._keys.base, self._recorded
-        gone = [(name,) for name in self._unsaved if name not in recorded]
-        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
         try:
-            with base.writer.transaction():
-                base.db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
-                base.db.executemany(_NOTE_RECORDED, there)
+            with self._keys.base.writer.transaction():
+                self._write()
         except Error as error:
             log.debug("the list of recorded keys could not be saved: %s", error)
             return
         self._unsaved.clear()
+
+    def _write(self) -> None:
+        assert self._recorded is not None
+        db, recorded = self._keys.base.db, self._recorded
+        gone = [(name,) for name in self._unsaved if name not in recorded]
+        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
+        db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
+        db.executemany(_NOTE_RECORDED, there)
 
 
 def _check_fields(

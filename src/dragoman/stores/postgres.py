@@ -51,6 +51,8 @@ T = TypeVar("T")
 SCHEMA = "dragoman"
 CHANNEL = "dragoman_changes"
 OLDEST_SERVER = 14
+FIRST_CONNECT = 5.0
+"""Seconds for the first connection: no event loop waits for it."""
 MIGRATION_LOCK = 0x647261676D696772
 HUB_LOCK = 0x6472616768756273
 """Keys of advisory locks: the migrations of a database, and the hubs that use it."""
@@ -60,6 +62,7 @@ CREATE TABLE {SCHEMA}.versions (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
 CREATE TABLE {SCHEMA}.changes (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
 CREATE TABLE {SCHEMA}.identity (id TEXT NOT NULL);
 """
+_FIND_IDENTITY = f"SELECT FROM pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'identity'"
 _BUMP = (
     "BEGIN; WITH bumped AS "
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
@@ -179,7 +182,7 @@ class PostgresServer:
         self._watch: _Watch | None = None
         self._counted: set[str] = set()
         try:
-            connection = self.connect()
+            connection = self.connect(patience=FIRST_CONNECT)
             try:
                 self.known = self._prepare_schema(connection, create)
             finally:
@@ -193,10 +196,13 @@ class PostgresServer:
 
     # --- connections ------------------------------------------------------------------------------
 
-    def connect(self, seconds: float = 0.0, *, again: bool = False) -> DeadlineConnection:
-        """Opens a connection; `again` to the address of the last one. Raises `psycopg.Error`."""
+    def connect(
+        self, seconds: float = 0.0, *, again: bool = False, patience: float = 0.0
+    ) -> DeadlineConnection:
+        """Opens a connection within `patience`; `again` to the address of the last one. Each
+        statement may take `seconds`. Raises `psycopg.Error`."""
         more = self._address if again else {}
-        connection = _dial(self.url, self.limits.connect, **more)
+        connection = _dial(self.url, max(patience, self.limits.connect), **more)
         connection.seconds = seconds or self.limits.statement
         _prepare(connection, connection.seconds)
         info = connection.info
@@ -260,7 +266,8 @@ class PostgresServer:
             raise ConfigError(
                 f'the database at "{self.place}" has the encoding {encoding}; the hub needs UTF8'
             )
-        found = f"SELECT to_regclass('{SCHEMA}.identity') IS NOT NULL"
+        # Not `to_regclass`, whose cache does not see what others create meanwhile.
+        found = f"SELECT EXISTS ({_FIND_IDENTITY})"
         row = connection.execute(found).fetchone()
         if not (row and row[0]):
             if not create:
@@ -270,7 +277,7 @@ class PostgresServer:
                 row = connection.execute(found).fetchone()
                 if not (row and row[0]):
                     # Only where it is missing: the statement needs a right even if it does nothing.
-                    there = f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL"
+                    there = f"SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{SCHEMA}')"
                     row = connection.execute(there).fetchone()
                     if not (row and row[0]):
                         connection.execute(f"CREATE SCHEMA {SCHEMA}")
@@ -283,8 +290,7 @@ class PostgresServer:
     def read_identity(self) -> str:
         """Reads the random id of the database; empty if it has no schema of the hub."""
         with self._open_briefly() as connection:
-            row = connection.execute(f"SELECT to_regclass('{SCHEMA}.identity')").fetchone()
-            if not (row and row[0]):
+            if connection.execute(_FIND_IDENTITY).fetchone() is None:
                 return ""
             row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
         return str(row[0]) if row else ""
@@ -321,6 +327,9 @@ class PostgresServer:
                     )
                 for script in tables.migrations[version:]:
                     for statement in translate_script(script, names, is_empty=not version):
+                        connection.execute(statement)
+                if not version:
+                    for statement in translate_script(tables.extra, names, is_empty=True):
                         connection.execute(statement)
                 if version < wanted:
                     connection.execute(

@@ -25,6 +25,7 @@ from dragoman.stores.database import (
     POSTGRES,
     DataError,
     Error,
+    IntegrityError,
     OperationalError,
     Statement,
     StorePlace,
@@ -173,6 +174,20 @@ def _render_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _build_removal(encoded: Sequence[tuple[TaskChange, bytes, Pieces]]) -> Iterator[Statement]:
+    """Removes what an earlier attempt to save the same changes may have stored."""
+    for change, _, pieces in encoded:
+        if change.key and pieces:
+            order = "DELETE FROM task_log WHERE task = ? AND first >= ?"
+            yield order, (change.key, pieces[0][0])
+        elif not change.key:
+            owner = change.owner
+            same = "id = ? AND created = ? AND kind = ? AND owner = ? AND org = ?"
+            values = (change.id, change.created, owner.kind, owner.id, owner.org)
+            yield f"DELETE FROM task_log WHERE task IN (SELECT key FROM tasks WHERE {same})", values
+            yield f"DELETE FROM tasks WHERE {same}", values
+
+
 def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> list[Entry]:
     """The entries after that number, of as many pieces as it takes to reach `most` bytes."""
     found: list[Entry] = []
@@ -198,6 +213,8 @@ class SqliteTaskStore:
         self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
+        self._is_unsure = False
+        """Whether a server may have stored the last save, although its answer was lost."""
         self.statements = 0
 
     def rename_hub(self, hub: str) -> None:
@@ -334,6 +351,8 @@ class SqliteTaskStore:
         known = [change.key for change, _, _ in encoded if change.key]
         if self._hub and known:
             statements.append((_STILL_OWNED, (len(set(known)), known, self._hub)))
+        if self._is_unsure:
+            statements += _build_removal(encoded)
         inserted: dict[int, int] = {}
         for number, (change, about, pieces) in enumerate(encoded):
             if change.key:
@@ -346,9 +365,15 @@ class SqliteTaskStore:
                 statements += [(_LOG_OF_NEW, piece) for piece in pieces]
         try:
             done = self._base.run(statements) if statements else []
+        except IntegrityError:
+            raise
         except DataError as error:
             owned = "another hub has taken the task over" if "zero" in str(error) else error
             raise OperationalError(str(owned)) from error
+        except Error:
+            self._is_unsure = True
+            raise
+        self._is_unsure = False
         self.statements += len(statements) + 2
         self._deleted.clear()
         keys = {number: int(done[at].fetchone()[0]) for number, at in inserted.items()}

@@ -12,7 +12,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -479,17 +479,19 @@ class UserStore:
 
     # --- the record of changes -------------------------------------------------------------------
 
-    def take_changes(self, most: int) -> Sequence[tuple[int, str, str, Mapping[str, Any]]]:
-        """Returns the oldest changes that the hub has not recorded yet."""
-        rows = self._base.read(
-            "SELECT number, verb, name, details FROM changes ORDER BY number LIMIT ?", (most,)
-        )
-        return [(*row[:3], msgspec.json.decode(row[3])) for row in rows]
-
-    def forget_changes(self, number: int) -> None:
-        """Forgets the changes up to `number`, which are recorded."""
+    def record_next(self, record: Callable[[str, str, Mapping[str, Any]], None]) -> bool:
+        """Has the oldest change recorded, by one of the hubs that share the users, and forgets it.
+        Returns whether there was one."""
+        oldest = "SELECT number, verb, name, details FROM changes ORDER BY number LIMIT 1"
+        if not self._base.read(oldest):
+            return False
         with self._base.transact() as db:
-            db.execute("DELETE FROM changes WHERE number <= ?", (number,))
+            row = db.execute(oldest).fetchone()
+            if row is None:  # another hub was faster
+                return False
+            record(row[1], row[2], msgspec.json.decode(row[3]))
+            db.execute("DELETE FROM changes WHERE number = ?", (row[0],))
+        return True
 
 
 def fold_name(name: str) -> str:
