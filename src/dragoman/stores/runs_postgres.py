@@ -123,7 +123,7 @@ class PostgresRuns:
     async def list_due(self, now: float, most: int) -> list[str]:
         woken = await self._read(rows.LIST_WOKEN, (now, most))
         queued = await self._read(rows.LIST_QUEUED, (most,))
-        return [row[0] for row in (*woken, *queued)][:most]
+        return rows.merge_due(woken, queued, most)
 
     async def find_next_wake(self) -> float:
         return float((await self._read(rows.NEXT_WAKE))[0][0] or 0.0)
