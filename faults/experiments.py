@@ -23,6 +23,7 @@ from faults import (
     logins,
     model_agents,
     openapi,
+    parked_runs,
     peers,
     policies,
     reload,
@@ -158,7 +159,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         "kill -9: workflow runs",
-        "killed during runs of six steps with a fan-out and an approval",
+        "killed during runs of six steps with a fan-out, an approval and a task that takes long",
         "every run ends as if nothing had happened or stops at a decision; agents saw each step "
         "that is not repeatable at most once; nothing is left running",
         run_kills.kill_runs, 100, 5,
@@ -169,6 +170,19 @@ EXPERIMENTS = [
         "no session is lost, every acknowledged task is readable and has ended, no message is "
         "carried out twice, load goes on after each kill",
         hub_kills.kill_hubs, 20, 2,
+    ),
+    Experiment(
+        "parked workflow runs",
+        "runs whose agent works for long; the hub is killed and started again",
+        "parked steps hold no connections and little memory; the next hub polls each at a measured "
+        "pace, and all end; the agent got each message once",
+        parked_runs.park_runs, 500, 20,
+    ),
+    Experiment(
+        "power failure: workflow runs",
+        "killed during the same runs; then `runs.db` has only what was synced to the disk",
+        "the same; of a run that is lost, no step was executed",
+        run_kills.lose_power, 40, 3,
     ),
     Experiment(
         "kill -9: calls",

@@ -120,6 +120,9 @@ class TaskAgent(RecordingAgent):
         self.tasks: dict[str, tuple[str, str, float]] = {}
         """The state and text of each, and when it ends by itself."""
         self.polls = 0
+        self.most_polls = 0
+        """At once."""
+        self._polling = 0
         self.cancelled: list[str] = []
 
     def card(self) -> dict[str, Any]:
@@ -143,7 +146,13 @@ class TaskAgent(RecordingAgent):
             self.tasks[params["id"]] = ("canceled", "", 0.0)
         else:
             self.polls += 1
-            await self._hold("get")
+            self._polling += 1
+            self.most_polls = max(self.most_polls, self._polling)
+            try:
+                await asyncio.sleep(0.002)
+                await self._hold("get")
+            finally:
+                self._polling -= 1
         return {"result": self._render(params["id"])}
 
     async def _begin(self, params: dict[str, Any]) -> dict[str, Any]:

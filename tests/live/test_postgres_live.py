@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +33,20 @@ def home(short_tmp: Path, peer: PostgresPeer) -> Path:
     return short_tmp
 
 
-def start(home: Path) -> RunningHub:
-    return RunningHub(home, [], agents_env(home))
+Start = Callable[[Path], RunningHub]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[RunningHub] = []
+
+    def run(home: Path) -> RunningHub:
+        started.append(RunningHub(home, [], agents_env(home)))
+        return started[-1]
+
+    yield run
+    problems = [problem for hub in started for problem in hub.finish()]
+    assert not problems, problems
 
 
 def run(hub: RunningHub, *args: str) -> str:
@@ -44,7 +56,7 @@ def run(hub: RunningHub, *args: str) -> str:
 
 
 def test_tasks_and_keys_are_there_after_a_crash_and_no_other_hub_gets_in(
-    home: Path, tmp_path: Path
+    home: Path, tmp_path: Path, start: Start
 ) -> None:
     hub = start(home)
     with V10.stream(hub, STREAM, V10.params("again"), "echo") as stream:
@@ -73,14 +85,12 @@ def test_tasks_and_keys_are_there_after_a_crash_and_no_other_hub_gets_in(
     run(again, "keys", "revoke", "ci")
     begun = time.monotonic()
     until(lambda: again.get("/api/status").status == 401)
-    assert time.monotonic() - begun < 1.5
-    hub.finish()
-    assert not again.finish()
+    assert time.monotonic() - begun < 2.5
 
 
-def test_another_database_is_a_loss(home: Path, peer: PostgresPeer) -> None:
+def test_another_database_is_a_loss(home: Path, peer: PostgresPeer, start: Start) -> None:
     hub = start(home)
-    assert not hub.finish()
+    assert hub.stop() == 0
     text = (home / "config.toml").read_text()
     empty = text[: text.index("[store]")]
     for config, why in (
@@ -90,15 +100,12 @@ def test_another_database_is_a_loss(home: Path, peer: PostgresPeer) -> None:
         (home / "config.toml").write_text(config)
         with pytest.raises(RuntimeError, match=why):
             start(home)
-    hub = RunningHub.__new__(RunningHub)
-    hub.home = home
     run(hub, "stores", "accept-loss", "database", "--yes")
-    hub = start(home)
-    assert not hub.finish()
+    start(home)
 
 
 def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
-    home: Path, peer: PostgresPeer
+    home: Path, peer: PostgresPeer, start: Start
 ) -> None:
     hub = start(home)
     key = json.loads(run(hub, "keys", "create", "ci", "--json"))["key"]
@@ -118,7 +125,7 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
             assert wire.get(f"{hub.url}/healthz").status == 200
             slowest = max(slowest, time.monotonic() - begun)
             time.sleep(0.02)
-        assert slowest < 2.0 and refused
+        assert slowest < 2.0 and refused, (slowest, refused)
         assert wire.get(f"{hub.url}/readyz").status == 503
     finally:
         peer.resume()
@@ -127,10 +134,11 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     assert time.monotonic() - begun < 5.0
     assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
     assert caller.send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
-    assert not hub.finish()
 
 
-def test_a_home_is_copied_and_its_hub_continues(short_tmp: Path, peer: PostgresPeer) -> None:
+def test_a_home_is_copied_and_its_hub_continues(
+    short_tmp: Path, peer: PostgresPeer, start: Start
+) -> None:
     config = _written_config(a2a_config(AGENTS), [])
     file = short_tmp / "config.toml"
     file.write_text(config, encoding="utf-8")
@@ -147,7 +155,7 @@ def test_a_home_is_copied_and_its_hub_continues(short_tmp: Path, peer: PostgresP
     assert hub.command("store", "check", url).returncode == 1
     copied = json.loads(run(hub, "store", "copy", url, "--json"))
     rows = {one["store"]: one["rows"] for one in copied["stores"]}
-    assert rows["keys"] == 2 and rows["tasks"] == 2 and copied["audit"] is True
+    assert rows["keys"] == 2 and rows["tasks"] == 2 and copied["audit"]["problem"] is None
     again = json.loads(run(hub, "store", "copy", url, "--json"))  # nothing is copied twice
     assert not any(one["new"] for one in again["stores"])
     assert "0 of" not in run(hub, "store", "migrate", url)  # the stores that the home never had
@@ -162,5 +170,3 @@ def test_a_home_is_copied_and_its_hub_continues(short_tmp: Path, peer: PostgresP
     assert Caller(after, "echo").get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
     assert Caller(after, "echo").send("more")["status"]["state"] == "TASK_STATE_COMPLETED"
     assert url not in run(after, "config", "show", "--json")
-    assert not after.finish()
-    hub.finish()

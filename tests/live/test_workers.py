@@ -32,7 +32,7 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     servers = [server_entry("new", "sdk_server", "--era", "modern")]
     running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}')
     running.wait_connected("new")
-    before = list_workers(running)
+    before = until(lambda: list_replaced(running, {}), 60) or {}
     assert len(before) == 2
     sessions = [wire.Session(running.mcp_url, headers=running.headers) for _ in range(6)]
     owners = {one.headers["Mcp-Session-Id"][3:11] for one in sessions}

@@ -58,6 +58,11 @@ class PostgresPeer:
         assert made.returncode == 0, f"{made.stdout}{made.stderr}"
         self.start()
 
+    @property
+    def pid(self) -> int:
+        assert self._server is not None
+        return self._server.pid
+
     def start(self) -> None:
         # Not by pg_ctl, which begins a session: a hub in this process ends what is below it, except
         # for processes of its own session.

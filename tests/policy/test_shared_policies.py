@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tests.policy.policy_cases import policies
 
-from dragoman.app.policy_admin.shared_policies import SharedPolicies
 from dragoman.policy import loader
 from dragoman.policy.reloader import PolicyReloader
+from dragoman.policy.shared_policies import SharedPolicies
 from dragoman.stores.database import connect_server
 from dragoman.stores.policy_files import PolicyFiles
 from dragoman.stores.postgres import PostgresServer

@@ -24,6 +24,7 @@ from dragoman.core.runs import (
     StepRecord,
 )
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.stores.run_rows import merge_due
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 BOB = Principal("owner", "bob")  # without roles
@@ -276,6 +277,14 @@ async def test_a_nested_run_needs_no_room(short_tmp: Path) -> None:
 
 
 # --- stores --------------------------------------------------------------------------------------
+
+
+async def test_runs_that_are_due_and_those_that_are_queued_take_turns() -> None:
+    """However often tasks are polled, new runs begin."""
+    woken, queued = [("w1",), ("w2",), ("w3",)], [("q1",), ("q2",)]
+    assert merge_due(woken, queued, 4) == ["q1", "w1", "q2", "w2"]
+    assert merge_due(woken, [], 4) == ["w1", "w2", "w3"]
+    assert merge_due([], queued, 1) == ["q1"]
 
 
 async def test_parked_steps_live_in_postgresql(short_tmp: Path, postgres_url: str) -> None:

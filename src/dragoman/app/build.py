@@ -73,6 +73,7 @@ from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.logins.desk import HubLoginDesk
 from dragoman.processes.own_commands import OwnCommands
+from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
@@ -169,12 +170,12 @@ def build_app(
         )  # fmt: skip
         _check_tools(tools, undo)
         _enroll(store_watch, config, skill_table)
-        routing = _build_routing(home, config, guards, registered, undo)
+        routing = _build_routing(stores.place, config, guards, registered, undo)
         workflows = LazyWorkflows(
             home, stores.place, live, guards, registered, stores.audit, renew,
             access_watch.explain_ended, routing.offer, cluster,
         )  # fmt: skip
-        events = build_events(home, config, hub)
+        events = build_events(stores.place, config, hub)
         undo.pop_all()
     parts = HubParts(
         home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents,
@@ -229,13 +230,13 @@ def _assemble(
 
 
 def _build_routing(
-    home: Path,
+    place: StorePlace,
     config: Config,
     guards: Guards,
     registered: RegisteredAgents,
     undo: contextlib.ExitStack,
 ) -> LazyRouting:
-    routing = LazyRouting(home, config.routing, guards, registered)
+    routing = LazyRouting(place, config.routing, guards, registered)
     undo.callback(routing.close)
     routing.check()
     return routing

@@ -41,7 +41,7 @@ from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 
 if TYPE_CHECKING:
-    from dragoman.app.policy_admin.shared_policies import SharedPolicies
+    from dragoman.policy.shared_policies import SharedPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _share_policies(home: Path, live: LiveConfig, stores: Stores) -> SharedPolic
     """Takes the policies of the hubs on the same database; None for a hub on its home."""
     if isinstance(stores.place, Path):
         return None
-    from dragoman.app.policy_admin.shared_policies import SharedPolicies
+    from dragoman.policy.shared_policies import SharedPolicies
     from dragoman.stores.policy_files import PolicyFiles
 
     shared = SharedPolicies(PolicyFiles(stores.place), home, home / live.config.policy.folder)

@@ -15,6 +15,7 @@ from dragoman.core.errors import HubError
 from dragoman.core.triggers import ScheduleState
 
 if TYPE_CHECKING:
+    from dragoman.stores.database import StorePlace
     from dragoman.stores.triggers import SqliteTriggers
     from dragoman.workflows.event_triggers import WorkflowEvents
     from dragoman.workflows.folder import WorkflowFolder
@@ -37,7 +38,7 @@ class TriggerParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LazyTriggers:
-    home: Path
+    place: StorePlace
     folder: WorkflowFolder
     service: RunService
     bus: Bus
@@ -89,7 +90,11 @@ class LazyTriggers:
     def _is_needed(self) -> bool:
         from dragoman.workflows.model import MANUAL
 
-        return (self.home / DATABASE).exists() or any(
+        place = self.place
+        has_store = (
+            (place / DATABASE).exists() if isinstance(place, Path) else "triggers" in place.known
+        )
+        return has_store or any(
             trigger.kind != MANUAL
             for workflow in self.folder.list_workflows()
             for trigger in workflow.triggers
@@ -102,7 +107,7 @@ class LazyTriggers:
         from dragoman.workflows.triggers import TriggeredRuns
         from dragoman.workflows.webhooks import WorkflowWebhooks
 
-        folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.home)
+        folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.place)
         return TriggerParts(
             store,
             WorkflowSchedules(folder, runs, store, leases=self.leases),

@@ -237,7 +237,7 @@ class LazyWorkflows:
             tools.build_tool,
         )
         resolve = self.live.secrets.resolve
-        triggers = LazyTriggers(self.home, folder, service, hub.bus, resolve, hub.cluster)
+        triggers = LazyTriggers(self.place, folder, service, hub.bus, resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
     def _find_variables(self) -> Mapping[str, str]:

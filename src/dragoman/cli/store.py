@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +131,12 @@ def copy(url: str | None, home: str | None, as_json: bool) -> None:
     Keys, users, logins, pins, registered agents, approvals, tasks, memory, schedules,
     conversations, usage and runs are copied, and the number of rows of each table is compared.
     Each store is copied whole or not at all; after an interruption the same command continues. The
-    files in the home stay as they are. The audit log is verified and stays in the home.
+    files in the home stay as they are. The audit log is verified, copied and verified again.
 
     A database that has other data is refused.
     """
-    from dragoman.stores.audit.verify import verify
+    from dragoman.cli.base.shared_audit import build_keys
+    from dragoman.stores.audit.copy_home import copy_audit
     from dragoman.stores.copy_home import copy_home
 
     place = Path(resolve_home(home))
@@ -148,21 +152,22 @@ def copy(url: str | None, home: str | None, as_json: bool) -> None:
 
             copied = copy_home(place, server, note)
             line.show("verifying the audit log …")
-            verdict = verify(place) if (place / "audit.db").exists() else None
+            audit = None
+            if (place / "audit.db").exists():
+                node, target = f"{socket.gethostname()}:{place.name}", server.url
+                audit = copy_audit(place, target, build_keys(place), node, partial(note, "audit"))
             target = server.place
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(f"{error}; stop the hub first: dragoman stop", NO_HUB)
-    if verdict is not None and not verdict.ok:
-        fail(f"the stores were copied, but the audit log does not verify: {verdict}", FAILED)
     if as_json:
         stores = [{"store": one.store, "rows": one.rows, "new": one.is_new} for one in copied]
         told: dict[str, Any] = {"database": target, "stores": stores}
-        return print_json({**told, "audit": None if verdict is None else verdict.ok})
+        return print_json({**told, "audit": None if audit is None else asdict(audit)})
     for one in copied:
         print(f"{one.store}: {one.rows} rows{'' if one.is_new else ', copied before'}")
     print(f"all counts are equal; the stores are in {clean(target)}")
-    if verdict is not None:
-        print("the audit log verifies; it stays in the home")
+    if audit is not None:
+        print(f"audit: {audit.entries} entries, {audit.first_seq} to {audit.last_seq}, verified")
     say('continue on the database: set url = "…" below [store] in config.toml, then: dragoman up')
 
 

@@ -233,7 +233,7 @@ class RunStore(Protocol):
 
     async def list_due(self, now: float, most: int) -> list[str]:
         """Lists the ids of runs that are queued, the oldest first, and of those whose time has
-        come."""
+        come, in turns: neither keeps the others waiting."""
 
     async def find_next_wake(self) -> float:
         """When the next waiting run is due; 0: none is."""

@@ -445,10 +445,14 @@ class Connection(asyncio.Protocol):
         """Does what llhttp's callbacks do if `data` is a whole response with a known head. llhttp
         is between two responses, so it need not see this one."""
         known = self._known
-        if known is None or (body := known[0].find_body(data)) is None or exchange.method == "HEAD":
+        if known is None or exchange.method == "HEAD":
             return False
+        found = known[0].find_body(data)
+        if found is None:
+            return False
+        length, body = found
         exchange.headers.update(known[1])
-        exchange.headers["content-length"] = str(len(body))
+        exchange.headers["content-length"] = length.decode()
         exchange.status = 200
         exchange.add(body)
         self._done = self._keep = True

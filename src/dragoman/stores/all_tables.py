@@ -6,6 +6,7 @@ from dragoman.stores import (
     agents_db,
     approvals,
     credentials,
+    dispatches,
     keys,
     pins,
     registry,
@@ -28,6 +29,7 @@ ALL_TABLES = (
     agents_db.TABLES,
     usage.TABLES,
     routing.TABLES,
+    dispatches.TABLES,
     runs_db.TABLES,
     triggers.TABLES,
 )

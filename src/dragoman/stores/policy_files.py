@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from hashlib import sha256
-from typing import NamedTuple
 
+from dragoman.core.policy_files import SharedFile, hash_text
 from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 TABLES = StoreTables(
@@ -24,24 +23,13 @@ CREATE TABLE policy_files (
 )
 
 
-class SharedFile(NamedTuple):
-    text: str
-    digest: str
-    number: int
-    """How often it was changed."""
-    changed_at: float
-
-
-def hash_text(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
-
-
 class PolicyFiles(LoopStore):
+    """Implements `core.policy_files.PolicyFileStore`."""
+
     def __init__(self, place: StorePlace) -> None:
         super().__init__(place, TABLES)
 
     def read_version(self) -> int:
-        """A number that differs after another hub has changed a file."""
         return self._base.read_version(now=False)
 
     def load(self) -> dict[str, SharedFile]:
@@ -51,9 +39,6 @@ class PolicyFiles(LoopStore):
     def change(
         self, texts: Mapping[str, str | None], expected: Mapping[str, str | None]
     ) -> list[str]:
-        """Stores new texts, and deletes files whose text is None, in one transaction. Changes only
-        files that have the digest that is `expected`, None for a file that must not exist; returns
-        the names of others, which another hub has changed meanwhile."""
         lost, now = [], time.time()
         with self._transact() as db:
             for name, text in texts.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -160,6 +161,14 @@ def build_range(awaited: str, most: int, after: tuple[str, str]) -> tuple[Any, .
     """The values of LIST_AWAITING."""
     last = awaited[:-1] + "!" if awaited.endswith(" ") else awaited  # "!" follows " "
     return awaited, last, after[0], *after, most
+
+
+def merge_due(
+    woken: Sequence[Sequence[Any]], queued: Sequence[Sequence[Any]], most: int
+) -> list[str]:
+    """Merges the rows of LIST_WOKEN and LIST_QUEUED in turns."""
+    found = [row[0] for pair in zip_longest(queued, woken) for row in pair if row is not None]
+    return found[:most]
 
 
 def _list_changing(run: Run) -> tuple[Any, ...]:

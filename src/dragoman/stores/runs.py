@@ -71,7 +71,7 @@ class SqliteRuns(LoopStore):
 
     async def list_due(self, now: float, most: int) -> list[str]:
         woken = self._read(rows.LIST_WOKEN, (now, "", most))
-        return [row[0] for row in (*woken, *self._read(rows.LIST_QUEUED, ("", most)))][:most]
+        return rows.merge_due(woken, self._read(rows.LIST_QUEUED, ("", most)), most)
 
     async def find_next_wake(self) -> float:
         return float(self._read(rows.NEXT_WAKE, ("",))[0][0] or 0.0)

@@ -184,7 +184,7 @@ class PostgresRuns:
         hub = self._find_hub()
         woken = await self._read(rows.LIST_WOKEN, (now, hub, most))
         queued = await self._read(rows.LIST_QUEUED, (hub, most))
-        return [row[0] for row in (*woken, *queued)][:most]
+        return rows.merge_due(woken, queued, most)
 
     async def find_next_wake(self) -> float:
         return float((await self._read(rows.NEXT_WAKE, (self._find_hub(),)))[0][0] or 0.0)

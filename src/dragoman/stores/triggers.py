@@ -22,6 +22,9 @@ CREATE TABLE deliveries (
 TABLES = StoreTables("triggers", DATABASE, MIGRATIONS, {"schedules": "trigger_schedules"})
 MAX_DELIVERIES = 100_000
 _COLUMNS = ScheduleState.__struct_fields__
+_OR_UPDATE = "ON CONFLICT (id) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _COLUMNS if name != "id"
+)
 
 
 class SqliteTriggers(LoopStore):
@@ -37,7 +40,7 @@ class SqliteTriggers(LoopStore):
         marks = ", ".join("?" * len(_COLUMNS))
         with self._transact() as db:
             db.execute(
-                f"INSERT OR REPLACE INTO schedules ({', '.join(_COLUMNS)}) VALUES ({marks})",
+                f"INSERT INTO schedules ({', '.join(_COLUMNS)}) VALUES ({marks}) {_OR_UPDATE}",
                 [getattr(state, name) for name in _COLUMNS],
             )
 
@@ -50,7 +53,10 @@ class SqliteTriggers(LoopStore):
 
     def add_delivery(self, id: str, at: float) -> None:
         with self._transact() as db:
-            db.execute("INSERT OR IGNORE INTO deliveries (id, at) VALUES (?, ?)", (id, at))
+            db.execute(
+                "INSERT INTO deliveries (id, at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+                (id, at),
+            )
             db.execute(
                 "DELETE FROM deliveries WHERE seq <= (SELECT max(seq) FROM deliveries) - ?",
                 (self._max_deliveries,),

@@ -58,7 +58,7 @@ from dragoman.stores.keys import KeyStore
 from dragoman.stores.users import UserStore
 
 if TYPE_CHECKING:
-    from dragoman.app.policy_admin.shared_policies import SharedPolicies
+    from dragoman.policy.shared_policies import SharedPolicies
 
 log = logging.getLogger(__name__)
 

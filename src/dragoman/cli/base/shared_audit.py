@@ -3,13 +3,11 @@ hub."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.cli.base.files import read_bytes
-from dragoman.config import load, read_env
+from dragoman.config import load, load_variables
 from dragoman.core.secret_references import SecretResolver
 from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 
@@ -25,11 +23,17 @@ class SharedAuditPlace:
 
 def find_shared_audit(home: Path) -> SharedAuditPlace | None:
     """None for a home whose hub keeps its audit log to itself. Raises `ConfigError`."""
-    config = load(home / "config.toml")
-    secrets = SecretResolver({**read_env(read_bytes(home / "env")), **os.environ}, home)
-    url = resolve_store_url(config.store, secrets)
-    if url is None:
-        return None
+    url = resolve_store_url(load(home / "config.toml").store, _build_resolver(home))
+    return SharedAuditPlace(url, build_keys(home)) if url is not None else None
+
+
+def build_keys(home: Path) -> ChainKeys:
+    """The keys of the chains that the hub of this home can read. Raises `ConfigError`."""
     from dragoman.stores.audit.shared_keys import ChainKeys
 
-    return SharedAuditPlace(url, ChainKeys(resolve_cluster_key(config.cluster, secrets)))
+    settings = load(home / "config.toml").cluster
+    return ChainKeys(resolve_cluster_key(settings, _build_resolver(home)))
+
+
+def _build_resolver(home: Path) -> SecretResolver:
+    return SecretResolver(load_variables(home), home)

@@ -92,7 +92,7 @@ class AuditShipper:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Copies the entries that are left, and notes that the hub ends, within a time limit."""
+        """Copies the entries that are left, and notes that the hub ends. Takes a bounded time."""
         with suppress(*self._failures):
             async with asyncio.timeout(self._limits.close_seconds):
                 db = await self._connect()

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.file_modes import make_private_folder
+from dragoman.core.policy_files import PolicyFileStore, SharedFile, hash_text
 from dragoman.policy import loader
 from dragoman.policy.folder import DISABLED, TEMPORARY
 from dragoman.policy.loader import POLICIES, TESTS, PolicyError
 from dragoman.policy.reloader import FolderState, PolicyReloader, read_state
-from dragoman.stores.policy_files import PolicyFiles, SharedFile, hash_text
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _LocalFile(NamedTuple):
 
 
 class SharedPolicies:
-    def __init__(self, store: PolicyFiles, home: Path, folder: Path) -> None:
+    def __init__(self, store: PolicyFileStore, home: Path, folder: Path) -> None:
         self._store = store
         self._record = home / RECORD
         self._folder = folder
