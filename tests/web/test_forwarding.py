@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextvars import copy_context
 from hashlib import sha256
 
 import pytest
 
+from dragoman.core.cluster import prepay, take_prepayment
 from dragoman.web import forwarding
 from dragoman.web.forwarding import ClusterSecret
+from dragoman.web.http.body_budget import BodyBudget
 
 BODY = b"a request"
 
@@ -41,3 +44,23 @@ def test_an_old_seal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     later = time.time() + forwarding.SKEW_SECONDS + 1
     monkeypatch.setattr(time, "time", lambda: later)
     assert secret.open(header, "bbbbbbbb") is None
+
+
+def test_bytes_of_a_body_move_to_the_principal_of_a_forwarded_request() -> None:
+    budget = BodyBudget(100)
+    for _ in range(10):  # the first principal, none, has its share again each time
+        assert budget.take(None, 40)
+        budget.move(None, "anna", 40)
+        assert not budget.take("anna", 20) and budget.take(None, 50)
+        budget.give_back(None, 50)
+        budget.give_back("anna", 40)
+    assert budget.held == 0
+
+
+def test_a_request_that_was_paid_elsewhere_is_not_charged_once() -> None:
+    assert not take_prepayment()
+    with prepay():
+        assert take_prepayment() and not take_prepayment()
+    with prepay():
+        begun = copy_context()  # of work that outlasts the request
+    assert not begun.run(take_prepayment) and not take_prepayment()
