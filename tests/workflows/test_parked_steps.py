@@ -30,7 +30,7 @@ from dragoman.stores.run_rows import merge_due
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 BOB = Principal("owner", "bob")  # without roles
-PARKED = {"attached_secs": 0.01, "poll_secs": 0.1}
+PARKED: dict[str, Any] = {"attached_secs": 0.01, "poll_secs": 0.1}
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ async def test_runs_that_are_due_and_those_that_are_queued_take_turns() -> None:
 
 
 async def test_parked_steps_live_in_postgresql(short_tmp: Path, postgres: str) -> None:
-    tasks, settings = Tasks(), {**PARKED, "database": postgres}
+    tasks, settings = Tasks(), PARKED | {"database": postgres}
     stub = StubTools()
     async with run_rig(short_tmp, stub, **settings) as rig:
         rig.add("work", tasks)
