@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -77,3 +78,27 @@ def _is_running(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+SWEPT = """
+import asyncio, sys
+from dragoman.processes.descendants import DESCENDANTS
+from dragoman.processes.secret_command import read_command
+
+async def main():
+    DESCENDANTS.adopt_orphans()
+    reading = asyncio.ensure_future(read_command(sys.argv[1], "server", {}, 10.0))
+    while not reading.done():
+        DESCENDANTS.sweep()
+        await asyncio.sleep(0)
+    print(reading.result())
+
+asyncio.run(main())
+"""
+
+
+def test_the_sweep_of_a_hub_without_servers_leaves_the_command_alone() -> None:
+    """In a process of its own: a sweep kills what it does not know."""
+    command = [sys.executable, "-c", SWEPT, python(f"print('{CANARY}')")]
+    swept = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert swept.stdout.strip() == CANARY, swept.stderr

@@ -9,11 +9,15 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from dragoman.stores.audit.chain import HEADS, AuditSeal, read_key
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 
 WRITER = Path(__file__).with_name("audit_writer.py")
+KILLS = Path(__file__).with_name("audit_kills.py")
 
 
 def start(home: Path) -> subprocess.Popen[bytes]:
@@ -62,6 +66,23 @@ def test_no_stored_intent_is_lost_when_the_hub_is_killed(
         kept = {record.seq for record in records}
         assert {seq for seq in stored if seq >= verdict.first_seq} <= kept
         assert not [record for record in records if record.outcome in ("running", "break")]
+
+
+@pytest.mark.parametrize(("kind", "calls", "moments"), [("calls", 4, 40), ("pages", 10, 20)])
+def test_hub_killed_at_each_moment_leaves_no_break(
+    tmp_path: Path, kind: str, calls: int, moments: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = [sys.executable, str(KILLS), str(tmp_path), kind, str(calls)]
+    done = subprocess.run(run, check=True, capture_output=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) > moments
+    for number, line in enumerate(lines, 1):
+        home = tmp_path / str(number)
+        audit = SqliteAuditLog(home)
+        assert audit.tip.seq > max(map(int, line.split()), default=0), number
+        audit.close()
+        assert verify(home).problem is None, number
+    assert not caplog.text
 
 
 def test_audit_is_readable_and_verifiable_while_written(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dragoman.stores.audit.chain import (
     EntryRow,
     read_key,
 )
-from dragoman.stores.audit.journal import read_journal
+from dragoman.stores.audit.journal import PAGE, SIZE, Journal, measure_gap, read_journal
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
@@ -457,6 +457,7 @@ async def test_seals_are_hmac_sha256_over_every_field(tmp_path: Path) -> None:
         before = mac
 
 
+INTENT = ("intent", None, 1.5, b"")
 LEFT = LAST + 1
 """What `leave` leaves: all that, and a call that still ran."""
 
@@ -489,6 +490,7 @@ def rewrite(change: Callable[[list[EntryRow]], list[EntryRow]]) -> Callable[[Pat
         whole = b""
         for seq, kind, of, at, body, own in change(left.rows):
             whole += seal.seal_entry(mac, seq, kind, of, at, body)[0]
+            whole += bytes(measure_gap(len(whole)))
             mac = own
         (home / "audit.journal").write_bytes(whole + left.trailer + bytes(999))
 
@@ -615,6 +617,32 @@ async def test_sequence_numbers_stay_unique_after_a_break(name: str, tmp_path: P
     audit = SqliteAuditLog(home)
     assert audit.intend({}) > LEFT
     audit.close()
+
+
+@pytest.mark.parametrize("with_gaps", [True, False])
+def test_journal_is_read_wherever_its_pages_end(with_gaps: bool, tmp_path: Path) -> None:
+    seal = AuditSeal(bytes(32))
+    journal = Journal(tmp_path)
+    size = len(seal.seal_entry(ORIGIN.mac, 1, *INTENT)[0])
+    for room in (*range(90), 3000):  # that the second leaves in its page
+        bodies = (b"", bytes(PAGE - room - 2 * size), b"")
+        whole, rows, tip = b"", [], ORIGIN
+        journal.restart(seal.seal_tip(TRAILER, *tip))
+        for body in bodies:
+            entries, new, tip = seal.seal_batch([(*INTENT[:3], body)], tip)
+            trailer = seal.seal_tip(TRAILER, *tip)
+            assert journal.append(entries, trailer)
+            rows += new
+            whole += entries[0]
+            stored = (tmp_path / "audit.journal").read_bytes()
+            at = stored.index(trailer)
+            assert at // PAGE == (at + len(trailer) - 1) // PAGE
+        if not with_gaps:  # as version 0.1 wrote it
+            (tmp_path / "audit.journal").write_bytes((whole + trailer).ljust(SIZE, b"E"))
+        left = read_journal(tmp_path, seal)
+        assert left is not None
+        assert (left.before, left.rows, left.trailer) == (ORIGIN.mac, rows, trailer), room
+    journal.close()
 
 
 async def test_torn_write_is_a_break_that_keeps_earlier_entries(

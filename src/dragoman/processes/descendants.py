@@ -7,23 +7,24 @@ process is found.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
+"""The server of a process below the hub that cannot be attributed."""
 OWN = ""
 """Stands for the server of a command that the hub itself runs: the process acts for the owner. What
 it starts does not."""
-"""The server of a process below the hub that cannot be attributed."""
 DEEPEST = 1_000
 ROUNDS = 10
 """How often survivors are killed again: a process may start another meanwhile."""
@@ -61,6 +62,8 @@ class Descendants:
         """Orphans that cannot be attributed, with the marks of the children that may have started
         each."""
         self._is_subreaper = False
+        self._starting = 0
+        """How many commands are being started, whose processes are not in `_children` yet."""
         self._record: Path | None = None
         self._recorded: list[tuple[int, int]] = []
 
@@ -75,6 +78,36 @@ class Descendants:
 
     def discard(self, pid: int) -> None:
         self._children.pop(pid, None)
+
+    @contextlib.asynccontextmanager
+    async def run_command(
+        self, server: str, *command: str, **options: Any
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Starts a command in a session of its own, whose output is read from `stdout`, and kills
+        it at the end of the block if it still runs."""
+        self._starting += 1  # a sweep would take it for an orphan
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,  # it may repeat a secret
+                start_new_session=True,
+                **options,
+            )
+            self.add(process.pid, f"command-{process.pid}", server)
+        finally:
+            self._starting -= 1
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            try:
+                await process.wait()
+            finally:
+                self.discard(process.pid)
 
     def note_started(self, pid: int) -> None:
         """Notes the processes that child `pid` has started."""
@@ -134,7 +167,7 @@ class Descendants:
     def sweep(self) -> None:
         """Attributes each process, reaps orphans that have exited, and kills those of servers that
         no longer run."""
-        if not self._is_subreaper:
+        if not self._is_subreaper or self._starting:
             return
         known: dict[tuple[int, int], HubChild] = {}
         suspects: dict[tuple[int, int], frozenset[str]] = {}

@@ -7,10 +7,7 @@ bounded. Its arguments are a list, never a shell.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,18 +52,12 @@ class OwnCommands:
 
     async def _run(self, args: tuple[str, ...]) -> tuple[int, bytes]:
         command = [sys.executable, "-m", "dragoman", "--home", str(self._home), *args]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            limit=MAX_OUTPUT,
-        )
-        assert process.stdout is not None
-        DESCENDANTS.add(process.pid, f"command-{process.pid}", OWN)
         try:
-            async with asyncio.timeout(self._seconds):
+            async with (
+                asyncio.timeout(self._seconds),
+                DESCENDANTS.run_command(OWN, *command, limit=MAX_OUTPUT) as process,
+            ):
+                assert process.stdout is not None
                 output = await process.stdout.read(MAX_OUTPUT)
                 while more := await process.stdout.read(MAX_OUTPUT):
                     output += more
@@ -75,9 +66,3 @@ class OwnCommands:
                 return await process.wait(), output
         except TimeoutError:
             raise HubError(f'"dragoman {args[0]}" did not end within {self._seconds:g} s') from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-            DESCENDANTS.discard(process.pid)

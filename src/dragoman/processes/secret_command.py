@@ -8,14 +8,13 @@ message.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
-import signal
 from collections.abc import Mapping
 
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import MAX_SECRET_BYTES
+from dragoman.processes.descendants import DESCENDANTS, UNKNOWN
 
 
 async def read_command(
@@ -32,28 +31,19 @@ async def read_command(
     shown = f'"exec:{words[0][:100]} …"'
     names = ("PATH", "HOME")
     environment = {name: variables[name] for name in names if name in variables}
+    options = {"env": {"PATH": os.defpath, **environment}, "cwd": "/"}
     try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *words[1:],
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # it may repeat the secret
-            env={"PATH": os.defpath, **environment},
-            cwd="/",
-            start_new_session=True,
-        )
+        async with (
+            asyncio.timeout(seconds),
+            DESCENDANTS.run_command(UNKNOWN, program, *words[1:], **options) as process,
+        ):
+            output = await _read_output(process)
+            status = 0 if len(output) > MAX_SECRET_BYTES else await process.wait()
+    except TimeoutError:
+        raise ConfigError(f"{owner}: {shown} did not end within {seconds:g} s") from None
     except OSError as error:
         why = str(error.strerror or error).lower()
         raise ConfigError(f"{owner}: {shown} cannot be run: {why}") from None
-    try:
-        async with asyncio.timeout(seconds):
-            output = await _read_output(process)
-            status = await process.wait()
-    except TimeoutError:
-        raise ConfigError(f"{owner}: {shown} did not end within {seconds:g} s") from None
-    finally:
-        _end(process)
     if len(output) > MAX_SECRET_BYTES:
         raise ConfigError(f"{owner}: {shown} printed more than {MAX_SECRET_BYTES} bytes")
     if status != 0:
@@ -71,13 +61,4 @@ async def _read_output(process: asyncio.subprocess.Process) -> bytes:
         if not piece:
             break
         output += piece
-    if len(output) > MAX_SECRET_BYTES:
-        _end(process)
     return output
-
-
-def _end(process: asyncio.subprocess.Process) -> None:
-    """Kills the command and what it has started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)

@@ -200,11 +200,14 @@ def read_key_file(path: Path, remedy: str) -> bytes | None:
     return key
 
 
-def create_key(home: Path) -> bytes:
-    """Creates a key and writes it to disk atomically."""
+def generate_key() -> bytes:
+    return secrets.token_bytes(32)
+
+
+def store_key(home: Path, key: bytes) -> None:
+    """Writes the key to disk atomically."""
     path = home / KEY
     draft = path.with_suffix(".new")
-    key = secrets.token_bytes(32)
     try:
         draft.unlink(missing_ok=True)
         file = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -216,7 +219,6 @@ def create_key(home: Path) -> bytes:
         draft.replace(path)
     except OSError as error:
         raise ConfigError(f'"{path}" cannot be written ({error.strerror})') from error
-    return key
 
 
 def read_anchor(db: sqlite3.Connection, seal: AuditSeal) -> ChainTip:

@@ -1,9 +1,12 @@
 """The journal of the audit log: a file of fixed size with the entries not yet in the database.
 
 Sealed entries follow one another, then the trailer: the sealed end of the chain. New entries and
-their trailer overwrite the old trailer in one write to the page cache, which survives kill -9. The
-MAC of an entry is stored in the record that follows it, entry or trailer, at the same offset. Bytes
-after the trailer are left over and have no meaning. Does not verify seals.
+their trailer overwrite the old trailer in the page cache, which survives kill -9. The MAC of an
+entry is stored in the record that follows it, entry or trailer, at the same offset. Bytes after the
+trailer are left over and have no meaning. Does not verify seals.
+
+kill -9 can end a write between two pages, never within one. No trailer extends over two pages, and
+its page is written last: the journal ends with the old entries or with the new ones.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +27,11 @@ SIZE = 1024 * 1024
 MAX_BODY = 64 * 1024
 FIRST_LOOK = 64 * 1024
 TRIES = 10
+PAGE = 4096
+"""Pages of the page cache have this size or a multiple of it."""
 
 TRAILER_BYTES = chain.TIP.size + 32
+PARTIAL = f"only a part of an entry was written to {JOURNAL}"
 KINDS = {chain.INTENT.encode(): chain.INTENT, chain.OUTCOME.encode(): chain.OUTCOME}
 
 
@@ -38,18 +45,32 @@ class Journal:
         self._end = SIZE
         self._trailer = b""
 
-    def append(self, entries: bytes, trailer: bytes) -> bool:
+    def append(self, entries: Iterable[bytes], trailer: bytes) -> bool:
         """Appends entries, which any process can then read; returns False if there is no room.
         A failure leaves the journal unchanged."""
-        whole = entries + trailer
-        place = self._end
-        if place + len(whole) > SIZE:
+        begin = end = self._end
+        records: list[bytes] = []
+        for entry in entries:
+            records.append(entry)
+            end += len(entry)
+            if gap := measure_gap(end):
+                records.append(bytes(gap))
+                end += gap
+        if end + TRAILER_BYTES > SIZE:
             return False
-        if os.pwrite(self._file, whole, place) != len(whole):
+        records.append(trailer)
+        whole = b"".join(records)
+        first = PAGE - begin % PAGE
+        if len(whole) > first:
+            rest = whole[first:]
+            if os.pwrite(self._file, rest, begin + first) != len(rest):
+                raise OSError(errno.EIO, PARTIAL)
+            whole = whole[:first]
+        if os.pwrite(self._file, whole, begin) != len(whole):
             # Restore the old trailer: half an entry is neither an entry nor a break.
-            os.pwrite(self._file, self._trailer, place)
-            raise OSError(errno.EIO, f"only a part of an entry was written to {JOURNAL}")
-        self._end = place + len(entries)
+            os.pwrite(self._file, self._trailer, begin)
+            raise OSError(errno.EIO, PARTIAL)
+        self._end = end
         self._trailer = trailer
         return True
 
@@ -106,7 +127,8 @@ class JournalContents(NamedTuple):
 def read_journal(home: Path, seal: AuditSeal | None = None) -> JournalContents | None:
     """Reads the journal from any process; returns None if there is no file. A reader that reads the
     database afterwards misses nothing, because entries leave the journal only after the commit.
-    A journal without a valid end may have been read during a write and is read again."""
+    A journal without a valid end may have been read during a write and is read again, or is that of
+    a hub of version 0.1, which left no gaps."""
     left = None
     for attempt in range(TRIES):
         if attempt:
@@ -117,6 +139,9 @@ def read_journal(home: Path, seal: AuditSeal | None = None) -> JournalContents |
         left = _parse(whole)
         if _has_valid_end(left, seal):
             break
+        older = _parse(whole, with_gaps=False)
+        if _has_valid_end(older, seal):
+            return older
     return left
 
 
@@ -133,7 +158,13 @@ def _read(path: Path, size: int) -> bytes | None:
         raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
 
 
-def _parse(whole: bytes) -> JournalContents:
+def measure_gap(end: int) -> int:
+    """Returns how many bytes are left free after a record so that a trailer fits into the page."""
+    room = -end % PAGE
+    return room if room < TRAILER_BYTES else 0
+
+
+def _parse(whole: bytes, *, with_gaps: bool = True) -> JournalContents:
     rows: list[EntryRow] = []
     place = 0
     while place + chain.ENTRY.size <= len(whole):
@@ -141,10 +172,12 @@ def _parse(whole: bytes) -> JournalContents:
         body = place + chain.ENTRY.size + name_size
         kind = KINDS.get(whole[place + chain.ENTRY.size : body]) if code == b"E" else None
         end = body + size
+        if with_gaps:
+            end += measure_gap(end)
         if kind is None or size > MAX_BODY or end + 33 > len(whole):
             break
         mac = whole[end + 1 : end + 33]
-        rows.append((seq, kind, of if with_of else None, at, whole[body:end], mac))
+        rows.append((seq, kind, of if with_of else None, at, whole[body : body + size], mac))
         place = end
     return JournalContents(whole[1:33], rows, whole[place : place + TRAILER_BYTES])
 

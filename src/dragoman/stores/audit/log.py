@@ -208,17 +208,20 @@ class SqliteAuditLog:
 
     def _open(self) -> None:
         path = self._home / chain.DATABASE
-        key = chain.read_key(self._home)
+        stored = chain.read_key(self._home)
         others = path.exists() or (self._home / JOURNAL).exists()
-        fresh = key is None and not os.pread(self._head, 1, 0) and not others
-        lost_key = key is None and not fresh
-        if key is None:
-            key = chain.create_key(self._home)
+        # The head of a start that was killed before it stored the key is no loss.
+        first = os.pread(self._head, 1, 0) in (b"", chain.FIRST_HEAD)
+        fresh = stored is None and first and not others
+        lost_key = stored is None and not fresh
+        key = stored or chain.generate_key()
         self._seal = AuditSeal(key)
         self.hash_arguments = self._seal.hash_arguments
         if fresh:
-            # At once: a key or entries without a head then always mean a loss.
+            # Before the key: a key or entries without a head then always mean a loss.
             os.pwrite(self._head, self._seal.seal_tip(chain.FIRST_HEAD, *chain.ORIGIN), 0)
+        if stored is None:
+            chain.store_key(self._home, key)
         self._db = open_store(
             path,
             chain.MIGRATIONS,
@@ -305,7 +308,7 @@ class SqliteAuditLog:
         """Seals and writes new entries to the journal; returns False if that failed."""
         self._seal_pending()
         try:
-            if not self._journal.append(b"".join(self._unwritten), self._trailer):
+            if not self._journal.append(self._unwritten, self._trailer):
                 return False
             self._unwritten.clear()
             if self._durable:
