@@ -210,6 +210,9 @@ class Cluster:
             file = home / "config.toml"
             file.write_text(_written_config(config, self._servers), encoding="utf-8")
             file.chmod(0o600)
+            env = home / "env"  # for commands
+            env.write_text(f"CLUSTER_DATABASE={self.database}\nCLUSTER_SECRET={SECRET}\n")
+            env.chmod(0o600)
         running = RunningHub(home, [], self._env)
         self.hubs.append(running)
         return running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -12,15 +13,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types import a2a_pb2_grpc
 from tests.live.a2a_hub import (
     BINDINGS,
     STREAM,
     SUBSCRIBE,
+    V10,
     Caller,
     a2a_config,
     agents_env,
     steps,
+    with_key,
 )
 from tests.live.cluster_rig import KEY, Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
@@ -47,7 +53,8 @@ def cluster(gates: Path) -> Iterator[Cluster]:
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
     ]
-    config = f'[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config()}'
+    rate = "[limits.rate]\nper_minute = 1\nburst = 100\n"  # of principals that are not the owner
+    config = f'{rate}[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
     with run_cluster(2, servers, config, agents_env(gates)) as running:
         for hub in running.hubs:
             hub.wait_connected("new", "only")
@@ -111,6 +118,45 @@ def test_tasks_are_served_at_either_hub_in_every_dialect(cluster: Cluster, gates
         assert (gates / f"{key}.begun").read_text("utf-8") == "x"
 
 
+def test_grpc_names_the_bindings_that_reach_a_task_of_another_hub(
+    cluster: Cluster, gates: Path
+) -> None:
+    first, second = cluster.hubs
+    caller = Caller(first, "actor", {}, V10)
+    with caller.stream(STREAM, V10.params(steps(["wait", "grpc"], ["reply", "done"]))) as stream:
+        id = find_task_id(V10.event(stream.next()))
+        until(lambda: find_state(Caller(second, "actor", {}, V10).get(id)) != "")
+        assert call_grpc(first, "GetTask", pb.GetTaskRequest(id=id)) == "OK"
+        for method, request in {
+            "GetTask": pb.GetTaskRequest(id=id),
+            "CancelTask": pb.CancelTaskRequest(id=id),
+            "SubscribeToTask": pb.SubscribeToTaskRequest(id=id),
+            "ListTaskPushNotificationConfigs": pb.ListTaskPushNotificationConfigsRequest(
+                task_id=id
+            ),
+        }.items():
+            refusal = call_grpc(second, method, request)
+            assert refusal.startswith("UNAVAILABLE") and "JSONRPC" in refusal, (method, refusal)
+        (gates / "grpc").touch()
+        V10.events(stream)
+    assert "Traceback" not in second.log()
+
+
+def call_grpc(hub: RunningHub, method: str, request: Any) -> str:
+    """Returns the status of the call, and the words of an error."""
+    port = hub.api("/api/status")["agents"]["grpc_port"]
+    metadata = [("a2a-version", "1.0"), ("authorization", f"Bearer {KEY}")]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = getattr(a2a_pb2_grpc.A2AServiceStub(channel), method)
+        try:
+            answer = call(request, metadata=metadata, timeout=20)
+            if method.startswith("Subscribe"):
+                next(answer)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "OK"
+
+
 def find_task_id(event: Any) -> str:
     task = event.get("task", event)
     return str(task.get("id") or task["statusUpdate"]["taskId"])
@@ -118,6 +164,41 @@ def find_task_id(event: Any) -> str:
 
 def find_state(task: Any) -> str:
     return str(task["status"]["state"])
+
+
+def test_a_forwarded_request_is_charged_once(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    here = with_key(first, "counted", "echo")
+    there = Caller(second, "echo", here.headers)
+    until(lambda: wire.get(f"{second.url}/api/status", here.headers).status == 200)
+    id = here.send("hello")["id"]
+    before = [count_left(hub, here.headers) for hub in cluster.hubs]
+    for _ in range(10):
+        assert there.get(id)["id"] == id
+    left = [count_left(hub, here.headers) for hub in cluster.hubs]
+    # Each look at the budget costs one; a minute brings one back.
+    assert before[0] - left[0] in (0, 1) and before[1] - left[1] in (10, 11), (before, left)
+
+
+def count_left(hub: RunningHub, headers: Any) -> int:
+    budgets = wire.get(f"{hub.url}/api/limits", headers).json()["budgets"]
+    return int(next(one["remaining"] for one in budgets if one["scope"] == "principal"))
+
+
+def test_a_large_message_and_a_large_result_are_forwarded(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    session = wire.Session(first.mcp_url, headers=cluster.headers)
+    session.url = second.mcp_url
+    params = {"name": "mcp_new_no_such_tool", "arguments": {"text": "x" * (10 * 1024 * 1024 - 200)}}
+    answer = session.request("tools/call", params, timeout=60)
+    assert answer["error"]["code"] == -32602, str(answer)[:300]
+    size = 4 * 1024 * 1024
+    params = {"name": "mcp_new_echo", "arguments": {"text": "y" * size}}
+    answer = session.request("tools/call", params, timeout=60)
+    kept = re.search(r"dragoman://results/\w+", answer["result"]["content"][0]["text"])
+    assert kept is not None, str(answer)[-300:]
+    answer = session.request("resources/read", {"uri": kept[0]}, timeout=60)
+    assert answer["result"]["contents"][0]["text"].count("y") >= size, str(answer)[:300]
 
 
 def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
 from dragoman.web.forwarding import (
+    MAX_BODY,
     PATH,
     ClusterSecret,
     ForwardingApp,
@@ -117,7 +118,7 @@ class ClusterParts:
                 )
             sock = tcp_socket(host.strip("[]"), int(port))
             address = f"{host}:{sock.getsockname()[1]}"
-        self._listener = HttpListener(self._internal, sock, bodies)
+        self._listener = HttpListener(self._internal, sock, bodies, body_bytes=MAX_BODY)
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
 

@@ -8,7 +8,9 @@ from then on what was its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -29,6 +31,42 @@ class OwnedElsewhere(BaseException):
         super().__init__(mark)
         self.mark = mark
         """The hub that the id names; its heir may be the owner now."""
+        self.is_charged = False
+        """Whether the request was charged here to the rate limit of its principal."""
+
+
+class Prepayment:
+    """A request that another hub has charged to the rate limit of its principal already. It is
+    used up by the first charge, so that work that the request begins is charged as ever."""
+
+    __slots__ = ("is_left",)
+
+    def __init__(self) -> None:
+        self.is_left = True
+
+
+_prepayment: ContextVar[Prepayment | None] = ContextVar("prepayment", default=None)
+
+
+@contextmanager
+def prepay() -> Iterator[None]:
+    """Has the request that is answered meanwhile not charged again."""
+    paid = Prepayment()
+    token = _prepayment.set(paid)
+    try:
+        yield
+    finally:
+        paid.is_left = False
+        _prepayment.reset(token)
+
+
+def take_prepayment() -> bool:
+    """Whether the request that is being answered was charged at another hub; once."""
+    paid = _prepayment.get()
+    if paid is None or not paid.is_left:
+        return False
+    paid.is_left = False
+    return True
 
 
 class Ownership(Protocol):

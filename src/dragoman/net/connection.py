@@ -130,6 +130,8 @@ class HttpExchange(Struct, eq=False):
     """For a compressed body, which is inflated as it is read."""
     received: bool = False
     """All of a compressed body is here."""
+    repeated: tuple[tuple[str, str], ...] = ()
+    """The earlier values of repeated headers."""
 
     async def head(self) -> None:
         while not self.status:
@@ -458,7 +460,8 @@ class Connection(asyncio.Protocol):
 
     def _learn_head(self, exchange: HttpExchange, data: bytes) -> None:
         headers = exchange.headers
-        if exchange.inflater is None and "content-length" in headers and exchange.method != "HEAD":
+        is_plain = exchange.inflater is None and not exchange.repeated
+        if is_plain and "content-length" in headers and exchange.method != "HEAD":
             head = learn_head(data, headers["content-length"].encode("latin-1"))
             self._known = (head, headers.copy()) if head is not None else None
 
@@ -520,11 +523,17 @@ class Connection(asyncio.Protocol):
             return  # no client of the hub uses them
         key = _NAMES.get(name) or name.decode("latin-1").lower()
         headers = self._headers
-        if key in headers and key in _ONCE:
-            self._refuse(f'it has two "{key}" headers')
+        if key in headers:
+            self._note_repeated(key, headers[key])
         if value and value[-1] <= _SPACE:
             value = value.rstrip(b" \t")
         headers[key] = value.decode("latin-1")
+
+    def _note_repeated(self, key: str, value: str) -> None:
+        if key in _ONCE:
+            self._refuse(f'it has two "{key}" headers')
+        if self._exchange is not None:
+            self._exchange.repeated += ((key, value),)
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange
@@ -535,6 +544,7 @@ class Connection(asyncio.Protocol):
             if status in {100, 102, 103}:
                 self._interim = True
                 headers.clear()
+                exchange.repeated = ()
                 return
             self._refuse(f"its status is {status}")
         framing = headers.get("transfer-encoding")

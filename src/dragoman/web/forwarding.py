@@ -14,18 +14,20 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from secrets import token_hex
 from typing import Any, Protocol
 
 import msgspec
 
 from dragoman.core.background import Work, start_task
-from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.cluster import OwnedElsewhere, prepay
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.web.api import build_error
-from dragoman.web.http.http1 import AdmitLater, Application
+from dragoman.web.http.http1 import BODY_BYTES, HEAD_BYTES, AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.http.sockets import is_loopback
 from dragoman.wire import rpc, sse
@@ -48,6 +50,11 @@ MAX_EVENT = 1024 * 1024
 CONSOLE = "/console"
 _OWN_LINES = (b"id:", b":", b"retry:")
 MAX_REPLY = 64 * 1024 * 1024
+"""Bytes of a response with a length, which is held in memory; streams have no limit."""
+REPLY_SECONDS = 60.0
+"""Time for the body of such a response after its head: it is complete when its head is sent."""
+MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
+"""Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
 _SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
@@ -102,6 +109,10 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
     """Whether the owner has to find the principal: by a cookie that only the owner knows."""
     is_local: bool = False
     """Whether a program of the hub's own user, on the machine of the first hub, has sent it."""
+    is_charged: bool = False
+    """Whether the first hub has charged it to the rate limit of its principal."""
+    repeated: list[bytes] = []
+    """The headers that came more than once; `fields` has their values joined."""
 
 
 OpenClient = Callable[[str], tuple[HttpClient, str]]
@@ -187,7 +198,7 @@ class ForwardingApp:
         try:
             work = self._app.answer(request)
         except OwnedElsewhere as found:
-            return self._forward(request, found.mark)
+            return self._forward(request, found.mark, found.is_charged)
         if packed is not None and work is not None:
             return self._merge_events(request, work, packed)
         return self._answer(request, work) if work is not None else None
@@ -254,22 +265,22 @@ class ForwardingApp:
                     "%s %s was begun here and is owned elsewhere", request.method, request.path
                 )
                 raise RuntimeError("a request was begun at a hub that does not own it") from None
-            await self._forward(request, found.mark)
+            await self._forward(request, found.mark, found.is_charged)
 
-    async def _forward(self, request: ServerRequest, mark: str) -> None:
+    async def _forward(self, request: ServerRequest, mark: str, is_charged: bool = False) -> None:
         if self._running >= MAX_FORWARDED:
             _refuse(request, Overloaded("too many requests are at other hubs; try again shortly"))
             return
         self._running += 1
         try:
-            await self._deliver(request, mark)
+            await self._deliver(request, mark, is_charged)
         except HubError as error:
             if not request.lost:
                 _refuse(request, error)
         finally:
             self._running -= 1
 
-    async def _deliver(self, request: ServerRequest, mark: str) -> None:
+    async def _deliver(self, request: ServerRequest, mark: str, is_charged: bool) -> None:
         """Sends the request to its owner. A hub that has just ended cannot be reached, and has an
         heir a moment later."""
         problem: HubError = StorageFailed("the owner of the request is not known")
@@ -281,10 +292,10 @@ class ForwardingApp:
                 problem = error
             else:
                 if owner is None:
-                    await _serve_again(self._app, request)
+                    await _serve_again(self._app, request, is_charged)
                     return
                 try:
-                    if await self._send(request, owner):
+                    if await self._send(request, owner, is_charged):
                         return
                     problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
                 except Unreachable as error:
@@ -298,9 +309,10 @@ class ForwardingApp:
             waited.cancel()
         raise problem
 
-    async def _send(self, request: ServerRequest, owner: HubAddress) -> bool:
+    async def _send(self, request: ServerRequest, owner: HubAddress, is_charged: bool) -> bool:
         """Sends the request and returns the response. False if the hub has refused it unread."""
-        work = start_task(self._request(self._pack(request), owner))
+        packed = msgspec.structs.replace(self._pack(request), is_charged=is_charged)
+        work = start_task(self._request(packed, owner))
         gone: asyncio.Future[Any] = request.gone
         try:
             while not work.done():
@@ -322,7 +334,7 @@ class ForwardingApp:
         reply = work.result()
         if reply is None:
             return False
-        await _return(request, reply)
+        await _return(request, reply, partial(self._is_owner, owner), self._cluster.lease_secs)
         return True
 
     async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
@@ -401,8 +413,13 @@ class PlacedHttpClient:
         return reply
 
 
-async def _serve_again(app: Application, request: ServerRequest) -> None:
+async def _serve_again(app: Application, request: ServerRequest, is_charged: bool) -> None:
     """Serves a request that this hub owns by now."""
+    with prepay() if is_charged else nullcontext():
+        await _serve_owned(app, request)
+
+
+async def _serve_owned(app: Application, request: ServerRequest) -> None:
     try:
         if isinstance(request.refusal, OwnedElsewhere):
             request.refusal = None
@@ -428,20 +445,28 @@ def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequ
         request.body,
         admits,
         is_local,
+        repeated=list(request.repeated),
     )
 
 
-async def _return(request: ServerRequest, reply: HttpReply) -> None:
-    """Sends the response of the owner to the client."""
+async def _return(
+    request: ServerRequest,
+    reply: HttpReply,
+    is_alive: Callable[[], Awaitable[bool]],
+    lease_secs: float,
+) -> None:
+    """Sends the response of the owner to the client. `is_alive` finds out whether the owner still
+    lives."""
     headers: Headers = [
         (name.encode("latin-1"), value.encode("latin-1"))
-        for name, value in reply.headers.items()
+        for name, value in (*reply.repeated, *reply.headers.items())
         if name not in _NOT_RETURNED
     ]
     if "transfer-encoding" not in reply.headers:
         try:
-            body = await reply.body.read(MAX_REPLY)
-        except TargetFailed as error:
+            async with asyncio.timeout(REPLY_SECONDS):
+                body = await reply.body.read(MAX_REPLY)
+        except (TargetFailed, TimeoutError) as error:
             raise Unreachable(
                 f"the hub that owns it was lost while it answered: {error}"
             ) from error
@@ -452,9 +477,14 @@ async def _return(request: ServerRequest, reply: HttpReply) -> None:
     copying = start_task(_copy(request, reply))
     gone: asyncio.Future[Any] = request.gone
     try:
-        await asyncio.wait([copying, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not copying.done():
-            return  # the client has disconnected, and so does this hub
+        while not copying.done():
+            await asyncio.wait(
+                [copying, gone], timeout=lease_secs, return_when=asyncio.FIRST_COMPLETED
+            )
+            if gone.done() and not copying.done():
+                return  # the client has disconnected, and so does this hub
+            if not copying.done() and not await is_alive():
+                raise Unreachable("the hub has died")
         copying.result()
     except TargetFailed as error:
         log.warning("a stream of another hub broke off: %s", error)
@@ -559,12 +589,12 @@ class InternalApp:
             return _reject(request, request.refused or 400)
         try:
             sent = _decoder.decode(request.body)
-            request.principal = _parse_principal(sent.principal)
+            request.hand_over(_parse_principal(sent.principal))
         except (msgspec.DecodeError, TypeError):
             return _reject(request, 400)
         path, _, query = sent.target.partition(b"?")
         request.method, request.path, request.query = sent.method, path.decode("latin-1"), query
-        request.fields = dict(sent.fields)
+        request.fields, request.repeated = dict(sent.fields), frozenset(sent.repeated)
         request.body = sent.body
         # Another hub is at the other end; whether it is on this machine, its address tells.
         is_near = not request.address or is_loopback(request.address)
@@ -574,7 +604,7 @@ class InternalApp:
         for prefix, serve in self._mounts.items():
             if request.path.startswith(prefix):
                 return serve(request, sender)
-        return self._answer(request)
+        return self._answer(request, sent.is_charged)
 
     async def _admit(self, request: ServerRequest) -> None:
         """Serves a request whose principal only this hub can find."""
@@ -587,19 +617,20 @@ class InternalApp:
         else:
             await self._answer(request)
 
-    async def _answer(self, request: ServerRequest) -> None:
+    async def _answer(self, request: ServerRequest, is_charged: bool = False) -> None:
         try:
-            work = self._app.answer(request)
-            if work is not None:
-                await work
+            with prepay() if is_charged else nullcontext():
+                work = self._app.answer(request)
+                if work is not None:
+                    await work
         except OwnedElsewhere as found:
-            await self._settle(request, found.mark)
+            await self._settle(request, found.mark, is_charged or found.is_charged)
 
-    async def _settle(self, request: ServerRequest, mark: str) -> None:
+    async def _settle(self, request: ServerRequest, mark: str, is_charged: bool = False) -> None:
         """This hub may not know yet that it is the heir."""
         try:
             if await self._cluster.find_owner(mark) is None:
-                await _serve_again(self._app, request)
+                await _serve_again(self._app, request, is_charged)
                 return
             problem: HubError = Unreachable("the hubs disagree on its owner", sent=False)
         except HubError as error:

@@ -8,13 +8,21 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 
 from dragoman.core.background import STOPPING, Background
 from dragoman.core.call import Call, Progress, Question, Result, TaskNamed, TaskStarted
 from dragoman.core.call_chains import RunningCall
-from dragoman.core.errors import HubError, InvalidInput, NotFound, TaskLost, WorkFailed
+from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    NotFound,
+    TaskLost,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.ports import SchemaCompiler
@@ -121,7 +129,7 @@ class WorkflowTools:
             id, path = _read_handle(call.handle)
             if call.sends_nothing:
                 return await self._ask_about(service, call, id)
-            run = await service.answer(call.principal, id, path, call.answers or {})
+            run = await _change_here(service.answer(call.principal, id, path, call.answers or {}))
         try:
             ended = await self._follow(service, call, run)
         except asyncio.CancelledError as error:
@@ -147,7 +155,7 @@ class WorkflowTools:
         """Asks how a run stands, or cancels it."""
         try:
             if call.cancels:
-                await service.cancel(call.principal, id)
+                await _change_here(service.cancel(call.principal, id))
                 return Result()
             run = await service.find(call.principal, id)
         except NotFound as error:
@@ -186,8 +194,16 @@ class WorkflowTools:
     async def _cancel(self, service: RunService, call: Call, id: str) -> None:
         try:
             await service.cancel(call.principal, id)
-        except HubError as error:  # it has ended meanwhile
+        except (HubError, OwnedElsewhere) as error:  # it has ended, or another hub took it over
             log.debug("a run was not cancelled with its call: %s", error)
+
+
+async def _change_here(change: Awaitable[Run]) -> Run:
+    """Awaits the change of a run for a call. A call that has begun is not forwarded any more."""
+    try:
+        return await change
+    except OwnedElsewhere:
+        raise Unreachable("another hub works on this run now; try again", sent=False) from None
 
 
 class _RunFollower:

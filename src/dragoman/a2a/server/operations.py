@@ -29,6 +29,7 @@ from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
+from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
@@ -40,6 +41,8 @@ DIRECT_SECONDS = 0.02
 PAGE = 50
 PAGE_BYTES = 16 * 1024 * 1024
 """What the tasks of a page may take, unless it is a single one."""
+FREE = frozenset({operations.CANCEL})
+"""What is not charged: requests that end something must not be refused."""
 MAX_STREAMS = 1_000
 """Of one principal."""
 
@@ -114,7 +117,7 @@ class A2aServer:
             ctx = self._resolve_tenant(ctx, request["tenant"])
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
-        if op != operations.CANCEL:  # what ends something must not be refused
+        if op not in FREE and not take_prepayment():
             charged = self._limiter.charge(ctx.principal, REQUEST, op)
             if charged is not None:
                 return self._answer_charged(charged, ctx, op, request)
@@ -131,8 +134,12 @@ class A2aServer:
     async def _answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        found = self._operations[op](ctx, request)
-        answer = found if isinstance(found, dict) else await found
+        try:
+            found = self._operations[op](ctx, request)
+            answer = found if isinstance(found, dict) else await found
+        except OwnedElsewhere as other:
+            other.is_charged = op not in FREE
+            raise
         if op != operations.GET:  # which has stored its own task
             self.tasks.flush()
         return answer
@@ -207,11 +214,16 @@ class A2aServer:
     ) -> TaskStream:
         """`last` is the number of the last event that the client has."""
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
-        charged = self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
-        if charged is not None:
-            await charged
+        if not take_prepayment():
+            charged = self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
+            if charged is not None:
+                await charged
         self._check_requirements(ctx, operations.SUBSCRIBE)
-        task = self.access.get(ctx, request["id"])
+        try:
+            task = self.access.get(ctx, request["id"])
+        except OwnedElsewhere as other:
+            other.is_charged = True
+            raise
         facts = self.router.get_facts(task.record.header.agent or HUB)
         routing.check_agent_requirements(facts, ctx.extensions, True)
         count = task.record.count

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
-from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -119,7 +119,7 @@ class McpServer:
             "logging/setLevel": _set_log_level,
             "resources/subscribe": self.subscriptions.subscribe,
             "resources/unsubscribe": self.subscriptions.unsubscribe,
-            "subscriptions/listen": self.subscriptions.listen,
+            "subscriptions/listen": self._listen,
             **dict.fromkeys(list_pages.METHODS, self._list),
             **dict.fromkeys(TASK_METHODS, self._answer_task_method),
         }
@@ -192,6 +192,8 @@ class McpServer:
 
     def _charge(self, request: McpRequest) -> Awaitable[bytes | None] | None:
         """Charges a request that is no call; returns what finds the answer if it is refused."""
+        if take_prepayment():
+            return None
         try:
             charged = self._limiter.charge(request.client.principal, REQUEST, request.method)
         except RateLimited as refusal:
@@ -341,8 +343,21 @@ class McpServer:
         features = request.client.features
         if not request.revision.has_sessions:
             features = request.params["_meta"][CAPABILITIES_KEY]
-        answer = self.tasks.handle(request, features)
-        return answer if isinstance(answer, bytes) else await answer
+        try:
+            answer = self.tasks.handle(request, features)
+            return answer if isinstance(answer, bytes) else await answer
+        except OwnedElsewhere as other:
+            other.is_charged = request.method not in FREE
+            raise
+
+    async def _listen(self, request: McpRequest) -> bytes:
+        work = self.subscriptions.listen(request)
+        del request  # it may last for days
+        try:
+            return await work
+        except OwnedElsewhere as other:
+            other.is_charged = True
+            raise
 
 
 ID_IN_USE = "a request with this id is still running"
@@ -377,7 +392,10 @@ async def _answer_batch(
         problem = _find_batch_flaw(message)
         if problem is not None:
             return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-        return await answer(message)
+        try:
+            return await answer(message)
+        except OwnedElsewhere:  # the other messages of the batch have effects here
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
 
     # Exceptions are the cancellation of single requests.
     answers = await asyncio.gather(*map(answer_item, messages), return_exceptions=True)

@@ -90,8 +90,9 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 class HttpConnection(asyncio.Protocol):
     # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
     __slots__ = (
-        "_admitting", "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
-        "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
+        "_admitting", "_app", "_at_body", "_body", "_body_bytes", "_budget", "_closing",
+        "_current", "_discarding", "_drained", "_due", "_fields", "_going_on", "_head_bytes",
+        "_held", "_idle", "_in_head",
         "_input", "_known", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces",
         "_queue", "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner",
         "_sample", "_size", "_task", "_timed", "_timer", "_tokens", "_transport", "_unfinished",
@@ -105,8 +106,10 @@ class HttpConnection(asyncio.Protocol):
         register: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         budget: BodyBudget,
+        body_bytes: int = BODY_BYTES,
     ) -> None:
         self.loop = loop
+        self._body_bytes = body_bytes
         self.lost = False
         self.owner: Hashable = ""
         """The client's address, or the principal once a request has been authenticated."""
@@ -543,8 +546,8 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def _begin_large_body(self, request: ServerRequest, size: int) -> None:
-        if size <= BODY_BYTES:
-            self._reserve(request, size)
+        if size <= self._body_bytes:
+            self._reserve(request, min(size, BODY_BYTES))
             return
         request.refused = 413
         if size > DRAIN_BYTES:
@@ -587,6 +590,11 @@ class HttpConnection(asyncio.Protocol):
             self._budget.give_back(request.principal, -more)
         request.reserved = size
         return True
+
+    def hand_over(self, request: ServerRequest, principal: Principal | None) -> None:
+        """Makes a request that of another principal, and charges its body to it."""
+        self._budget.move(request.principal, principal, request.reserved)
+        request.principal = principal
 
     def _release(self, request: ServerRequest) -> None:
         size, request.reserved = request.reserved, 0
@@ -653,12 +661,12 @@ class HttpConnection(asyncio.Protocol):
         if self._size > SMALL_BYTES and b"content-encoding" not in self._fields:
             # Found here in pieces, since to search a whole body takes ten milliseconds.
             self._tokens += count_tokens(body)
-            if self._tokens > MAX_TOKENS:
+            if self._tokens > MAX_TOKENS and self._body_bytes == BODY_BYTES:
                 self._refuse_body(request, 400)
 
     def _takes_more(self, request: ServerRequest) -> bool:
         """Whether a body that has become large is kept."""
-        if self._size > BODY_BYTES:
+        if self._size > self._body_bytes:
             self._body = b""
             request.refused = 413
             if self._size > DRAIN_BYTES:

@@ -9,7 +9,13 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits
-from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
+from dragoman.web.http.http1 import (
+    BODY_BYTES,
+    BUDGET_BYTES,
+    AdmitLater,
+    Application,
+    HttpConnection,
+)
 from dragoman.web.http.request import ServerRequest
 
 
@@ -34,8 +40,10 @@ class HttpListener:
         sock: socket.socket,
         budget: BodyBudget | None = None,
         connections: int = MAX_CONNECTIONS,
+        body_bytes: int = BODY_BYTES,
     ) -> None:
-        """`budget` is shared with other listeners."""
+        """`budget` is shared with other listeners; a body may have `body_bytes`."""
+        self._body_bytes = body_bytes
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
@@ -46,7 +54,9 @@ class HttpListener:
         loop = asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
-            return HttpConnection(self._app, self._connections, loop, self._budget)
+            return HttpConnection(
+                self._app, self._connections, loop, self._budget, self._body_bytes
+            )
 
         self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
 
