@@ -101,3 +101,33 @@ async def test_messages_reach_the_other_hubs_and_not_their_sender(postgres_url: 
         await until(is_heard)
         first.publish("news", {"words": "x" * 10_000})  # too large: dropped
         assert not own
+
+
+@pytest.mark.timeout(60)
+async def test_a_lease_that_is_not_renewed_is_lost_although_the_hub_is_alive(
+    postgres_url: str,
+) -> None:
+    async with (
+        run_hub(postgres_url, "a") as first,
+        await psycopg.AsyncConnection.connect(postgres_url) as admin,
+    ):
+        await until(lambda: first.holds("work"))
+        # Its own row can be renewed, the leases cannot.
+        await admin.execute("LOCK TABLE dragoman.leases IN EXCLUSIVE MODE")
+        await until(lambda: first.is_connected and not first.holds("work"))
+        await admin.rollback()
+        await until(lambda: first.holds("work"))
+
+
+@pytest.mark.timeout(60)
+async def test_a_failed_takeover_does_not_end_the_renewals(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+
+        async def fail(id: str) -> None:
+            raise ValueError("a defect")
+
+        second.on_inherit.append(fail)
+        await first.stop()
+        await until(lambda: is_owner(second, first.mark))
+        renewed = second._renewed
+        await until(lambda: second._renewed > renewed + LEASE)
