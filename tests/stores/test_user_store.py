@@ -194,13 +194,13 @@ def test_a_flood_of_registrations_is_bounded(store_place: StorePlace) -> None:
     stores.users.add("anna")
     used = stores.grants.register_client({"client_name": "used"}, "")
     stores.grants.open_grant("anna", used.id, "used", [], "", "uri", "pkce")
-    refused = 0
-    for _ in range(1_000):
+    refused, flood = 0, 10_000 if isinstance(store_place, Path) else 600
+    for _ in range(flood):
         try:
             stores.grants.register_client({"client_name": "flood"}, "")
         except RateLimited:
             refused += 1
-    assert refused == 500
+    assert refused == flood - 500
     count = stores.base.read("SELECT count(*) FROM clients")[0][0]
     assert count == 501 and stores.grants.find_client(used.id) is not None
     with stores.base.transact() as db:  # an hour later
