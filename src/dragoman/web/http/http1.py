@@ -316,8 +316,8 @@ class HttpConnection(asyncio.Protocol):
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _repeat_head(self, data: bytes) -> bool:
-        """Begins a request if `data` is a whole one with the head of the last one. llhttp is between
-        two requests, so it need not see this one."""
+        """Begins a request if `data` is a whole one with the head of the last one. llhttp is
+        between two requests, so it need not see this one."""
         known = self._known
         found = known[0].find_body(data) if known is not None else None
         if known is None or found is None:
