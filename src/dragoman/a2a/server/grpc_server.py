@@ -29,6 +29,7 @@ from dragoman.a2a.server.request_context import (
 )
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import TokenRejected, WhyEnded
+from dragoman.core.cluster import OF_ANOTHER_HUB, OwnedElsewhere
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -216,6 +217,8 @@ class A2aGrpcServer:
             if not why:
                 raise
             await _abort(service, context, A2aError(errors.UNAUTHENTICATED, why))
+        except OwnedElsewhere:
+            await _abort(service, context, A2aError(errors.UNAVAILABLE, OF_ANOTHER_HUB))
         except Exception as error:
             # The call counts until the error is sent: a client that does not read may delay that.
             await _abort(service, context, error)
