@@ -13,6 +13,7 @@ from faults import (
     clients,
     clock,
     console,
+    database_away,
     databases,
     descriptors,
     disk,
@@ -268,6 +269,14 @@ EXPERIMENTS = [
         "no request is lost; p99 is at most 60 ms above that of requests that are not charged; "
         "both hubs together admit at most twice the limit; they use it again within 5 s",
         shared_limits.lose_redis, 30, 2,
+    ),
+    Experiment(
+        "PostgreSQL away",
+        "two hubs serve calls, also forwarded ones, while their PostgreSQL server is stopped or "
+        "paused for 10 s, or restarted",
+        "each request is answered or refused within 2 s; no hub is declared dead; all is served "
+        "within 5 s after the server is back, without a restart",
+        database_away.lose_database, 10, 2,
     ),
     Experiment(
         "misbehaving servers",

@@ -3,13 +3,18 @@ that is killed are continued by another, and nothing is executed twice."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.live.cluster_rig import Cluster, run_cluster
 from tests.live.conftest import RunningHub
@@ -17,8 +22,11 @@ from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import read_log, server_entry
 
+from dragoman.workflows.schedules import LEASE
+
 pytestmark = pytest.mark.promise("R14")
 
+HOOK_SECRET = "secret-of-the-webhook-0123456789"
 CALL = "{{id: {id}, nodeId: tool.call, config: {{tool: new.{tool}, arguments: {args}}}{more}}}"
 
 
@@ -48,7 +56,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(log: Path) -> Iterator[Cluster]:
     servers = [server_entry("new", "sdk_server", "--era", "modern", "--log", log)]
-    with run_cluster(2, servers) as running:
+    with run_cluster(2, servers, env={"HOOK": HOOK_SECRET}) as running:
         for hub in running.hubs:
             hub.wait_connected("new")
             for name, source in WORKFLOWS.items():
@@ -103,6 +111,70 @@ def test_any_hub_shows_and_cancels_a_run(cluster: Cluster) -> None:
     decided = first.post(f"/api/approvals/{approvals[0]['id']}/approve", {})
     assert decided, decided
     assert wait_for(second, asked, "completed")
+
+
+def test_each_occurrence_of_a_trigger_starts_one_run(cluster: Cluster) -> None:
+    """A schedule that both hubs know, and a delivery of a webhook that both get at once."""
+    triggers = (
+        "triggers:\n"
+        "  - {type: schedule, every: 1m, catchUp: all}\n"
+        "  - {type: webhook, secret: env:HOOK}\n"
+    )
+    source = f"{triggers}steps:\n" + step("a", "add", "{a: 5, b: 5}")
+    for hub in cluster.hubs:
+        made = hub.post("/api/workflows", {"name": "ticks", "source": source})
+        assert made.get("state") == "active", made
+    holder = until(lambda: find_holder(cluster))
+    with psycopg.connect(cluster.database, autocommit=True) as database:
+        # As if the holder had been away when three runs were due, and another hub takes over.
+        database.execute("UPDATE dragoman.trigger_schedules SET next_at = %s", (time.time() - 150,))
+        others = {find_id(one) for one in cluster.hubs} - {holder}
+        for taker in (*others, holder):
+            database.execute("UPDATE dragoman.leases SET hub = %s WHERE name = %s", (taker, LEASE))
+            until(partial(is_holder, cluster, taker), 20)
+            until(lambda: len(list_occurrences(cluster.hubs[0], "schedule")) >= 3, 20)
+    body, id = b"{}", f"delivery-{time.time()}"
+    moment = str(int(time.time()))
+    mac = hmac.digest(HOOK_SECRET.encode(), f"{id}.{moment}.".encode() + body, "sha256")
+    signed = {
+        "Content-Type": "application/json",
+        "webhook-id": id,
+        "webhook-timestamp": moment,
+        "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
+    }
+
+    def deliver(number: int) -> int:
+        url = f"{cluster.hubs[number % 2].url}/api/hooks/ticks"
+        return wire.http_request("POST", url, body, signed, 20).status
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {one // 100 for one in pool.map(deliver, range(8))} == {2}
+    for hub in cluster.hubs:
+        assert len(list_occurrences(hub, "webhook")) == 1
+        starts = list_occurrences(hub, "schedule")
+        assert len(starts) == len(set(starts)) and len(starts) in (3, 4), starts
+        wire.http_request("DELETE", f"{hub.url}/api/workflows/ticks", None, hub.headers, 20)
+
+
+def find_id(hub: RunningHub) -> str:
+    return str(next(one["id"] for one in hub.api("/api/cluster")["hubs"] if one["is_this"]))
+
+
+def find_holder(cluster: Cluster) -> str:
+    """The hub that starts the runs of schedules."""
+    leases = cluster.hubs[0].api("/api/cluster")["leases"]
+    return next((str(one["hub"]) for one in leases if one["name"] == LEASE), "")
+
+
+def is_holder(cluster: Cluster, id: str) -> bool:
+    return find_holder(cluster) == id
+
+
+def list_occurrences(hub: RunningHub, kind: str) -> list[str]:
+    """Lists the occurrences that have started runs: a time, or the id of a delivery."""
+    runs = hub.api("/api/runs?workflow=ticks&limit=200")["runs"]
+    found = [one["trigger"] for one in runs if one["workflow"] == "ticks"]
+    return [str(one.get("at") or one.get("delivery")) for one in found if one["kind"] == kind]
 
 
 def test_the_runs_of_a_killed_hub_are_continued_and_nothing_twice(

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -13,9 +14,10 @@ import pytest
 
 from dragoman.app.build_cluster import HubClients
 from dragoman.core.background import Work
-from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.cluster import OwnedElsewhere, prepay, take_prepayment
 from dragoman.web import forwarding
 from dragoman.web.forwarding import ClusterSecret, ForwardingApp, InternalApp
+from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.web.http.sockets import tcp_socket
@@ -171,3 +173,23 @@ async def test_a_response_ends_with_the_hub_that_sends_it(
         response = begun + await reader.read()
         writer.close()
     assert b'"id":7' in response and forwarding.LOST.encode() in response
+
+
+def test_bytes_of_a_body_move_to_the_principal_of_a_forwarded_request() -> None:
+    budget = BodyBudget(100)
+    for _ in range(10):  # the first principal, none, has its share again each time
+        assert budget.take(None, 40)
+        budget.move(None, "anna", 40)
+        assert not budget.take("anna", 20) and budget.take(None, 50)
+        budget.give_back(None, 50)
+        budget.give_back("anna", 40)
+    assert budget.held == 0
+
+
+def test_a_request_that_was_paid_elsewhere_is_not_charged_once() -> None:
+    assert not take_prepayment()
+    with prepay():
+        assert take_prepayment() and not take_prepayment()
+    with prepay():
+        begun = copy_context()  # of work that outlasts the request
+    assert not begun.run(take_prepayment) and not take_prepayment()

@@ -21,7 +21,8 @@ from dragoman.core.rate_limiter import check_address, limit_address
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
 from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
-from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, AdmitLater
+from dragoman.web.http.connection_limits import BODY_BYTES
+from dragoman.web.http.http1 import SMALL_BYTES, AdmitLater
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
 from dragoman.web.resource_metadata import NO_METADATA, ResourceMetadata

@@ -26,7 +26,8 @@ from dragoman.core.cluster import OwnedElsewhere, prepay
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.web.api import build_error
-from dragoman.web.http.http1 import BODY_BYTES, HEAD_BYTES, AdmitLater, Application
+from dragoman.web.http.connection_limits import BODY_BYTES
+from dragoman.web.http.http1 import HEAD_BYTES, AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.http.sockets import is_loopback
 from dragoman.wire import rpc, sse

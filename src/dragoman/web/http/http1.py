@@ -20,7 +20,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work, resolve, start_task
 from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import ConnectionLimits
+from dragoman.web.http.connection_limits import BODY_BYTES, ConnectionLimits
 from dragoman.web.http.request import STATUS, ServerRequest
 from dragoman.wire.json import MAX_TOKENS, count_tokens
 from dragoman.wire.repeated_head import RepeatedHead, learn_head
@@ -36,7 +36,6 @@ SCARCE_SECONDS = 5.0
 LAST_SECONDS = 10.0
 """Time for written data to leave a connection that is being closed."""
 HEAD_BYTES = 64 * 1024
-BODY_BYTES = 10 * 1024 * 1024
 DRAIN_BYTES = 4 * BODY_BYTES
 """A body over the limit but under this is read and discarded, so that its sender reads the
 response."""
@@ -90,9 +89,8 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 class HttpConnection(asyncio.Protocol):
     # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
     __slots__ = (
-        "_admitting", "_app", "_at_body", "_body", "_body_bytes", "_budget", "_closing",
-        "_current", "_discarding", "_drained", "_due", "_fields", "_going_on", "_head_bytes",
-        "_held", "_idle", "_in_head",
+        "_admitting", "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
+        "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
         "_input", "_known", "_last", "_length", "_parser", "_paused", "_pausing", "_pieces",
         "_queue", "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_runner",
         "_sample", "_size", "_task", "_timed", "_timer", "_tokens", "_transport", "_unfinished",
@@ -106,10 +104,8 @@ class HttpConnection(asyncio.Protocol):
         register: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         budget: BodyBudget,
-        body_bytes: int = BODY_BYTES,
     ) -> None:
         self.loop = loop
-        self._body_bytes = body_bytes
         self.lost = False
         self.owner: Hashable = ""
         """The client's address, or the principal once a request has been authenticated."""
@@ -546,7 +542,7 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def _begin_large_body(self, request: ServerRequest, size: int) -> None:
-        if size <= self._body_bytes:
+        if size <= self._register.body_bytes:
             self._reserve(request, min(size, BODY_BYTES))
             return
         request.refused = 413
@@ -661,12 +657,12 @@ class HttpConnection(asyncio.Protocol):
         if self._size > SMALL_BYTES and b"content-encoding" not in self._fields:
             # Found here in pieces, since to search a whole body takes ten milliseconds.
             self._tokens += count_tokens(body)
-            if self._tokens > MAX_TOKENS and self._body_bytes == BODY_BYTES:
+            if self._tokens > MAX_TOKENS and self._register.body_bytes == BODY_BYTES:
                 self._refuse_body(request, 400)
 
     def _takes_more(self, request: ServerRequest) -> bool:
         """Whether a body that has become large is kept."""
-        if self._size > self._body_bytes:
+        if self._size > self._register.body_bytes:
             self._body = b""
             request.refused = 413
             if self._size > DRAIN_BYTES:

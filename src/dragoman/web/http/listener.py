@@ -8,14 +8,8 @@ import socket
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits
-from dragoman.web.http.http1 import (
-    BODY_BYTES,
-    BUDGET_BYTES,
-    AdmitLater,
-    Application,
-    HttpConnection,
-)
+from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
+from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
 from dragoman.web.http.request import ServerRequest
 
 
@@ -43,20 +37,17 @@ class HttpListener:
         body_bytes: int = BODY_BYTES,
     ) -> None:
         """`budget` is shared with other listeners; a body may have `body_bytes`."""
-        self._body_bytes = body_bytes
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
-        self._connections = ConnectionLimits(connections)
+        self._connections = ConnectionLimits(connections, body_bytes)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
-            return HttpConnection(
-                self._app, self._connections, loop, self._budget, self._body_bytes
-            )
+            return HttpConnection(self._app, self._connections, loop, self._budget)
 
         self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
 
