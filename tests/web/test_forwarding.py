@@ -130,9 +130,7 @@ async def run_hubs() -> AsyncIterator[tuple[TwoHubs, Slow, int]]:
     internal = InternalApp(slow, owner, ClusterSecret(b"k" * 32), {})
     app = ForwardingApp(Elsewhere(), edge, ClusterSecret(b"k" * 32), clients.open)
     sockets = [tcp_socket("127.0.0.1", 0) for _ in range(2)]
-    listeners = [
-        HttpListener(one, sock) for one, sock in zip((internal, app), sockets, strict=True)
-    ]
+    listeners = [HttpListener(internal, sockets[0]), HttpListener(app, sockets[1])]
     edge.port = sockets[0].getsockname()[1]
     for listener in listeners:
         await listener.start()

@@ -469,18 +469,17 @@ class PostgresCluster:
         if self.state in ENDED:
             return
         log.error("this hub was cut off and counts as dead; it joins the cluster again as another")
-        self.mark = token_hex(MARK_CHARS // 2)
-        self._own = {self.mark}
+        self._own = set()
         self._wanted = dict.fromkeys(self._wanted, 0)
+        mark = token_hex(MARK_CHARS // 2)
+        await self._run(_JOIN, (mark, self._node, self._version, self._address, self.state))
+        # Only now: what a hub without a row has claimed counts as that of a dead one.
+        self.mark, self._own = mark, {mark}
         self._renewed = self._steady_since = time.monotonic()
-        await self._run(
-            _JOIN,
-            (self.mark, self._node, self._version, self._address, self.state),
-        )
-        self._take(await self._run(_LIST, ()))
-        self.publish("hubs", {})
-        for lost in self.on_lost:
+        for lost in self.on_lost:  # before anything can fail: this is not repeated
             await self._react(lost, self.mark)
+        self.publish("hubs", {})
+        self._take(await self._run(_LIST, ()))
 
     async def _react(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
         """Calls `react`, and again later if it fails."""
