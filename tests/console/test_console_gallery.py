@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.console.browser import BrowserTab
+from tests.console.browser import BrowserTab, create_link
 from tests.console.gallery import AFTER, Gallery, run_gallery
 from tests.live.conftest import RunningHub
 
@@ -235,6 +235,23 @@ def test_a_key_that_only_reads_sees_every_screen_whole(gallery: Gallery, open_ta
             f"{name} offers {one.inner_text()}" for one in changes.all() if one.is_enabled()
         ]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.promise("U7")
+def test_all_agents_can_be_read_without_javascript(gallery: Gallery, open_tab: OpenTab) -> None:
+    tab = open_tab(gallery.hub, java_script_enabled=False)
+    tab.expected.append("404")
+    tab.page.goto(create_link(gallery.hub))
+    tab.page.click("button")
+    for path, texts in {
+        "/agents": ("analyst", "openai/gpt-4o", "Release notes", "healthy"),
+        "/agents?q=analyst": ("analyst", "1 in all"),
+        "/agents/analyst": ("mcp_github_list_issues", "openai/gpt-4o"),
+        "/agents/Release%20notes": ("SDK agent",),
+        "/agents/nobody": ("nobody",),
+    }.items():
+        tab.page.goto(f"{gallery.hub.url}/console{path}")
+        assert not [text for text in texts if text not in tab.main], tab.main
 
 
 @pytest.mark.promise("U7")
