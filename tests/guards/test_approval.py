@@ -16,7 +16,9 @@ from dragoman.core.approvals import (
     CANCELLED,
     DENIED,
     EXPIRED,
+    INTERRUPTED,
     PENDING,
+    RUNNING,
     STEP,
     ApprovalRequest,
     ApprovalRule,
@@ -306,3 +308,15 @@ def test_rules_of_an_agent_and_its_caller_are_joined() -> None:
     assert join_rules(one, ApprovalRule("b")) == ApprovalRule("a; b", one.approvers, 60.0)
     with pytest.raises(AuthorizationError):
         join_rules(one, ApprovalRule("b", ("role:z",)))
+
+
+async def test_calls_of_another_hub_that_has_ended_are_interrupted(rig: Rig) -> None:
+    begun = []
+    for hub in ("one", "two"):
+        rig.store.rename_hub(hub)
+        id = await rig.park(hub=hub)
+        rig.desk.decide(id, True, LEA)
+        assert rig.desk.claim(id) is not None
+        begun.append(id)
+    rig.desk.take_over("one")
+    assert [rig.desk.get(id).outcome for id in begun] == [INTERRUPTED, RUNNING]

@@ -40,7 +40,7 @@ from dragoman.processes.child_process import CACHES, COMMON_VARIABLES
 
 ALL = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old", "mcp1")
 SDK = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old")
-TIMEOUT = 3.0
+TIMEOUT = 1.6
 
 
 @dataclass

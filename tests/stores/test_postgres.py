@@ -210,6 +210,26 @@ def test_changes_of_another_hub_are_noticed_and_own_ones_are_not(url: str) -> No
         assert mine._base.read_version() > before  # at once
 
 
+def test_a_defect_in_a_listener_does_not_end_the_watch(url: str) -> None:
+    with closing(connect_server(url)) as here, closing(connect_server(url)) as there:
+        here.watch(exclusive=False)
+        mine, theirs = Notes(here, NOTES), Notes(there, NOTES)
+        heard = threading.Event()
+
+        def fail() -> None:
+            heard.set()
+            raise ValueError("a defect")
+
+        here.follow("notes", fail)
+        wait_for(lambda: "notes" in here._counters)
+        for words in ("first", "second"):
+            heard.clear()
+            theirs.add(words)
+            assert heard.wait(5)
+        wait_for(lambda: not here.problem)
+        mine.add("mine")
+
+
 def test_a_hub_alone_excludes_others_and_several_together_do_not(url: str) -> None:
     with closing(connect_server(url)) as first, closing(connect_server(url)) as second:
         first.watch(exclusive=True)

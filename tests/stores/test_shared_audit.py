@@ -24,10 +24,10 @@ from dragoman.stores.audit.shared_keys import ChainKeys
 from dragoman.stores.audit.shared_prune import prune_shared
 from dragoman.stores.audit.shared_reader import SharedRecords
 from dragoman.stores.audit.shared_tables import open_tables
-from dragoman.stores.audit.shared_verify import SharedReport, verify_shared
+from dragoman.stores.audit.shared_verify import SharedReport, list_heads, verify_shared
 from dragoman.stores.audit.shipper import AuditShipper, ShipperLimits
 from dragoman.stores.audit.verify import verify
-from dragoman.stores.postgres_connections import connect
+from dragoman.stores.postgres_connections import connect, connect_async
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 LIMITS = ShipperLimits(look_seconds=0.02, anchor_seconds=0.2)
@@ -248,6 +248,10 @@ async def test_an_old_copy_of_a_chain_is_detected_by_the_other_hub(
             while b.shipper._anchored.get(a.shipper.chain, (0, ""))[0] <= head[0]:
                 await asyncio.sleep(0.01)
     with connect(url) as db:
+        db.execute("UPDATE audit_chains SET head_seq = 0, anchor_seq = 9 WHERE node = 'a'")
+        async with await connect_async(url) as other:  # neither hides the chain
+            assert a.shipper.chain in dict(await list_heads(other))
+        db.execute("UPDATE audit_chains SET anchor_seq = 0 WHERE node = 'a'")
         at = "(SELECT chain FROM audit_chains WHERE node = 'a')"
         db.execute(f"DELETE FROM audit_entries WHERE seq > %s AND chain = {at}", (head[0],))
         db.execute("UPDATE audit_chains SET head_seq = %s, head = %s WHERE node = 'a'", head)

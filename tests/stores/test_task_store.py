@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from dragoman.core.errors import ConfigError, StorageFailed
@@ -20,7 +21,7 @@ from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
 from dragoman.stores.database import StorePlace, connect_server
-from dragoman.stores.tasks import DATABASE, MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import _STILL_OWNED, DATABASE, MemoryTaskStore, SqliteTaskStore
 
 ALICE = Principal("key", "alice", "acme")
 
@@ -424,7 +425,7 @@ def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url
         assert two.find_hub(Principal("key", "stranger"), "new") is None
         assert two.load() == [] and two.load_pushes() == []
         assert sorted(task.id for task in two.take_over("one")) == ["new", "old"]
-        assert two.take_over("one") == [] and one.load() == []
+        assert len(two.take_over("one")) == 2 and one.load() == []
         assert len(two.load_pushes()) == 1 and one.load_pushes() == []
         assert one.find_hub(owner, "new") == "two"
         # The first one was only paused: it must not change what the other has taken over.
@@ -455,3 +456,44 @@ def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: 
         save_twice(key, (said(2), said(3)), (said(2), said(3), said(4)))
         assert [task.key for task in store.load()] == [key]
         assert [entry.number for entry in store.load_entries(key)] == [1, 2, 3, 4]
+
+
+def test_a_takeover_that_failed_halfway_is_repeated(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one.save([change(id="a"), change(id="b")])
+        take, load = two._take, two._load_where
+
+        def lose(hub: str, most: int | None = None) -> set[int]:
+            take(hub, most)
+            raise StorageFailed("the answer was lost")
+
+        def fail(where: str, values: tuple[Any, ...]) -> Any:
+            raise ConfigError("cannot be read")
+
+        two._take = lose  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed, match="the answer was lost"):
+            two.take_over("one")
+        two._take = take  # type: ignore[method-assign]
+        two._load_where = fail  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match="cannot be read"):
+            two.take_over("one")
+        two._load_where = load  # type: ignore[method-assign]
+        found = two.take_over("one")
+        assert sorted(task.id for task in found) == ["a", "b"]
+        two.delete(found[0].key)  # not in the database yet, and not taken over again
+        assert [task.key for task in two.take_over("one")] == [found[1].key]
+
+
+def test_no_task_is_taken_over_while_its_hub_stores_it(postgres_url: str) -> None:
+    """A hub that was paused between the check of its ownership and its write must not win."""
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        ((key, _),) = one.save([change(id="a")])
+        with psycopg.connect(postgres_url) as paused:
+            paused.execute("SET search_path = dragoman")
+            text = _STILL_OWNED.replace("?", "%s")
+            assert paused.execute(text.encode(), (1, [key], "one")).fetchone() == (1,)
+            with pytest.raises(StorageFailed, match="lock timeout"):
+                two.take_over("one")
+        assert [task.key for task in two.take_over("one")] == [key]

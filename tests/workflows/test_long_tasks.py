@@ -32,6 +32,7 @@ AGENTS: Mapping[str, tuple[str, ...]] = {
     "mid": (SDK, "--declare", "JSONRPC:0.3", *SKILL),
     "quiet": (SDK, "--declare", "JSONRPC:1.0", "--no-streaming", *SKILL),
     "old": ("a2a_v03_agent", *SKILL),
+    "grpc": ("a2a_grpc_agent",),
 }
 INVOKE = """
 inputs: {agent: string, file: string, word: {type: string, default: long}}
@@ -94,7 +95,9 @@ class Rig:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(mode=0o700)
         (self.home / "workflows").mkdir(mode=0o700)
-        agents = "".join(external(name, peer.url) for name, peer in self.peers.items())
+        agents = "".join(
+            external(name, peer.url, allow_private=True) for name, peer in self.peers.items()
+        )
         settings = f"[workflows]\nattached_secs = {attached_secs}\npoll_secs = 0.2\n"
         config = f"[a2a]\nenabled = true\n{agents}{settings}{more}"
         texts = {f"workflows/{name}.yaml": text for name, text in WORKFLOWS.items()}
@@ -223,7 +226,7 @@ def test_tasks_of_all_dialects_outlive_the_hub(rig: Rig) -> None:
     for name, work in works.items():
         found = work.until()
         assert (found["run"]["state"], found["output"]) == ("completed", f"{name} is done"), found
-    more = Counter({"new": 3, "old": 2, **dict.fromkeys(("rest", "mid", "quiet"), 1)})
+    more = Counter({"new": 3, "old": 2, **dict.fromkeys(("rest", "mid", "quiet", "grpc"), 1)})
     assert {name: rig.count(name, "execute") - before[name] for name in AGENTS} == more
     # The audit has the beginning and the outcome of each, and none of the polls between them.
     for work in works.values():

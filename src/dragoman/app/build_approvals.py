@@ -41,7 +41,6 @@ class ApprovalParts(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LazyApprovals:
     place: StorePlace
-    hub_id: str
     live: LiveConfig
     audit: AuditLog
     hub: Hub
@@ -75,6 +74,18 @@ class LazyApprovals:
         if desk is not None:
             desk.start_ready()
 
+    def take_over(self, hub: str) -> None:
+        """Another hub has ended, and the calls that it made for approvals. Raises
+        `StorageFailed`."""
+        desk = self.find_existing()
+        if desk is not None:
+            desk.take_over(hub)
+
+    def rename_hub(self) -> None:
+        """This hub has another id in the cluster from now on."""
+        for parts in self.built:
+            parts.store.rename_hub(self.hub.cluster.mark)
+
     async def follow(self) -> None:
         """Announces requests that have expired."""
         for parts in self.built:
@@ -102,7 +113,7 @@ class LazyApprovals:
         from dragoman.stores.approvals import SqliteApprovals
 
         try:
-            store = SqliteApprovals(self.place, self.hub_id)
+            store = SqliteApprovals(self.place, self.hub.cluster.mark)
         except ConfigError as error:
             raise StorageFailed(str(error)) from error
         rights = RequesterRights(self.hub, self.authorizer, self.why_ended, self.renew)

@@ -150,7 +150,7 @@ def build_guards(
     )
     policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find, shared)
     approvals = LazyApprovals(
-        stores.place, stores.hub, live, stores.audit, hub, chains, authorizer, why_ended, renew
+        stores.place, live, stores.audit, hub, chains, authorizer, why_ended, renew
     )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals

@@ -65,8 +65,6 @@ class Stores:
     """None while `[auth.server]` is not enabled."""
     place: StorePlace
     """Where all of them are, except for the audit log: the home, or a database server."""
-    hub: str = ""
-    """The id of this hub, where several share a database."""
 
     def find_problem(self) -> str:
         """Finds why the database of `[store] url` is not available; empty while it is."""
@@ -127,7 +125,7 @@ def build_stores(home: Path, config: Config, secrets: SecretResolver, hub: str =
     conversations = SqliteConversations(place, witness.register_stores)
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
-        conversations, users, place, hub,
+        conversations, users, place,
     )  # fmt: skip
 
 

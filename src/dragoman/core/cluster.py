@@ -17,6 +17,9 @@ from typing import Any, Protocol
 MARK_CHARS = 8
 """Hexadecimal digits of a hub's id."""
 
+OF_ANOTHER_HUB = "it belongs to another hub of the cluster, and is not reached by this connection"
+"""For connections whose requests are not forwarded."""
+
 End = Callable[[], None]
 Receive = Callable[[str, Mapping[str, Any]], None]
 """Gets the id of the hub that sent the message, and the message."""

@@ -98,16 +98,23 @@ class TaskRegistry(Generic[R]):
         self._start_sweeping()
 
     def take_over(self, hub: str, build: Callable[[StoredTask], Task[R]]) -> list[Task[R]]:
-        """Takes over the tasks of another hub that has ended, as after a restart."""
-        return self._admit(self._store.take_over(hub), build)
+        """Takes over the tasks of another hub that has ended, as after a restart. If it fails, it
+        can be repeated."""
+        known = {task.key for task in self}
+        found = [one for one in self._store.take_over(hub) if one.key not in known]
+        return self._admit(found, build)
 
     def _admit(
         self, found: Sequence[StoredTask], build: Callable[[StoredTask], Task[R]]
     ) -> list[Task[R]]:
         interrupted, admitted = [], []
-        for stored in sorted(found, key=lambda one: one.updated):
+        ordered = sorted(found, key=lambda one: one.updated)
+        for stored in ordered:  # all of it may fail: none is admitted before
             task = build(stored)
             admitted.append(task)
+            if stored.state not in ENDS:
+                task.record.restore(self._store.load_entries(stored.key))
+        for stored, task in zip(ordered, admitted, strict=True):
             task.state, task.finished = stored.state, stored.state in ENDS
             task.created, task.updated = stored.created, stored.updated
             task.key, task.saved, task.record.count = stored.key, stored.count, stored.count
@@ -117,7 +124,6 @@ class TaskRegistry(Generic[R]):
             if task.finished:
                 self._note_end(task, owned)
                 continue
-            task.record.restore(self._store.load_entries(task.key))
             if task.state not in WAITS or stored.about.get("handle"):
                 interrupted.append(task)  # only the hub that sealed a handle can open it
         for task in interrupted:

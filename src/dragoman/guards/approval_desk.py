@@ -369,6 +369,13 @@ class ApprovalDesk:
         except StorageFailed as error:  # nothing of it is made meanwhile
             log.error("approved calls are not continued: %s", error)
 
+    def take_over(self, hub: str) -> None:
+        """Marks the calls as interrupted that another hub was making when it ended. Raises
+        `StorageFailed`."""
+        if count := self._store.interrupt(self._clock(), hub):
+            log.warning("%d approved calls were interrupted when hub %s ended", count, hub)
+            self.note_changes()
+
     def begin(self, id: str) -> bool:
         """Whether the caller may make the call now, which is true once."""
         return self._store.begin(id)

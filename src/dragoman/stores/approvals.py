@@ -66,6 +66,10 @@ class SqliteApprovals(LoopStore):
         self._hub = hub
         super().__init__(place, TABLES, durable=True)
 
+    def rename_hub(self, hub: str) -> None:
+        """This hub has another id from now on."""
+        self._hub = hub
+
     def add(self, stored: StoredApproval, most: int, most_each: int) -> None:
         approval, request = stored.approval, stored.request
         encoded = _encode(_json_from_request(request))

@@ -151,6 +151,8 @@ class PostgresCluster:
         """Ids in requests that no row has, and that have fallen to this hub."""
         self._renewed = 0.0
         """When the last renewal that succeeded was begun, by the monotonic clock."""
+        self._leased = 0.0
+        """When the last renewal of the leases that succeeded was begun."""
         self._steady_since = 0.0
         """Since when no renewal has been missed."""
         self._read = 0.0
@@ -274,7 +276,8 @@ class PostgresCluster:
                 return 0
             self._wanted[name] = token = 0
             self._wake.set()
-        return token if self.is_connected else 0
+        # Not by the renewal of the row: that of the leases comes later, and can fail alone.
+        return token if time.monotonic() - self._leased < self.lease_secs else 0
 
     def find_holder(self, name: str) -> str:
         return self._holders.get(name, "")
@@ -396,6 +399,9 @@ class PostgresCluster:
             except StorageFailed as error:
                 log.warning("this hub could not renew its place in the cluster: %s", error)
                 await asyncio.sleep(min(RETRY_SECONDS, self._beat))
+            except Exception:  # without renewals this hub would be dead for the others
+                log.exception("this hub could not renew its place in the cluster")
+                await asyncio.sleep(min(RETRY_SECONDS, self._beat))
 
     async def _renew(self) -> None:
         """Renews the row and the leases, and reads what others have written."""
@@ -419,11 +425,12 @@ class PostgresCluster:
         if not self._wanted or self.state != READY:
             self._wanted = dict.fromkeys(self._wanted, 0)
             return
-        names = list(self._wanted)
+        names, begun = list(self._wanted), time.monotonic()
         held = await self._run(_LEASE, {"hub": self.mark, "secs": self.lease_secs, "names": names})
         tokens: dict[str, int] = {str(name): int(token) for name, token in held}
         for name in names:
             self._wanted[name] = tokens.get(name, 0)
+        self._leased = begun
         rows = await self._run(_HOLDERS, (names,))
         self._holders = {str(name): str(hub) for name, hub in rows}
 
@@ -462,26 +469,27 @@ class PostgresCluster:
         if self.state in ENDED:
             return
         log.error("this hub was cut off and counts as dead; it joins the cluster again as another")
-        self.mark = token_hex(MARK_CHARS // 2)
-        self._own = {self.mark}
+        self._own = set()
         self._wanted = dict.fromkeys(self._wanted, 0)
+        mark = token_hex(MARK_CHARS // 2)
+        await self._run(_JOIN, (mark, self._node, self._version, self._address, self.state))
+        # Only now: what a hub without a row has claimed counts as that of a dead one.
+        self.mark, self._own = mark, {mark}
         self._renewed = self._steady_since = time.monotonic()
-        await self._run(
-            _JOIN,
-            (self.mark, self._node, self._version, self._address, self.state),
-        )
-        self._take(await self._run(_LIST, ()))
-        self.publish("hubs", {})
-        for lost in self.on_lost:
+        for lost in self.on_lost:  # before anything can fail: this is not repeated
             await self._react(lost, self.mark)
+        self.publish("hubs", {})
+        self._take(await self._run(_LIST, ()))
 
     async def _react(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
-        """Calls `react`, and again later if the database fails meanwhile."""
+        """Calls `react`, and again later if it fails."""
         try:
             await react(id)
         except HubError as error:
             log.warning("what hub %s owned is taken over later: %s", id, error)
             self._background.spawn(self._react_later(react, id))
+        except Exception:  # the renewals go on
+            log.exception("what hub %s owned is not taken over", id)
 
     async def _react_later(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
         await asyncio.sleep(RETRY_SECONDS)

@@ -729,7 +729,10 @@ class _Watch:
                 self._poll()
                 self._server.note_success()
                 self._wait(self._limits.poll)
-            except (psycopg.Error, OSError, ConfigError) as error:
+            except Exception as error:
+                if not isinstance(error, psycopg.Error | OSError | ConfigError):
+                    # Without the watch, no statement would be tried again after a failure.
+                    log.exception("the watch of the database failed")
                 self._drop()
                 self._server.note_failure(error)
                 if not self._ended:

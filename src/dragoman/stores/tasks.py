@@ -84,6 +84,8 @@ KEY_SECONDS = 8 * 86_400.0
 """How long an idempotency key is known to other hubs."""
 CLAIM_SECONDS = 10.0
 """How long a task may take to be stored after its key was claimed."""
+TAKEN_AT_ONCE = 1_000
+"""Tasks of another hub that are taken over in one transaction."""
 LOAD_SECONDS = 60.0
 """How long a server may take to load the tasks at the start."""
 
@@ -100,9 +102,11 @@ _LOG = "INSERT INTO task_log (task, first, count, body) VALUES (?, ?, ?, ?)"
 _LOG_OF_NEW = "INSERT INTO task_log (task, first, count, body) VALUES (lastval(), ?, ?, ?)"
 """On PostgreSQL: of the task that was inserted before."""
 _STILL_OWNED = (
-    "SELECT 1 / CASE WHEN count(*) = ? THEN 1 ELSE 0 END FROM tasks WHERE key = ANY(?) AND hub = ?"
+    "SELECT 1 / CASE WHEN count(*) = ? THEN 1 ELSE 0 END FROM "
+    "(SELECT key FROM tasks WHERE key = ANY(?) AND hub = ? ORDER BY key FOR UPDATE) AS held"
 )
-"""Fails, and with it the transaction, if other hubs have taken over some of the tasks."""
+"""Fails, and with it the transaction, if other hubs have taken over some of the tasks. Until the
+transaction ends, they cannot take over the others."""
 _TABLES = (("tasks", "key"), ("task_log", "task"), ("pushes", "task"))
 _LOAD = """
 SELECT t.key, t.id, t.kind, t.owner, t.org, t.state, t.created, t.updated, t.about,
@@ -210,6 +214,8 @@ class SqliteTaskStore:
         self._base = open_database(place, TABLES, durable=durable)
         self._db, self._writer = self._base.db, self._base.writer
         self._insert = _INSERT_OWNED if hub else _INSERT
+        self._taken: set[int] = set()
+        """The tasks that were taken over, or were about to be when the database failed."""
         self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
@@ -220,6 +226,7 @@ class SqliteTaskStore:
     def rename_hub(self, hub: str) -> None:
         self._hub = hub
         self._more = (hub,) if hub else ()
+        self._taken.clear()
 
     def load(self) -> list[StoredTask]:
         """Loads the tasks of this hub, which takes those of no hub."""
@@ -239,9 +246,20 @@ class SqliteTaskStore:
         return str(rows[0][0]) if rows else None
 
     def take_over(self, hub: str) -> list[StoredTask]:
-        """Takes over the tasks of a hub that has ended; each task goes to one hub. Returns them."""
-        taken = self._take(hub)
-        return [one for one in self._load() if one.key in taken] if taken else []
+        """Takes over the tasks of a hub that has ended; each task goes to one hub. Returns them,
+        with those of earlier calls: one that failed may have taken them over, too."""
+        keys = "SELECT key FROM tasks WHERE hub = ?"
+        rows = self._read(lambda: self._db.execute(keys, (hub,)).fetchall())
+        self._taken.update(key for (key,) in rows)
+        while taken := self._take(hub, TAKEN_AT_ONCE):
+            self._taken |= taken
+        found: list[StoredTask] = []
+        wanted = sorted(self._taken)
+        for at in range(0, len(wanted), TAKEN_AT_ONCE):
+            # Within the usual time, as the event loop waits for it.
+            values = (self._hub, wanted[at : at + TAKEN_AT_ONCE])
+            found += self._load_where("WHERE t.hub = ? AND t.key = ANY(?)", values)
+        return found
 
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         if not self._hub:
@@ -267,12 +285,14 @@ class SqliteTaskStore:
             raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
         return str(held[0]) if held else id
 
-    def _take(self, hub: str) -> set[int]:
+    def _take(self, hub: str, most: int | None = None) -> set[int]:
+        statement, values = "UPDATE tasks SET hub = ? WHERE hub = ?", [self._hub, hub]
+        if most is not None:
+            statement += f" AND key IN (SELECT key FROM tasks WHERE hub = ? LIMIT {most})"
+            values.append(hub)
         try:
             with self._writer.transaction():
-                rows = self._db.execute(
-                    "UPDATE tasks SET hub = ? WHERE hub = ? RETURNING key", (self._hub, hub)
-                ).fetchall()
+                rows = self._db.execute(f"{statement} RETURNING key", values).fetchall()
         except Error as error:
             raise StorageFailed(
                 f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
@@ -281,18 +301,18 @@ class SqliteTaskStore:
 
     def _load(self) -> list[StoredTask]:
         where = "WHERE t.hub = ?" if self._base.engine == POSTGRES else ""
-        return self._load_where(where, (self._hub,) if where else ())
-
-    def _load_where(self, where: str, values: tuple[str, ...]) -> list[StoredTask]:
         with self._allow():
-            return self._read(lambda: [
-                StoredTask(
-                    key, id, Principal(kind, owner, org), state, created, updated, _decode(about),
-                    int(count), int(size),
-                )
-                for key, id, kind, owner, org, state, created, updated, about, count, size
-                in self._db.execute(_LOAD.format(where), values)
-            ])  # fmt: skip
+            return self._load_where(where, (self._hub,) if where else ())
+
+    def _load_where(self, where: str, values: tuple[Any, ...]) -> list[StoredTask]:
+        return self._read(lambda: [
+            StoredTask(
+                key, id, Principal(kind, owner, org), state, created, updated, _decode(about),
+                int(count), int(size),
+            )
+            for key, id, kind, owner, org, state, created, updated, about, count, size
+            in self._db.execute(_LOAD.format(where), values)
+        ])  # fmt: skip
 
     @contextmanager
     def _allow(self) -> Iterator[None]:
@@ -403,6 +423,7 @@ class SqliteTaskStore:
 
     def delete(self, key: int) -> None:
         self._deleted.append(key)
+        self._taken.discard(key)
 
     def _delete(self) -> None:
         keys = [(key,) for key in self._deleted]

@@ -14,9 +14,8 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -47,6 +46,8 @@ HEAD_SECONDS = 86_400.0
 """A response may take as long as a call; a hub that dies ends the wait."""
 RELAY_SECONDS = 2.0
 """How often a stream of events looks for hubs whose events it does not have."""
+LAST_SECONDS = 3.0
+"""How long the rest of a response may take after its hub has ended."""
 MAX_EVENT = 1024 * 1024
 CONSOLE = "/console"
 _OWN_LINES = (b"id:", b":", b"retry:")
@@ -335,8 +336,14 @@ class ForwardingApp:
         reply = work.result()
         if reply is None:
             return False
-        await _return(request, reply, partial(self._is_owner, owner), self._cluster.lease_secs)
+        await _return(request, reply, self._watch(owner))
         return True
+
+    async def _watch(self, owner: HubAddress) -> None:
+        """Waits until a hub has ended: its connections may stay open, as those of a machine that
+        was switched off."""
+        while await self._is_owner(owner):
+            await self._cluster.wait_for_change(self._cluster.lease_secs)
 
     async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
         opened = self._open_client(hub.address)
@@ -450,53 +457,63 @@ def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequ
     )
 
 
-async def _return(
-    request: ServerRequest,
-    reply: HttpReply,
-    is_alive: Callable[[], Awaitable[bool]],
-    lease_secs: float,
-) -> None:
-    """Sends the response of the owner to the client. `is_alive` finds out whether the owner still
-    lives."""
+async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -> None:
+    """Sends the response of the owner to the client. `watch` ends when the owner has."""
     headers: Headers = [
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in (*reply.repeated, *reply.headers.items())
         if name not in _NOT_RETURNED
     ]
-    if "transfer-encoding" not in reply.headers:
-        try:
-            async with asyncio.timeout(REPLY_SECONDS):
-                body = await reply.body.read(MAX_REPLY)
-        except (TargetFailed, TimeoutError) as error:
+    id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+    watching = start_task(watch)
+    try:
+        if request.method == "HEAD":  # the response has a length and no body
+            request.reply(reply.status, headers, b"")
+        elif "transfer-encoding" not in reply.headers:
+            reading = start_task(reply.body.read(MAX_REPLY))
+            if await _await_end(reading, request, watching):
+                request.reply(reply.status, headers, reading.result())
+        else:
+            request.start(reply.status, headers)
+            if await _await_end(start_task(_copy(request, reply)), request, watching):
+                request.end()
+    except TargetFailed as error:
+        if not request.streaming:
             raise Unreachable(
                 f"the hub that owns it was lost while it answered: {error}"
             ) from error
-        request.reply(reply.status, headers, body)
-        return
-    id, is_call = _find_id(request) if request.method == "POST" else (None, False)
-    request.start(reply.status, headers)
-    copying = start_task(_copy(request, reply))
-    gone: asyncio.Future[Any] = request.gone
-    try:
-        while not copying.done():
-            await asyncio.wait(
-                [copying, gone], timeout=lease_secs, return_when=asyncio.FIRST_COMPLETED
-            )
-            if gone.done() and not copying.done():
-                return  # the client has disconnected, and so does this hub
-            if not copying.done() and not await is_alive():
-                raise Unreachable("the hub has died")
-        copying.result()
-    except TargetFailed as error:
         log.warning("a stream of another hub broke off: %s", error)
         if is_call and "event-stream" in reply.headers.get("content-type", ""):
             await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
+        request.end()
     finally:
-        if not copying.done():
-            copying.cancel()
-            await asyncio.wait([copying])
+        watching.cancel()
+        await asyncio.wait([watching])
         reply.body.close()
-    request.end()
+
+
+async def _await_end(
+    work: asyncio.Task[Any], request: ServerRequest, watching: asyncio.Task[None]
+) -> bool:
+    """Waits for the rest of a response. False if the client has disconnected, and so does this
+    hub. Raises `TargetFailed` if the other hub is lost."""
+    gone: asyncio.Future[Any] = request.gone
+    try:
+        await asyncio.wait([work, gone, watching], return_when=asyncio.FIRST_COMPLETED)
+        if not (work.done() or gone.done()):
+            await asyncio.wait(
+                [work, gone], timeout=LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        if work.done():
+            work.result()
+            return True
+        if gone.done():
+            return False
+        raise Unreachable("the hub has ended")
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
 
 
 async def _copy(request: ServerRequest, reply: HttpReply) -> None:

@@ -245,9 +245,8 @@ class ActiveRun:
         questions = {
             name: {"kind": one.kind, **one.body} for name, one in (result.questions or {}).items()
         }
-        task = self.steps[path].detail.get("task")
         detail = {
-            **({"task": task} if task is not None else {}),
+            **_keep_task(self.steps[path]),
             "questions": questions,
             "handle": result.handle,
             "tool": call.tool,
@@ -276,7 +275,7 @@ class ActiveRun:
             awaited=build_awaited(APPROVAL, error.id),
             wake_at=error.expires_at,
             message=clip(str(error)),
-            detail={"parked": detail},
+            detail={**_keep_task(self.steps[path]), "parked": detail},
         )
         self.put(record)
         self.changed[path] = self._bound(record)
@@ -295,7 +294,8 @@ class ActiveRun:
             approval=record.approval,
             attempt=build_attempt(record),
         )
-        self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=NOTHING))
+        detail = _keep_task(record)
+        self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=detail))
 
     def take_error(self, path: str, error: HubError, now: float) -> None:
         """Records a failed attempt: the step is tried again if it may be, or fails."""
@@ -451,6 +451,11 @@ def clip(text: str) -> str:
 def find_run_of_key(key: str) -> str:
     """The id of the run whose step has this key."""
     return key.partition(":")[0]
+
+
+def _keep_task(record: StepRecord) -> dict[str, Any]:
+    """What a step still needs of its detail: the task that does its work."""
+    return {"task": record.detail["task"]} if "task" in record.detail else {}
 
 
 def build_attempt(record: StepRecord) -> str:

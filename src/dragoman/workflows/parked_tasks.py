@@ -217,8 +217,10 @@ def build_cancel(record: StepRecord) -> RunCall | None:
 
 
 def is_polled(record: StepRecord) -> bool:
-    """Whether a waiting step is polled when it is due."""
-    return record.state == WAITING and TASK_DETAIL in record.detail
+    """Whether a waiting step is polled when it is due: its task works, or asks what may be settled
+    elsewhere."""
+    is_held = "parked" in record.detail  # until a person approves the call
+    return record.state == WAITING and TASK_DETAIL in record.detail and not is_held
 
 
 def _asks_the_same(record: StepRecord, result: Result) -> bool:

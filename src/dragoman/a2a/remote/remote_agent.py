@@ -406,7 +406,7 @@ class RemoteAgent:
         reason = error.reason if isinstance(error, A2aError) else ""
         if reason == TASK_NOT_FOUND:
             return errors.TaskLost(self._describe_lost(call))
-        if says_nothing(error) and not isinstance(error, Unreachable | errors.TimedOut):
+        if says_nothing(error) and not isinstance(error, errors.PASSING):
             return Unreachable(f'agent "{self.name}" does not say how the task stands: {error}')
         return error
 

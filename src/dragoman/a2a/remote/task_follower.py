@@ -44,7 +44,15 @@ from dragoman.core.call import (
     TaskStarted,
     Update,
 )
-from dragoman.core.errors import BadReply, HubError, Overloaded, TaskLost, TimedOut, Unreachable
+from dragoman.core.errors import (
+    BadReply,
+    HubError,
+    LoginRequired,
+    Overloaded,
+    TaskLost,
+    TimedOut,
+    Unreachable,
+)
 from dragoman.core.event_payloads import session_id_from_trace
 from dragoman.core.tool_identity import KEY_META, WORKFLOW
 from dragoman.core.trace import MEMBERS, trace_headers
@@ -252,7 +260,7 @@ class TaskFollower:
             return  # its caller asks for it after the next start
         if task.id and not task.is_settled and not self.timed_out:
             self.cancel(task.id)
-        if unsent:
+        if unsent or (isinstance(error, LoginRequired) and task.has_events):
             raise Unreachable(str(error)) from error  # the message itself was sent
 
     # --- logins (7.6) -----------------------------------------------------------------------------
@@ -505,7 +513,7 @@ def says_nothing(error: HubError | A2aError) -> bool:
         return True
     if isinstance(error, AgentHttpStatus | A2aErrorStatus):
         return error.status in UNHELPFUL_STATUSES
-    return isinstance(error, Unreachable | TimedOut)
+    return isinstance(error, Unreachable | TimedOut | LoginRequired)
 
 
 def _build_message_id(call: Call, task_id: str) -> str:

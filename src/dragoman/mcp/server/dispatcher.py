@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
-from dragoman.core.cluster import OwnedElsewhere, take_prepayment
+from dragoman.core.cluster import OF_ANOTHER_HUB, OwnedElsewhere, take_prepayment
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -60,7 +60,6 @@ is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
 FORWARDED_DOORS = frozenset({"mcp-http"})
 """The entry points whose requests can be forwarded to another hub."""
-OF_ANOTHER_HUB = "it belongs to another hub of the cluster, and is not reached by this connection"
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()

@@ -283,12 +283,12 @@ def _check_claim(
 
 async def list_heads(db: AsyncConnection) -> list[tuple[str, ChainTip]]:
     """Lists where each chain with entries ends, as the database says."""
-    cursor = await db.execute(
-        "SELECT id, head FROM audit_chains WHERE head_seq > anchor_seq ORDER BY chain"
-    )
+    # By the head itself: a chain could be hidden by a change of the columns that no seal protects.
+    cursor = await db.execute("SELECT id, head FROM audit_chains ORDER BY chain")
     heads = []
     for id, record in await cursor.fetchall():
         if len(record) >= TIP.size:
             _, mac, seq = TIP.unpack_from(bytes(record))
-            heads.append((id, ChainTip(seq, mac)))
+            if seq:
+                heads.append((id, ChainTip(seq, mac)))
     return heads

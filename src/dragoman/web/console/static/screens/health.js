@@ -156,7 +156,7 @@ async function showMetrics(root, ctx) {
 
 async function showSettings(root, ctx) {
   const first = await ctx.api.get("/api/config", {}, ctx.signal);
-  const changed = h("input", { type: "checkbox", checked: true, onchange: () => list.refresh() });
+  const changed = h("input", { type: "checkbox", checked: true, onchange: () => list.reload() });
   const list = table({
     label: "Settings", search: "Search settings", filters: [h("label", { class: "row" }, changed, "only those that are set")], key: (row) => row.key,
     columns: [{ label: "Setting", key: "key", sort: true, kind: "code" }, { label: "Value", key: "value", render: (row) => code(typeof row.value === "string" ? row.value : JSON.stringify(row.value)) }, { label: "From", key: "origin", sort: true }],

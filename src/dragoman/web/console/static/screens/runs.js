@@ -43,7 +43,7 @@ function spent(row, from = "createdAt", until = "endedAt") {
 
 async function showAll(root, route, ctx) {
   let list = null;
-  const state = choose("All states", STATES, "state", route, () => list.refresh());
+  const state = choose("All states", STATES, "state", route, () => list.reload());
   const workflow = route.query.get("workflow") ?? "";
   try {
     await ctx.api.get("/api/runs", { limit: 1 }, ctx.signal);
@@ -77,7 +77,7 @@ async function showAll(root, route, ctx) {
 
 function showDispatches(root, route, ctx) {
   let list = null;
-  const status = choose("All states", STATUSES, "status", route, () => list.refresh());
+  const status = choose("All states", STATUSES, "status", route, () => list.reload());
   const agent = route.query.get("agent") ?? "";
   list = table({
     label: "Tasks of agents", key: (row) => row.dispatchId, link: (row) => (row.traceId ? to("traces", row.traceId) : null),

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from dragoman.core.cluster import OwnedElsewhere, find_mark, make_id
-from dragoman.stores.cluster import READY, PostgresCluster
+from dragoman.core.errors import StorageFailed
+from dragoman.stores.cluster import _JOIN, _LIST, READY, PostgresCluster
 
 LEASE = 1.0
 
@@ -70,6 +71,16 @@ async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url:
         second.on_inherit.append(take)
         first.on_lost.append(rename)
         id, old = make_id(first), first.mark
+        run, failing = first._run, [_LIST, _JOIN]  # once each, while it joins again
+
+        async def fail_once(statement: str, values: Any) -> Any:
+            assert first.mark == old or first.mark in {row[0] for row in await run(_LIST, ())}
+            is_next = failing[-1:] == [statement] and (statement == _JOIN or first.mark != old)
+            if is_next:
+                raise StorageFailed(f"{failing.pop()} failed")
+            return await run(statement, values)
+
+        first._run = fail_once  # type: ignore[method-assign]
         assert find_mark(id) == old
         await until(lambda: old in second.hubs)
         with pytest.raises(OwnedElsewhere):
@@ -81,7 +92,7 @@ async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url:
                 "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s", (old,)
             )
         await until(lambda: taken == [old] and renamed == [first.mark])
-        assert first.mark != old
+        assert first.mark != old and not failing
         await until(lambda: is_owner(second, old) and not is_owner(first, old))
         assert await second.find_owner(old) is None
 
@@ -101,3 +112,33 @@ async def test_messages_reach_the_other_hubs_and_not_their_sender(postgres_url: 
         await until(is_heard)
         first.publish("news", {"words": "x" * 10_000})  # too large: dropped
         assert not own
+
+
+@pytest.mark.timeout(60)
+async def test_a_lease_that_is_not_renewed_is_lost_although_the_hub_is_alive(
+    postgres_url: str,
+) -> None:
+    async with (
+        run_hub(postgres_url, "a") as first,
+        await psycopg.AsyncConnection.connect(postgres_url) as admin,
+    ):
+        await until(lambda: first.holds("work"))
+        # Its own row can be renewed, the leases cannot.
+        await admin.execute("LOCK TABLE dragoman.leases IN EXCLUSIVE MODE")
+        await until(lambda: first.is_connected and not first.holds("work"))
+        await admin.rollback()
+        await until(lambda: first.holds("work"))
+
+
+@pytest.mark.timeout(60)
+async def test_a_failed_takeover_does_not_end_the_renewals(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+
+        async def fail(id: str) -> None:
+            raise ValueError("a defect")
+
+        second.on_inherit.append(fail)
+        await first.stop()
+        await until(lambda: is_owner(second, first.mark))
+        renewed = second._renewed
+        await until(lambda: second._renewed > renewed + LEASE)
