@@ -202,6 +202,16 @@ def test_a_large_message_and_a_large_result_are_forwarded(cluster: Cluster) -> N
     assert answer["result"]["contents"][0]["text"].count("y") >= size
 
 
+def test_a_message_of_a_batch_that_belongs_to_another_hub_is_answered(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    session = wire.Session(first.mcp_url, "2025-03-26", cluster.headers)
+    uri = f"dragoman://results/{find_id(second)}{'A' * 24}"
+    batch = [wire.request(7, "ping"), wire.request(8, "resources/read", {"uri": uri})]
+    answers = {one["id"]: one for one in session.post(batch).json()}
+    assert answers[7]["result"] == {}
+    assert "another hub" in answers[8]["error"]["message"], answers
+
+
 def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:
     first, second = cluster.hubs
     path = f"{second.url}/api/events"
