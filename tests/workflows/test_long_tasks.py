@@ -325,6 +325,7 @@ def test_an_agent_that_goes_and_one_that_forgets(rig: Rig) -> None:
         for work in (plain, again):
             work.until_parked("frail")  # the message says that it is unreachable
         stack.enter_context(HttpPeer(*args, "--port", peer.port))
+        assert rig.hub.command("agents", "refresh", "frail").returncode == 0
         found = plain.until()
         assert found["run"]["state"] == "failed"
         assert "does not know its task" in found["run"]["problem"], found

@@ -60,7 +60,12 @@ class Audit:
 
     async def _run(self, next: Next, call: Call) -> Result:
         started = time.perf_counter()
-        seq = self._intend(call)
+        try:
+            seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))
+        except errors.HubError:
+            raise
+        except Exception as error:
+            raise _build_unrecorded(call) from error
         try:
             result = await next(call)
         except BaseException as error:
@@ -70,7 +75,10 @@ class Audit:
             finally:
                 self._conclude(seq, conclusion, started, call)
             raise
-        self._conclude(seq, {"outcome": _find_outcome(result)}, started, call)
+        outcome = "asked" if result.questions else "failed" if result.failed else "completed"
+        if result.unfinished:
+            outcome = "parked"
+        self._conclude(seq, {"outcome": outcome}, started, call)
         return result
 
     async def _poll(self, next: Next, call: Call) -> Result:
@@ -82,22 +90,21 @@ class Audit:
         except errors.PASSING:
             raise
         except Exception as error:
-            self._conclude(self._intend(call), conclusion_from_error(error, call), started, call)
+            self._record_poll(call, conclusion_from_error(error, call), started)
             raise
         if not result.unfinished:
-            conclusion = {"outcome": _find_outcome(result)}
-            self._conclude(self._intend(call), conclusion, started, call)
+            outcome = "asked" if result.questions else "failed" if result.failed else "completed"
+            self._record_poll(call, {"outcome": outcome}, started)
         return result
 
-    def _intend(self, call: Call) -> int:
+    def _record_poll(self, call: Call, conclusion: dict[str, Any], started: float) -> None:
         try:
-            return self._log.intend(intent_from_call(call, self._log.hash_arguments))
+            seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))
         except errors.HubError:
             raise
         except Exception as error:
-            raise errors.StorageFailed(
-                f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
-            ) from error
+            raise _build_unrecorded(call) from error
+        self._conclude(seq, conclusion, started, call)
 
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
         # Truncated, not rounded: `round` takes three times as long.
@@ -108,12 +115,10 @@ class Audit:
         self._log.conclude(seq, conclusion)
 
 
-def _find_outcome(result: Result) -> str:
-    if result.questions:
-        return "asked"
-    if result.unfinished:
-        return "parked"
-    return "failed" if result.failed else "completed"
+def _build_unrecorded(call: Call) -> errors.StorageFailed:
+    return errors.StorageFailed(
+        f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
+    )
 
 
 def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict[str, Any]:

@@ -272,6 +272,7 @@ function describeStep(one) {
     facts([
       ["Does", one.node], ["Tool", one.tool ? ref("tools", one.tool) : null], ["Agent", one.agent ? ref("agents", one.agent) : null],
       ["Approval", one.approval ? ref("approvals", one.approval, "open") : null], ["Run", one.child ? ref("runs", one.child) : null],
+      ["Task", one.task ? [code(one.task.id), one.task.at ? h("span", { class: "soft" }, ` ${one.task.at}`) : null] : null],
       ["Started", when(one.startedAt)], ["Ended", when(one.endedAt)], ["Attempt", one.attempt > 1 ? one.attempt : null], ["Says", one.message],
     ]),
     one.output === undefined || one.output === null ? null : [h("h3", {}, "Output"), jsonTree(one.output)]);
