@@ -84,6 +84,11 @@ class RunningCall(Struct, eq=False):
     a target makes while it serves this one have them."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether `hold` has opened it. Only the hub knows its span."""
+        return not self.target and self.principal is not None
+
+    @property
     def enforced_labels(self) -> frozenset[str]:
         """The taint labels of a call made on behalf of this one."""
         labels = self.chain.labels
@@ -195,7 +200,9 @@ class CallChains:
         as well be that of another user."""
         claimed = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(principal.serves) if principal.serves else None
-        if not served or (claimed is not None and claimed.target == principal.serves):
+        if not served or (
+            claimed is not None and (claimed.target == principal.serves or claimed.is_held)
+        ):
             return claimed, False
         # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}
