@@ -92,7 +92,7 @@ async def test_runs_are_stored_found_and_pruned(
         assert await store.list_awaiting("event ", 5) == []
         assert await store.find_next_wake() == 9.0
         assert await store.list_due(8.0, 10) == ["r2"]
-        assert await store.list_due(9.0, 10) == ["r1", "r2"]
+        assert await store.list_due(9.0, 10) == ["r2", "r1"]  # queued and woken ones in turns
         await store.save(saved, [replace(waits, state=COMPLETED)])
         assert await store.list_awaiting("approval ", 5) == []
 
